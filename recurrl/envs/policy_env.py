@@ -30,7 +30,7 @@ class PolicyEnv(BatchedEnv):
 
     Args:
         raw: the environments, which give their own observations and take their own actions.
-        options: as configured.
+        options: of the environment.
         privileged: observations have the entry ``hidden``, what is hidden from the policy, for the critic.
 
     Attributes:

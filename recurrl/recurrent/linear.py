@@ -11,6 +11,7 @@ from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from recurrl.recurrent.cell import ParallelCell, States, Weights
 from recurrl.recurrent.linear_recurrence import linear_recurrence, product
@@ -66,6 +67,37 @@ class LinearCell(ParallelCell):
     def _pairs(self) -> list[int | None]:
         """The dimension of real and imaginary parts in each state, from the end."""
         return [-len(shape) if self.COMPLEX else None for shape in self.states().values()]
+
+
+class StateSpaceCell(LinearCell):
+    """A linear cell with one complex state, which ``B·input`` enters and ``D·input`` bypasses.
+
+    It declares ``weight_in``, with B ``[2N, I]`` (its real part first) above D ``[H, I]``.
+
+    Args:
+        hidden_size: features of the output, H.
+        state_size: complex numbers of the state, N.
+    """
+
+    COMPLEX = True
+
+    def __init__(self, hidden_size: int, state_size: int = 32) -> None:
+        self.hidden_size, self.state_size = hidden_size, state_size
+
+    def states(self) -> dict[str, tuple[int, ...]]:
+        """Real and imaginary parts."""
+        return {"": (2, self.state_size)}
+
+    def entering(self, weights: Weights, x: Tensor, gain: Tensor, pair: int | None) -> tuple[Tensor, Tensor]:
+        """``gain ⊙ B·input`` ``[..., 2, N]`` and ``D·input`` ``[..., H]``, in one product.
+
+        The gain is ``[N]``, or complex with its real and imaginary parts along the dimension ``pair``.
+        """
+        sizes = (2 * self.state_size, self.hidden_size)
+        w_in, w_skip = weights["weight_in"].split(sizes)
+        scaled = product(gain.unsqueeze(-1), w_in.unflatten(0, (2, self.state_size)), pair)
+        enters, skip = functional.linear(x, torch.cat((scaled.flatten(0, 1), w_skip))).split(sizes, -1)
+        return enters.unflatten(-1, (2, self.state_size)), skip
 
 
 def ring(weights: Weights) -> tuple[Tensor, Tensor]:

@@ -15,21 +15,16 @@ from torch import Tensor
 from torch.nn import functional
 
 from recurrl.recurrent.cell import States, Weights, factory, orthogonal
-from recurrl.recurrent.linear import LinearCell, Terms, initialize_ring, ring
+from recurrl.recurrent.linear import StateSpaceCell, Terms, initialize_ring, ring
 
 
-class LRU(LinearCell):
-    """One complex state.
+class LRU(StateSpaceCell):
+    """A complex diagonal state, and a gate.
 
     Args:
         hidden_size: features of the output, H.
         state_size: complex numbers of the state, N.
     """
-
-    COMPLEX = True
-
-    def __init__(self, hidden_size: int, state_size: int = 32) -> None:
-        self.hidden_size, self.state_size = hidden_size, state_size
 
     def parameters(self, input_size: int) -> dict[str, tuple[int, ...]]:
         """λ; B and D in one matrix; C, its real part before its imaginary one; and those of the gate."""
@@ -43,10 +38,6 @@ class LRU(LinearCell):
             "bias_gate": (hidden,),
         }
 
-    def states(self) -> dict[str, tuple[int, ...]]:
-        """Real and imaginary parts."""
-        return {"": (2, self.state_size)}
-
     def initialize(self, name: str, parameter: Tensor) -> None:
         """λ in a ring, orthogonal matrices, zero biases."""
         if name.startswith("log"):
@@ -57,12 +48,8 @@ class LRU(LinearCell):
     def coefficients(self, weights: Weights, x: Tensor) -> tuple[Terms, Tensor]:
         """``(λ, √(1 − |λ|²) ⊙ B·input)``, and ``D·input``."""
         a, gain = ring(weights)
-        w_in, w_skip = weights["weight_in"].split((2 * self.state_size, self.hidden_size))
-        scaled = gain.unsqueeze(-1) * w_in.unflatten(0, (2, self.state_size))
-        entering, skip = functional.linear(x, torch.cat((scaled.flatten(0, 1), w_skip))).split(
-            (len(w_in), len(w_skip)), -1
-        )
-        return ((a, entering.unflatten(-1, (2, self.state_size))),), skip
+        enters, skip = self.entering(weights, x, gain, None)
+        return ((a, enters),), skip
 
     def read(self, weights: Weights, rest: Tensor, states: States) -> Tensor:
         """``y ⊙ σ(W·y + b)``."""

@@ -16,25 +16,20 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from recurrl.recurrent.cell import States, Weights, factory, orthogonal
-from recurrl.recurrent.linear import LinearCell, Terms
+from recurrl.recurrent.linear import StateSpaceCell, Terms
 from recurrl.recurrent.linear_recurrence import product
 
 BLOCK = 4
 """Complex numbers of a block of the initial Λ: few, so that no frequency is beyond half a period a step."""
 
 
-class S5(LinearCell):
-    """One complex state.
+class S5(StateSpaceCell):
+    """A complex diagonal state, and a gate.
 
     Args:
         hidden_size: features of the output, H.
         state_size: complex numbers of the state, N.
     """
-
-    COMPLEX = True
-
-    def __init__(self, hidden_size: int, state_size: int = 32) -> None:
-        self.hidden_size, self.state_size = hidden_size, state_size
 
     def parameters(self, input_size: int) -> dict[str, tuple[int, ...]]:
         """B and D in one matrix; C, real part first; W; Λ, its real part as −exp(log_decay); and Δ."""
@@ -47,10 +42,6 @@ class S5(LinearCell):
             "frequency": (size,),
             "log_step": (size,),
         }
-
-    def states(self) -> dict[str, tuple[int, ...]]:
-        """Real and imaginary parts."""
-        return {"": (2, self.state_size)}
 
     def initialize(self, name: str, parameter: Tensor) -> None:
         """HiPPO's eigenvalues, log-uniform time steps, orthogonal matrices."""
@@ -75,12 +66,8 @@ class S5(LinearCell):
         a_less_one = torch.stack((torch.expm1(growth) * angle.cos() - 2 * (angle / 2).sin().square(), a[1]))
         inverse = torch.stack((-decay, -frequency)) / (decay.square() + frequency.square())
         gain = product(a_less_one, inverse, 0)
-        w_in, w_skip = weights["weight_in"].split((2 * self.state_size, self.hidden_size))
-        scaled = product(gain.unsqueeze(-1), w_in.unflatten(0, (2, self.state_size)), 0)
-        entering, skip = functional.linear(x, torch.cat((scaled.flatten(0, 1), w_skip))).split(
-            (len(w_in), len(w_skip)), -1
-        )
-        return ((a, entering.unflatten(-1, (2, self.state_size))),), skip
+        enters, skip = self.entering(weights, x, gain, 0)
+        return ((a, enters),), skip
 
     def read(self, weights: Weights, rest: Tensor, states: States) -> Tensor:
         """``y ⊙ σ(W·y)``."""
