@@ -3,15 +3,16 @@
     python killed_again_and_again.py RUN_DIR KILLS TERMS override...
 
 Each life is a fork of this process, which has only imported things, so that it begins at once; so do its workers, which
-come from a server that has imported them too. A life ends by SIGKILL or SIGTERM: at a random moment; within the writing
-of a checkpoint, between two of its files; within an evaluation, between two of its steps; or within the last one. They
-are spread over the whole run. After each one the newest checkpoint has to be whole, and no row of metrics.csv may be
-further from it than the checkpoints are from one another.
+come from a server that has imported them too. A life ends by SIGKILL or SIGTERM: at a random call of a function; within
+the writing of a checkpoint, between two of its files; within an evaluation, between two of its steps; or within the
+last one. They are spread over the whole run. After each one the newest checkpoint has to be whole, and no row of
+metrics.csv may be further from it than the checkpoints are from one another.
 
 Prints how each life ended, and what is in shared memory after the last one.
 """
 
 import csv
+import itertools
 import json
 import os
 import random
@@ -28,8 +29,10 @@ from recurrl.cli import train as train_command
 
 PREFIX = len(files.PREFIX)
 ANYWHERE, CHECKPOINT, EVALUATION, LAST_EVALUATION = "anywhere", "checkpoint", "evaluation", "last evaluation"
-# Of the files of a checkpoint, and of the steps of its evaluation; the last one is three, one after the other.
-MOST = {CHECKPOINT: 40, EVALUATION: 9, LAST_EVALUATION: 27}
+# Of blocks of Python's calls, an iteration or two; of the files of a checkpoint, one of which is left at least; and of
+# the steps of its evaluation; the last one is three, one after the other.
+MOST = {ANYWHERE: 12, CHECKPOINT: 10, EVALUATION: 9, LAST_EVALUATION: 27}
+BLOCK = 200
 
 
 def newest(run):
@@ -59,7 +62,10 @@ def ends_itself(run, number, where, calls, after):
             if left[0] == -1:
                 os.kill(os.getpid(), number)
 
-    if where == CHECKPOINT:
+    if where == ANYWHERE:
+        calls_in_block = itertools.cycle(range(BLOCK))
+        sys.setprofile(lambda *_: next(calls_in_block) or count())
+    elif where == CHECKPOINT:
         sync = os.fsync
 
         def counting_sync(file):
@@ -145,15 +151,8 @@ def main():
     unsaved = 0
     for life, (number, where) in enumerate(ends):
         after = total if where == LAST_EVALUATION else life * (total * 8 // 10) // spread
-        if where == ANYWHERE:
-            child = birth(run, overrides)
-            while frames_of_newest(run) < after and os.waitpid(child, os.WNOHANG) == (0, 0):
-                time.sleep(0.001)
-            time.sleep(draws.uniform(0, 0.3))
-            os.kill(child, number)
-        else:
-            calls = draws.randrange(MOST[where])
-            child = birth(run, overrides, partial(ends_itself, run, number, where, calls, after))
+        calls = draws.randrange(MOST[where])
+        child = birth(run, overrides, partial(ends_itself, run, number, where, calls, after))
         status = os.waitpid(child, 0)[1]
         code = os.waitstatus_to_exitcode(status)
         # As python ends by SIGTERM, before the run handles it.
