@@ -14,7 +14,7 @@ from torchrl.checkpoint import GlobalRNGState
 
 from recurrl.config import EnvConfig
 from recurrl.envs import make_batched_env
-from recurrl.envs.batched import BatchedEnv, Tensors, observation_in
+from recurrl.envs.batched import BatchedEnv, Tensors, episodes_ended, observation_in
 from recurrl.envs.making import random_action
 from recurrl.keys import HIDDEN
 from recurrl.policy import Policy
@@ -71,7 +71,8 @@ def evaluate(
 ) -> list[float]:
     """Undiscounted, unscaled returns of episodes, or of random actions.
 
-    Each environment contributes one episode, so that short episodes are not overrepresented.
+    Each environment contributes its first episodes, equally many, so that short episodes are not overrepresented: one,
+    unless a simulator has fewer environments than ``episodes``.
 
     Args:
         config: the environment.
@@ -95,26 +96,31 @@ def evaluate(
         act: Act = lambda observation, _: random_action(env, observation)  # noqa: E731
         if policy is not None:
             act = _acting(env, policy, states, seed, deterministic, watch)
-        returns = torch.zeros(copies, 1, dtype=torch.float64, device=env.device)
-        over = torch.zeros(copies, 1, dtype=torch.bool, device=env.device)
-        done, observation = ~over, env.reset_tensors(None)
+        copies = env.batch_size[0]
+        left = episodes - 1 - torch.arange(copies, device=env.device).unsqueeze(1)
+        each = left.div(copies, rounding_mode="floor") + 1
+        returns = torch.zeros(copies, 1 + (episodes - 1) // copies, dtype=torch.float64, device=env.device)
+        ended, number = torch.zeros_like(each), torch.arange(returns.shape[1], device=env.device)
+        observation = env.reset_tensors(None)
+        env.check_step(observation)
+        done = torch.ones(copies, 1, dtype=torch.bool, device=env.device)
         for _ in range(most_steps):
             if stopped():
                 raise StoppedError
             after = env.step_tensors(act(observation, done))
-            returns += after["reward"].masked_fill(over, 0.0)
-            done = after["done"]
-            over = over | done
-            if over[:episodes].all():
+            env.check_step(after)
+            returns += torch.where((ended == number) & (ended < each), after["reward"], 0.0)
+            ended, done = ended + episodes_ended(after), after["done"]
+            if (ended >= each).all():
                 break
             observation = env.reset_tensors(done)
         else:
             logger.warning(
                 "%d of %d evaluation episodes of %s had not ended after %d steps; their returns so far are "
                 "counted. Give env.max_episode_steps.",
-                *(int((~over[:episodes]).sum()), episodes, config.id, most_steps),
+                *(int((each - ended).clamp(min=0).sum()), episodes, config.id, most_steps),
             )
-    found: list[float] = returns[:episodes, 0].tolist()
+    found: list[float] = returns.T[number.unsqueeze(1) < each.T].tolist()
     return found
 
 

@@ -21,6 +21,10 @@ ADVANTAGE = "advantage"
 VALUE_TARGET = "value_target"
 LOSS_MASK = "loss_mask"
 """True where a step counts in the loss; without this entry all do."""
+INSERTED = "inserted"
+"""True after a step that is no transition: the environment began an episode in it, and ignored the action."""
+FINAL_UNKNOWN = "final_unknown"
+"""True after an episode's last step whose observation the environment does not give."""
 
 
 def path_of(key: NestedKey) -> tuple[str, ...]:

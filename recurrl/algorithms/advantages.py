@@ -9,10 +9,10 @@ from tensordict.utils import expand_as_right
 from torch import Tensor
 from torch.nn import functional
 
-from recurrl.keys import ACTION, LOG_PROB, OBSERVATION, VALUE
+from recurrl.keys import ACTION, FINAL_UNKNOWN, LOG_PROB, OBSERVATION, VALUE
 from recurrl.policy import Policy
 from recurrl.recurrent.linear_recurrence import from_zero
-from recurrl.runtime.statistics import mean_and_std, summary
+from recurrl.runtime.statistics import counted, mean_and_std, summary
 
 
 def vtrace(
@@ -82,9 +82,9 @@ def to_go(value_NT1: Tensor, factor_NT1: Tensor) -> Tensor:
     return from_zero(factor_NT1.flip(1), value_NT1.flip(1)).flip(1)
 
 
-def standardized(advantage: Tensor) -> Tensor:
-    """Advantages with mean 0 and standard deviation 1."""
-    mean, std = mean_and_std(advantage)
+def standardized(advantage: Tensor, mask: Tensor | None = None) -> Tensor:
+    """Advantages with mean 0 and standard deviation 1, where the mask is true."""
+    mean, std = mean_and_std(counted(advantage, mask))
     return (advantage - mean) / std.clamp(min=1e-4)
 
 
@@ -98,7 +98,8 @@ def next_values(rows_NT: TensorDictBase, policy: Policy) -> Tensor:
     """The value ``[N, T, 1]`` of the observation after each step; zero where the episode terminated.
 
     Within an episode it is the value stored at the next step. At truncations and at the ends of rows the critic
-    computes it from the next observation and recurrent state, in one call for all of them.
+    computes it from the next observation and recurrent state, in one call for all of them. Where an environment does
+    not give an episode's last observation, it is the value of the one before.
     """
     value, after = rows_NT[VALUE], rows_NT["next"]
     result = torch.cat((value[:, 1:], torch.zeros_like(value[:, :1])), 1)
@@ -111,4 +112,6 @@ def next_values(rows_NT: TensorDictBase, policy: Policy) -> Tensor:
         bootstrap = policy.step(following[OBSERVATION], state).value
         assert bootstrap is not None
         result[bootstrap_NT] = bootstrap
+    if FINAL_UNKNOWN in after:
+        result = torch.where(after[FINAL_UNKNOWN] & ~after["terminated"], value, result)
     return result

@@ -25,7 +25,7 @@ from recurrl.algorithms.states import SliceStates
 from recurrl.config import AlgorithmConfig, TrainConfig
 from recurrl.config.plugins import factory
 from recurrl.errors import ConfigError, NonFiniteError, RunError
-from recurrl.keys import LOSS_MASK, OBSERVATION
+from recurrl.keys import INSERTED, LOSS_MASK, OBSERVATION
 from recurrl.policy import Policy
 from recurrl.policy.normalization import RewardScaler
 from recurrl.policy.policy import SequenceOutput
@@ -174,18 +174,24 @@ class Algorithm(nn.Module):
         if self.config.lr_schedule == "linear":
             self._set_lr(self.annealed(self.config.lr, self.config.lr_final_fraction))
         self.begin_iteration()
-        self.reward_scaler.observe(rollout_NT["next", "reward"].squeeze(-1), rollout_NT[IS_INIT].squeeze(-1))
+        mask_NT, metrics = None, dict[str, float]()
+        if INSERTED in rollout_NT["next"]:
+            mask_NT1 = rollout_NT[LOSS_MASK] = ~rollout_NT["next", INSERTED]
+            mask_NT = mask_NT1.squeeze(-1)
+            metrics["collect/inserted_fraction"] = 1.0 - float(mask_NT.double().mean())
+        reward_NT, is_init_NT = (rollout_NT[key].squeeze(-1) for key in (("next", "reward"), IS_INIT))
+        self.reward_scaler.observe(reward_NT, is_init_NT, mask_NT)
         self.rows = rows_NT = self.buffer.extend(rollout_NT)
         reward_NT = self.reward_scaler(rows_NT["next", "reward"].squeeze(-1))
         self.states.set_rows(rows_NT)
         with nullcontext() if self._columns else missing_critic_named(self):
-            metrics = merged(self.states.norms(rows_NT), self._prepare(rows_NT, reward_NT))
+            metrics = merged(metrics, self.states.norms(rows_NT), self._prepare(rows_NT, reward_NT))
             if LOSS_MASK in rows_NT and not world().gathered(rows_NT[LOSS_MASK].any()).any():
                 metrics["optim/steps"] = 0.0  # a step would follow the optimizer's momentum alone
             else:
                 metrics = merged(metrics, self._epochs(rows_NT, reward_NT))
         # Not earlier: rollout and update must normalise observations by the same statistics.
-        self.policy.observe(rollout_NT[OBSERVATION])
+        self.policy.observe(rollout_NT[OBSERVATION] if mask_NT is None else rollout_NT[OBSERVATION][mask_NT])
         return world().averaged(metrics)
 
     def _prepare(self, rows_NT: TensorDictBase, reward_NT: Tensor) -> dict[str, float]:

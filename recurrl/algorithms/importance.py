@@ -84,6 +84,11 @@ def masked_mean(value: Tensor, mask: Tensor, first: int = 1) -> Tensor:
     return torch.where(mask, value, 0.0).flatten(first).sum(-1) / count
 
 
+def mean_of(value: Tensor, mask: Tensor | None) -> Tensor:
+    """The mean over unmasked steps, or over all."""
+    return value.mean() if mask is None else masked_mean(value, mask, 0)
+
+
 def effective_sample_fraction(log_ratio_MSK: Tensor, mask_MSK: Tensor) -> Tensor:
     """(Σρ)² / (n Σρ²) over the n ratios of each minibatch: 1 if all are equal, 1/n if one outweighs all others."""
     log_ratio, mask = log_ratio_MSK.flatten(1), mask_MSK.flatten(1)

@@ -6,17 +6,16 @@ Shape legend: N environments, T steps of a row, S slices, K steps of a slice.
 import torch
 from tensordict import TensorDictBase
 from torch import Tensor, nn
-from torch.nn import functional
 
 from recurrl.algorithms.advantages import advantage_metrics, next_values, reevaluate, standardized, vtrace
 from recurrl.algorithms.algorithm import Algorithm, Losses
-from recurrl.algorithms.importance import clipped_surrogate, log_range
+from recurrl.algorithms.importance import clipped_surrogate, log_range, mean_of
 from recurrl.config import PPOConfig, TrainConfig
-from recurrl.keys import ACTION, ADVANTAGE, LOG_PROB, VALUE, VALUE_TARGET
+from recurrl.keys import ACTION, ADVANTAGE, LOG_PROB, LOSS_MASK, VALUE, VALUE_TARGET
 from recurrl.policy import Policy
 from recurrl.policy.normalization import RunningScale
 from recurrl.policy.policy import SequenceOutput
-from recurrl.runtime.statistics import summary, variance
+from recurrl.runtime.statistics import counted, summary, variance
 
 
 class PPO(Algorithm):
@@ -58,11 +57,13 @@ class PPO(Algorithm):
             options.lmbda,
             ratio,
         )
-        metrics = {**advantage_metrics(advantage), **_value_metrics(rows_NT[VALUE], target)}
+        mask = rows_NT.get(LOSS_MASK)
+        found = [counted(each, mask) for each in (rows_NT[VALUE], target)]
+        metrics = {**advantage_metrics(counted(advantage, mask)), **_value_metrics(*found)}
         if options.normalize_advantage == "batch":
-            advantage = standardized(advantage)
+            advantage = standardized(advantage, mask)
         if options.normalize_advantage != "minibatch":
-            self.advantage_scale.update(advantage)
+            self.advantage_scale.update(counted(advantage, mask))
         # Of advantages that are normalised later, the scale stays 1.
         coeff = self.annealed(options.entropy_coeff, options.entropy_final_fraction)
         self.entropy_coeff.copy_(coeff * self.advantage_scale.value)
@@ -73,34 +74,37 @@ class PPO(Algorithm):
     def loss(self, slices_SK: TensorDictBase, output: SequenceOutput) -> Losses:
         """The clipped surrogate, the value loss and the entropy bonus of a minibatch."""
         distribution, value = output.distribution, output.value
-        advantage = slices_SK[ADVANTAGE].squeeze(-1)
+        advantage, mask = slices_SK[ADVANTAGE].squeeze(-1), slices_SK.get(LOSS_MASK)
+        mask = None if mask is None else mask.squeeze(-1)
         if self.options.normalize_advantage == "minibatch":
-            advantage = standardized(advantage)
+            advantage = standardized(advantage, mask)
         log_ratio = distribution.log_prob(slices_SK[ACTION]) - slices_SK[LOG_PROB]
-        entropy = distribution.entropy().mean()
+        entropy = mean_of(distribution.entropy(), mask)
         if self.options.entropy_coeff == 0:
             entropy = entropy.detach()  # only logged
         assert value is not None
         critic, value_metrics = self._critic_loss(value, slices_SK)
         return Losses(
             {
-                "objective": -clipped_surrogate(log_ratio, advantage, self.log_clip_range).mean(),
+                "objective": mean_of(-clipped_surrogate(log_ratio, advantage, self.log_clip_range), mask),
                 "critic": self.options.critic_coeff * critic,
                 "entropy": -self.entropy_coeff * entropy,
             },
             {"policy/entropy": entropy.detach(), **value_metrics},
             log_ratio.detach(),
+            mask,
+            None if mask is None else mask.sum().to(value.dtype),
         )
 
     def _critic_loss(self, value: Tensor, slices_SK: TensorDictBase) -> tuple[Tensor, dict[str, Tensor]]:
-        target, limit = slices_SK[VALUE_TARGET], self.options.clip_value
+        target, mask, limit = slices_SK[VALUE_TARGET], slices_SK.get(LOSS_MASK), self.options.clip_value
         if limit is None:
-            return functional.mse_loss(value, target), {}
+            return mean_of((value - target).square(), mask), {}
         stored = slices_SK[VALUE]
         moved = value - stored
         clipped = moved.clamp(-limit, limit)
         larger = torch.maximum((value - target).square(), (stored + clipped - target).square())
-        return larger.mean(), {"value/clip_fraction": (clipped != moved).to(value.dtype).mean()}
+        return mean_of(larger, mask), {"value/clip_fraction": mean_of((clipped != moved).to(value.dtype), mask)}
 
 
 def _value_metrics(value: Tensor, target: Tensor) -> dict[str, float]:

@@ -7,6 +7,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Mapping
 from copy import deepcopy
+from dataclasses import replace
 from itertools import chain
 from operator import itemgetter
 from statistics import fmean, pstdev
@@ -22,6 +23,7 @@ from recurrl.checkpoint import ranks
 from recurrl.collector.restarts import RESTARTS, STALENESS, Restarts
 from recurrl.config import TrainConfig
 from recurrl.envs import EPISODE_LENGTH, EPISODE_RETURN
+from recurrl.envs.batched import episodes_ended
 from recurrl.errors import ConfigError, EnvError, RunError
 from recurrl.evaluation import KEPT, StoppedError
 from recurrl.policy import Policy
@@ -110,7 +112,7 @@ class EpisodeStatistics(Callback):
 def _ended_in(batch_NT: TensorDictBase) -> list[list[float]]:
     """The episodes that ended within a batch: step of the row, return, length, and 1 if truncated."""
     after = batch_NT["next"].transpose(0, 1)
-    done_TN1 = after["done"]
+    done_TN1 = episodes_ended(after)
     step_TN1 = torch.arange(len(done_TN1), device=done_TN1.device).view(-1, 1, 1).expand_as(done_TN1)
     truncated = done_TN1 & ~after["terminated"]
     # As one table, so that a device is waited for once.
@@ -251,7 +253,10 @@ class Evaluation(Callback):
         trainer.evaluation, errors, restarts = None, 0, self._restarts.count
         while trainer.evaluation is None:
             try:
-                trainer.evaluation = _evaluated(trainer, seeds(trainer.config.seed, errors + 1)[-1], is_last)
+                if trainer.config.evaluation.episodes:
+                    trainer.evaluation = _evaluated(trainer, seeds(trainer.config.seed, errors + 1)[-1], is_last)
+                else:
+                    trainer.evaluation = _of_training(metrics)
             except StoppedError:
                 return
             except (ConfigError, RunError) as error:
@@ -267,9 +272,17 @@ class Evaluation(Callback):
         metrics.update(trainer.evaluation)
 
 
+def _of_training(metrics: Mapping[str, float]) -> dict[str, float]:
+    """The statistics of the last episodes of training, in place of an evaluation's."""
+    found = {f"eval/{name}": metrics[f"train/{name}"] for name in ("return_mean", "return_std")}
+    return {**found, "eval/episodes": min(metrics["train/episodes"], WINDOW)}
+
+
 def _evaluated(trainer: Trainer, seed: int, is_last: bool) -> dict[str, float]:
     """The metrics of an evaluation; of the last one also what the configuration adds to it."""
-    env, options, stopped = trainer.config.env, trainer.config.evaluation, lambda: trainer.request.made
+    options, stopped = trainer.config.evaluation, lambda: trainer.request.made
+    # A rank's share, for which it has a simulator.
+    env = replace(trainer.config.env, num_envs=trainer.config.env.num_envs // world().size)
     returns = evaluation.evaluate(env, trainer.policy, options.episodes, seed, KEPT, stopped)
     metrics = {
         "eval/return_mean": fmean(returns),

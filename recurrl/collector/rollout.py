@@ -61,6 +61,7 @@ class Rollout:
         self.rollouts, self.policy = rollouts, rollouts.policy
         self.begins_with_reset = rollouts.group_size is not None
         self._steps = rollouts.frames // rollouts.env.num_envs
+        self._metrics: dict[str, float] = {}
         self._start()
 
     def _start(self) -> None:
@@ -89,7 +90,9 @@ class Rollout:
             EnvError: an environment failed.
             NonFiniteError: so are the probabilities of actions.
         """
-        if self.begins_with_reset:
+        if self.env.is_interrupted:
+            logger.info("The episodes of training begin anew, because something else has used the simulator.")
+        if self.begins_with_reset or self.env.is_interrupted:
             self._begin_episodes()
         # Looked up once, because to find a policy's device takes as long as a small layer.
         policy, env, device, current = self.policy, self.env, self.policy.device, self._current
@@ -120,6 +123,7 @@ class Rollout:
         self._current = current
         rows_NT = _rows(steps, device)
         env.check_rows(rows_NT)
+        self._metrics = env.metrics()
         if not rows_NT[LOG_PROB].isfinite().all():
             raise NonFiniteError(
                 "The policy produced non-finite action probabilities. A smaller lr or algorithm.max_grad_norm may "
@@ -128,8 +132,8 @@ class Rollout:
         return rows_NT
 
     def metrics(self) -> dict[str, float]:
-        """No metrics."""
-        return {}
+        """What the environments logged during the last rollout."""
+        return self._metrics
 
     def state_dict(self) -> dict[str, Any]:
         """The unfinished episodes, as plain values and tensors; or ``why_not``, the reason why they cannot be saved."""

@@ -39,6 +39,26 @@ class EnvConfig:
     kwargs: dict[str, Any] = option("further arguments of the environment's constructor: env.kwargs.size=8")
 
 
+SAME_STEP, DISABLED, NEXT_STEP = RESETS = ("same_step", "disabled", "next_step")
+"""The values of ``env.resets``: when a simulator begins an environment's next episode."""
+
+
+@dataclass
+class VecEnvConfig(EnvConfig):
+    """A simulator that steps all environments in one call, on tensors of its device."""
+
+    device: str = option("where the simulator runs: the argument device of what makes it, if it has one")
+    resets: str = option(
+        "a finished episode's next one begins in its last step (same_step), on request (disabled: reset has an "
+        "argument env_ids, mask or options), or in the step after it (next_step), which is not learnt from",
+        choices=RESETS,
+    )
+    actor_groups: list[str] = option(
+        "the groups of observations that the policy sees; none: policy or actor, else all but the critic's"
+    )
+    critic_groups: list[str] = option("those that algorithm.critic_observation=[hidden] adds; none: critic")
+
+
 def wrapper_and_arguments(entry: Any) -> tuple[str, dict[str, Any]]:
     """The name and the arguments of an entry of ``env.wrappers``.
 

@@ -47,6 +47,7 @@ class Range(NamedTuple):
 
 STEPS = Range(1, 10**12, integers=True)
 COPIES = FEATURES = Range(1, 2**16, integers=True)
+EPISODES = Range(0, 2**16, integers=True)
 LAYERS = Range(1, 2**8, integers=True)
 WORKERS = Range(1, 2**10, integers=True)
 """Larger numbers are typos, and would only show once memory or threads run out."""

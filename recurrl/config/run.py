@@ -13,7 +13,7 @@ from recurrl.config.env import EnvConfig
 from recurrl.config.options import (
     BOUNDED,
     CONTINUOUS,
-    COPIES,
+    EPISODES,
     FRACTION,
     POSITIVE,
     RATE,
@@ -96,7 +96,7 @@ class CheckpointConfig:
 class EvaluationConfig:
     """Evaluation in deterministic episodes."""
 
-    episodes: int = option("number of deterministic episodes", COPIES)
+    episodes: int = option("number of deterministic episodes; 0: the last ones of training instead", EPISODES)
     every_frames: int | None = option("frames between evaluations; null: only at the end", STEPS)
     memory: bool = option("at the end, also with zeroed states and with another episode's", only_with=A_CELL)
     random: bool = option("at the end, also with random actions; a warning if the policy is no better")

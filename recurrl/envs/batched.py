@@ -17,7 +17,7 @@ from torchrl.envs.utils import step_mdp
 from recurrl.envs.checks import EnvChecks
 from recurrl.envs.saved_state import UnsavableError
 from recurrl.errors import ConfigError
-from recurrl.keys import ACTION, ACTION_MASK, HIDDEN, OBSERVATION, nested, path_of
+from recurrl.keys import ACTION, ACTION_MASK, HIDDEN, INSERTED, OBSERVATION, nested, path_of
 
 Tensors = dict[NestedKey, Tensor]
 _OBSERVED = (OBSERVATION, ACTION_MASK, HIDDEN)
@@ -41,9 +41,11 @@ class BatchedEnv(EnvBase):
 
     Attributes:
         checks: names the environment that failed, for errors; None if the environment does not know which it is.
+        user: of several users of the same environments, the one that last began all episodes anew.
     """
 
     checks: EnvChecks | None = None
+    user: object = None
 
     def __init__(
         self, num_envs: int, observation: dict[str, TensorSpec], action: TensorSpec, device: torch.device | str = "cpu"
@@ -66,7 +68,8 @@ class BatchedEnv(EnvBase):
 
         Returns:
             The entries of the observation ``[N, ...]``; ``reward`` ``[N, 1]``; ``terminated``, ``truncated`` and
-            ``done``, which is either, ``[N, 1]``. Later steps must not write into these tensors.
+            ``done``, which is either, ``[N, 1]``; and at every step or never, ``inserted`` and ``final_unknown``
+            ``[N, 1]``, see :mod:`recurrl.keys`. Later steps must not write into these tensors.
         """
 
     @abstractmethod
@@ -93,6 +96,10 @@ class BatchedEnv(EnvBase):
             "algorithm=grpo needs the episodes of a group to start from the same state, which this environment cannot "
             "do. Choose algorithm=ppo, or a Gymnasium task with env.vectorization=inline."
         )
+
+    def metrics(self) -> dict[str, float]:
+        """What the environments logged since the last call."""
+        return {}
 
     def show_hidden(self) -> None:
         """From now on gives the entry ``hidden``, what the environment hides from the policy, if it knows that."""
@@ -167,6 +174,11 @@ class TorchRLEnv(BatchedEnv):
         """Closes it."""
         self._env.close(**kwargs)
         super().close(**kwargs)
+
+
+def episodes_ended(after: Mapping[NestedKey, Tensor] | TensorDictBase) -> Tensor:
+    """Where an episode ended in a step, ``done`` without steps that are no transitions."""
+    return after["done"] & ~after[INSERTED] if INSERTED in after else after["done"]
 
 
 def observation_in(leaves: Mapping[NestedKey, Tensor]) -> Any:

@@ -12,6 +12,7 @@ from torchrl.modules.utils import get_primers_from_module
 from recurrl.config import EnvConfig
 from recurrl.envs.batched import BatchedEnv, Tensors, TorchRLEnv
 from recurrl.envs.policy_env import PolicyEnv
+from recurrl.envs.simulator import simulator
 from recurrl.envs.source import source_of
 from recurrl.errors import ConfigError
 from recurrl.keys import ACTION, ACTION_MASK, HIDDEN, OBSERVATION
@@ -26,6 +27,8 @@ def make_batched_env(
     config: EnvConfig, num_envs: int, seed: int, groups: int | None = None, privileged: bool = False
 ) -> PolicyEnv:
     """``num_envs`` copies of an environment as one seeded environment of batch size ``[num_envs]``.
+
+    Of a simulator, of which there is one in a process, there are ``config.num_envs`` environments instead.
 
     A step of all copies, and a reset, take no longer than :func:`recurrl.runtime.time_limit.time_limit` allows.
 
@@ -69,8 +72,9 @@ def make_env(
 
 
 def _make(config: EnvConfig, num_envs: int, privileged: bool = False) -> PolicyEnv:
-    made = source_of(config).make(num_envs)
-    _check_made(made, config, num_envs)
+    source = source_of(config)
+    made = simulator(source) if source.is_simulator else source.make(num_envs)
+    _check_made(made, config, config.num_envs if source.is_simulator else num_envs)
     env = PolicyEnv(made if isinstance(made, BatchedEnv) else TorchRLEnv(made), config, privileged)
     for name, call in (("step_tensors", "step"), ("reset_tensors", "reset"), ("set_seed", "reset"), ("close", "close")):
         setattr(env, name, limited(env.checks.attributed(call)(getattr(env, name))))

@@ -14,11 +14,20 @@ from recurrl.config import EnvConfig
 from recurrl.envs.batched import BatchedEnv, Tensors
 from recurrl.envs.checks import EnvChecks
 from recurrl.envs.interface import Interface
-from recurrl.keys import ACTION, ACTION_MASK, OBSERVATION, PREVIOUS_ACTION, PREVIOUS_REWARD, path_of
+from recurrl.keys import (
+    ACTION,
+    ACTION_MASK,
+    FINAL_UNKNOWN,
+    INSERTED,
+    OBSERVATION,
+    PREVIOUS_ACTION,
+    PREVIOUS_REWARD,
+    path_of,
+)
 from recurrl.recurrent.layer import reset_states
 from recurrl.specs import limit_of
 
-_RESULTS = ("reward", "terminated", "truncated", "done")
+_RESULTS = ("reward", "terminated", "truncated", "done", INSERTED, FINAL_UNKNOWN)
 
 
 class PolicyEnv(BatchedEnv):
@@ -57,6 +66,7 @@ class PolicyEnv(BatchedEnv):
         self._action = raw.full_action_spec[0][ACTION]
         # Replaced, never written to.
         self._last: Tensors = {}
+        self._token = object()
         specs = {each.raw: each.spec for each in interface.shown}
         self._previous: Tensors = {
             key: specs[key].expand(count, *specs[key].shape).zero().to(raw.device)
@@ -72,7 +82,7 @@ class PolicyEnv(BatchedEnv):
         """Steps them."""
         parts = self._interface.env_action(action)
         after = self.raw.step_tensors(parts[()] if () in parts else TensorDict(parts, self.batch_size))
-        results: Tensors = {key: after[key] for key in _RESULTS}
+        results: Tensors = {key: after[key] for key in _RESULTS if key in after}
         if PREVIOUS_ACTION in self._previous:
             self._previous[PREVIOUS_ACTION] = self._interface.previous_action(action)
         if PREVIOUS_REWARD in self._previous:
@@ -83,10 +93,21 @@ class PolicyEnv(BatchedEnv):
         """Resets them. On a CPU nothing is done if the mask has none; to look at it on a GPU would wait."""
         if mask is not None and self._last and mask.device.type == "cpu" and not mask.any():
             return dict(self._last)
+        if mask is None:
+            self.raw.user = self._token
         begun = torch.ones(*self.batch_size, 1, dtype=torch.bool, device=self.device) if mask is None else mask
         previous = reset_states(tuple(self._previous.values()), begun.squeeze(-1))
         self._previous.update(zip(self._previous, previous, strict=True))
         return self._observed(self.raw.reset_tensors(mask), None)
+
+    @property
+    def is_interrupted(self) -> bool:
+        """True if the episodes begun here are over, because another user of the same environments has begun others."""
+        return self.raw.user is not self._token
+
+    def metrics(self) -> dict[str, float]:
+        """What the environments logged."""
+        return self.raw.metrics()
 
     def _observed(self, raw: Tensors, acting: Tensor | None) -> Tensors:
         """What the policy sees, checked; the environments in ``acting`` ``[N, 1]`` act on it next, or all."""
@@ -109,11 +130,19 @@ class PolicyEnv(BatchedEnv):
             return
         observed = [path_of(key) for key in self._limits]
         for key in (*(("next", *path) for path in observed), ("next", "reward"), *observed):
-            values_NT = rows_NT[key]
-            if not values_NT.isfinite().all():
-                n, t = (~values_NT.isfinite()).flatten(2).any(-1).nonzero()[0].tolist()
-                self.checks.steps += t + (key[0] == "next") - rows_NT.shape[1]
-                raise self.checks.error(n, f"returned a non-finite value of {key[-1]!r}: {values_NT[n, t].tolist()}.")
+            self._check_finite(key[-1], rows_NT[key], int(key[0] == "next") - rows_NT.shape[1])
+
+    def check_step(self, after: Tensors) -> None:
+        """The same for what :meth:`step_tensors` or :meth:`reset_tensors` returned last."""
+        if self.raw.checks is None:
+            for key, values_N in after.items():
+                self._check_finite(path_of(key)[-1], values_N.unsqueeze(1), 0)
+
+    def _check_finite(self, name: str, values_NT: Tensor, steps: int) -> None:
+        if not values_NT.isfinite().all():
+            n, t = (~values_NT.isfinite()).flatten(2).any(-1).nonzero()[0].tolist()
+            self.checks.steps += t + steps
+            raise self.checks.error(n, f"returned a non-finite value of {name!r}: {values_NT[n, t].tolist()}.")
 
     def episodes(self) -> dict[str, Any]:
         """The state of the environments, and the previous actions and rewards."""

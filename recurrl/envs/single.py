@@ -14,7 +14,7 @@ from recurrl.keys import ACTION, ACTION_MASK, OBSERVATION
 
 
 class SingleEnv(gymnasium.Env[Any, Any]):
-    """The only environment of a batch of one, as a Gymnasium environment."""
+    """The first environment of a batch, as a Gymnasium environment; any others take its actions too."""
 
     def __init__(self, env: EnvBase) -> None:
         self._env = env
@@ -31,10 +31,15 @@ class SingleEnv(gymnasium.Env[Any, Any]):
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         """Takes a step."""
-        self._current[ACTION] = _tensor(action)
+        self._current[ACTION] = _tensor(action).expand(
+            *self._env.batch_size, *self._env.full_action_spec[0][ACTION].shape
+        )
         after = self._env.step(self._current)["next"]
         self._current = after.exclude("reward")
-        reward, ended, cut = (after[key].item() for key in ("reward", "terminated", "truncated"))
+        reward, ended, cut = (after[key][0].item() for key in ("reward", "terminated", "truncated"))
+        after["done"][0] = False
+        if after["done"].any():
+            self._env.maybe_reset(after)
         observation, info = self._observed()
         return observation, reward, ended, cut, info
 

@@ -33,9 +33,12 @@ class Source(ABC):
     Attributes:
         options: the configured ones.
         honours: the options of every environment that this source honours. A run that uses another one is rejected.
+        is_simulator: it makes a :class:`recurrl.envs.vec_env.VecEnv` of ``env.num_envs`` environments, once in a
+            process, which is used in turn for whatever needs environments.
     """
 
     honours: Collection[str] = ()
+    is_simulator: bool = False
 
     def __init__(self, options: EnvConfig) -> None:
         self.options = options

@@ -142,13 +142,14 @@ class RewardScaler(nn.Module):
         self.discounted_return = nn.Buffer(torch.zeros(num_envs))
 
     @torch.no_grad()
-    def observe(self, reward_NT: Tensor, is_init_NT: Tensor) -> None:
+    def observe(self, reward_NT: Tensor, is_init_NT: Tensor, mask_NT: Tensor | None = None) -> None:
         """Adds an iteration to the statistics.
 
         Args:
             reward_NT: the environments' rewards.
             is_init_NT: true at episode starts, also where the previous episode was abandoned: after an error or on
                 resume.
+            mask_NT: true where a step counts; None for all.
         """
         if self.moments is None:
             return
@@ -156,7 +157,7 @@ class RewardScaler(nn.Module):
         for reward, is_init in zip((reward_NT * self.scale).unbind(1), is_init_NT.unbind(1), strict=True):
             self.discounted_return.masked_fill_(is_init, 0.0).mul_(self.gamma).add_(reward)
             returns.append(self.discounted_return.clone())
-        self.moments.update(torch.stack(returns, 1).unsqueeze(-1))
+        self.moments.update(statistics.counted(torch.stack(returns, 1), mask_NT).unsqueeze(-1))
 
     @torch.no_grad()
     def forward(self, reward: Tensor) -> Tensor:

@@ -18,6 +18,11 @@ class Summary(NamedTuple):
     max: float
 
 
+def counted(samples: Tensor, mask: Tensor | None) -> Tensor:
+    """The samples where a mask of the same shape is true ``[B]``; all of them, as they are, without one."""
+    return samples if mask is None else samples[mask]
+
+
 def summary(samples: Tensor) -> Summary:
     """The statistics of samples; the deviation is that of the samples themselves."""
     count, mean, square = moments(samples.reshape(-1))

@@ -69,6 +69,8 @@ def found(compose, actions, overrides):
         },
         [B, T],
     )
+    if "algorithm=grpo" not in overrides:
+        del batch["loss_mask"]  # all steps count
     losses = make_algorithm(compose("device=cpu", *overrides), policy).loss(
         batch, policy.sequence(*policy.inputs(batch))
     )

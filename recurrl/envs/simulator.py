@@ -1,0 +1,33 @@
+"""The simulator of this process, which training, checks and evaluation use in turn."""
+
+import atexit
+from dataclasses import replace
+from typing import cast
+
+from recurrl.config import EnvConfig
+from recurrl.envs.source import Source
+from recurrl.envs.vec_env import VecEnv
+
+_made: list[tuple[EnvConfig, VecEnv]] = []
+
+
+def simulator(source: Source) -> VecEnv:
+    """What a source made when it was asked first; one with other options is closed first.
+
+    Raises:
+        ConfigError: it cannot be made as configured.
+    """
+    options = source.options
+    if not _made or _made[0][0] != options:
+        release()
+        _made.append((replace(options), cast(VecEnv, source.make(options.num_envs))))
+    return _made[0][1]
+
+
+def release() -> None:
+    """Closes the simulator, if there is one."""
+    while _made:
+        _made.pop()[1].shut_down()
+
+
+atexit.register(release)

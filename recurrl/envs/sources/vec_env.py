@@ -1,0 +1,68 @@
+"""Simulators that ``module:function`` makes: environments of Isaac Lab, the ``VecEnv`` of rsl_rl, others on tensors."""
+
+from typing import Any
+
+import gymnasium
+
+from recurrl.config.env import VecEnvConfig
+from recurrl.config.plugins import import_custom, load
+from recurrl.envs.arguments import check_arguments, parameters_of
+from recurrl.envs.batched import BatchedEnv
+from recurrl.envs.checks import EnvChecks, making
+from recurrl.envs.simulator import simulator
+from recurrl.envs.single import SingleEnv
+from recurrl.envs.source import Source
+from recurrl.envs.vec_env import VecEnv
+from recurrl.errors import require
+
+
+class VecEnvs(Source):
+    """The simulator that ``env.id=module:function`` makes.
+
+    Its arguments are ``num_envs``, ``device`` if it has that one, and ``env.kwargs``.
+    """
+
+    honours = ("packages", "kwargs")
+    is_simulator = True
+    options: VecEnvConfig
+
+    def __init__(self, options: VecEnvConfig) -> None:
+        super().__init__(options)
+
+    def check(self) -> None:
+        """Rejects arguments that do not fit, and a single environment."""
+        super().check()
+        count = self.options.num_envs
+        require(count > 1, f"env.num_envs must be at least 2 with env.source={self.options.source} (got {count}).")
+        self.check_maker()
+
+    def check_maker(self) -> None:
+        """Rejects arguments that do not fit."""
+        ours = ("num_envs", "device")
+        check_arguments(self._maker(), self.options.kwargs, f"env.id={self.options.id}", "env.kwargs.", ours)
+
+    def _maker(self) -> Any:
+        for package in self.options.packages:
+            import_custom(package, f"env.packages=[{package}]")
+        return load(self.options.id, f"env.id={self.options.id}")
+
+    def create(self, num_envs: int) -> Any:
+        """The simulator, with ``num_envs`` environments."""
+        make, options = self._maker(), self.options
+        device = {"device": options.device} if "device" in (parameters_of(make) or ()) else {}
+        return make(num_envs=num_envs, **device, **options.kwargs)
+
+    def make(self, num_envs: int) -> BatchedEnv:
+        """The simulator as an environment of batch size ``[num_envs]``."""
+        options = self.options
+        with making(f"env.id={options.id}"):
+            created = self.create(num_envs)
+        with EnvChecks(options.id, num_envs).attributed("reset"):
+            return VecEnv(created, options)
+
+    def plain(self) -> gymnasium.Env[Any, Any]:
+        """The first environment of the simulator; the others take its actions too."""
+        return SingleEnv(simulator(self))
+
+
+make = VecEnvs

@@ -1,0 +1,330 @@
+"""Simulators that step all their environments in one call, on tensors of their device.
+
+Shape legend: N environments.
+"""
+
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from gymnasium import spaces
+from tensordict import NestedKey, TensorDictBase
+from tensordict.utils import expand_as_right
+from torch import Tensor
+from torchrl.data import Composite, TensorSpec, Unbounded
+
+from recurrl.config.env import DISABLED, NEXT_STEP, SAME_STEP, VecEnvConfig
+from recurrl.envs.arguments import parameters_of
+from recurrl.envs.batched import BatchedEnv, Tensors
+from recurrl.envs.checks import UnnamedEnvError
+from recurrl.envs.spaces import check_supported, named, space_of, spec_of
+from recurrl.errors import ConfigError
+from recurrl.keys import FINAL_UNKNOWN, HIDDEN, INSERTED, OBSERVATION, path_of
+
+logger = logging.getLogger(__name__)
+
+SEEN, PRIVILEGED = ("policy", "actor"), ("critic",)
+"""The groups of observations that the policy sees, and the critic, if the configuration names none."""
+
+
+class VecEnv(BatchedEnv):
+    """A simulator of N environments, with tensors on its device in and out; NumPy's arrays are converted.
+
+    ``step(action)`` returns ``(observation, reward, terminated, truncated, info)``, as Isaac Lab's and mjlab's do, or
+    ``(observation, reward, done, extras)`` with ``extras["time_outs"]``, as the ``VecEnv`` of rsl_rl does. ``reset()``
+    begins all episodes anew, and returns ``(observation, info)``; or anything else if there is ``get_observations()``.
+    Observations are a tensor ``[N, ...]``, or groups of them by name. When environments begin their next episode is
+    the option ``resets``:
+
+    - ``same_step``: within an episode's last step, which returns the next one's first observation. The last one is in
+      ``info["final_obs"]`` ``[N, ...]``. Without it, the step's own observation takes its place, and the entry
+      ``final_unknown`` marks that.
+    - ``disabled``: on request, by the argument ``env_ids`` of ``reset``, which has indices, or ``mask``, or
+      ``options={"reset_mask": mask}``, whichever ``reset`` has.
+    - ``next_step``: in the step after the last, whose action has no effect. That step is marked by the entry
+      ``inserted``; it is an episode of its own that terminates.
+
+    The metrics are the means of ``info["log"]`` over the steps that have it.
+
+    Args:
+        env: the simulator.
+        options: of the environment.
+
+    Raises:
+        ConfigError: its observations or actions are of a kind that is not supported.
+        UnnamedEnvError: it lacks what is described here.
+    """
+
+    def __init__(self, env: Any, options: VecEnvConfig) -> None:
+        observation, _ = _begun(env)
+        first = next(_leaves((), observation))[1]
+        count, is_dict = len(first), _is_dict(observation)
+        seen, privileged = _groups(options, list(observation.keys()) if is_dict else [])
+        shown, action = _shown(_observation_spec(env, observation, count), seen), _action_spec(env, count)
+        shown = Composite(shown, shape=[count]) if isinstance(shown, dict) else shown
+        check_supported(options.id, space_of(shown[0]), space_of(action[0]))
+        super().__init__(count, {OBSERVATION: shown}, action, torch.as_tensor(first).device)
+        self._env, self._resets, self._is_array = env, options.resets, isinstance(first, np.ndarray)
+        self._seen, self._privileged, self._shows_hidden = seen, privileged, False
+        self._expected = {key: (spec.dtype, spec.shape) for key, spec in self.observation_spec.items(True, True)}
+        self._partial = _partial_reset(env, self._is_array) if self._resets == DISABLED else None
+        # In a dict, because setting an attribute of an EnvBase takes microseconds.
+        self._now: dict[str, Any] = {"observed": {}, "pending": None, "unknown": None, "warned": False}
+        self._logged: dict[str, list[Tensor]] = {}
+
+    def show_hidden(self) -> None:
+        """Gives the groups of the critic, concatenated, as the entry ``hidden``.
+
+        Raises:
+            ConfigError: there are none.
+        """
+        if not self._privileged:
+            raise ConfigError(
+                "algorithm.critic_observation=[hidden] needs a group of observations for the critic, and the "
+                "environment has none. Name it: env.critic_groups=[...]."
+            )
+        if not self._shows_hidden:
+            hidden = self._hidden(_begun(self._env)[0])
+            self.observation_spec = Composite(
+                {**self.observation_spec, HIDDEN: Unbounded(hidden.shape, device=self.device)}, shape=self.batch_size
+            )
+            self._expected[HIDDEN] = (hidden.dtype, hidden.shape)
+            self._shows_hidden = True
+
+    def reset_tensors(self, mask: Tensor | None) -> Tensors:
+        """Resets environments on request; those that reset themselves are only read, unless all begin anew."""
+        now = self._now
+        if mask is None:
+            now["observed"] = self._read(self._with_log(_begun(self._env)))
+            now["pending"] = torch.zeros(*self.batch_size, 1, dtype=torch.bool, device=self.device)
+        elif self._partial is not None:
+            returned = self._partial(mask.squeeze(-1))
+            if returned is not None:
+                begun, before = self._read(self._with_log(returned)), now["observed"]
+                now["observed"] = {key: _where(mask, begun[key], before[key]) for key in begun}
+        return dict(now["observed"])
+
+    def step_tensors(self, action: Tensor | TensorDictBase) -> Tensors:
+        """Steps all in one call."""
+        now, before = self._now, self._now["observed"]
+        returned = self._env.step(self._given(action))
+        observation, reward, terminated, truncated, info = self._results(returned)
+        self._log(info)
+        done, read, marks = terminated | truncated, self._read(observation), dict[NestedKey, Tensor]()
+        after = now["observed"] = read
+        if self._resets == SAME_STEP:
+            final = info.get("final_obs")
+            last = before if final is None else self._read(final)
+            after = {key: _where(done, last[key], read[key]) for key in read}
+            marks[FINAL_UNKNOWN] = done if final is None else torch.zeros_like(done)
+            unknown = marks[FINAL_UNKNOWN] & truncated
+            now["unknown"] = unknown if now["unknown"] is None else unknown | now["unknown"]
+        elif self._resets == NEXT_STEP:
+            inserted = marks[INSERTED] = now["pending"]
+            now["pending"] = done & ~inserted
+            # The policy acts in an inserted step too, on an observation that it has acted on before.
+            after = {key: _where(inserted, before[key], read[key]) for key in read}
+            now["observed"] = {key: _where(now["pending"], before[key], read[key]) for key in read}
+            reward, terminated = reward.masked_fill(inserted, 0.0), terminated | inserted
+            truncated, done = truncated & ~inserted, done | inserted
+        return {**after, "reward": reward, "terminated": terminated, "truncated": truncated, "done": done, **marks}
+
+    def metrics(self) -> dict[str, float]:
+        """The means of what was logged since the last call."""
+        if self._now["unknown"] is not None and not self._now["warned"] and bool(self._now["unknown"].any()):
+            self._now["warned"] = True
+            logger.warning(
+                "The simulator gives no final observation of episodes that are truncated (info['final_obs']): their "
+                "returns are continued by γ V(s) of the last observation but one. One that resets on request "
+                "(env.resets=disabled) needs no such estimate."
+            )
+        means = {f"env/{name.strip('/')}": float(torch.stack(each).nanmean()) for name, each in self._logged.items()}
+        self._logged.clear()
+        return means
+
+    def _given(self, action: Tensor | TensorDictBase) -> Any:
+        if isinstance(action, TensorDictBase):
+            return action.numpy() if self._is_array else action.to_dict()
+        return action.numpy() if self._is_array else action
+
+    def _read(self, observation: Any) -> Tensors:
+        """The raw entries ``[N, ...]``, in new memory."""
+        shown = _shown(observation, self._seen)
+        found: Tensors = {key: torch.as_tensor(value).clone() for key, value in _leaves((OBSERVATION,), shown)}
+        if self._shows_hidden:
+            found[HIDDEN] = self._hidden(observation)
+        for key, (dtype, shape) in self._expected.items():
+            if key not in found:
+                raise UnnamedEnvError(f"returned an observation without the entry {path_of(key)[-1]!r}.")
+            value = found[key]
+            if value.shape != shape or value.dtype != dtype or value.device != self.device:
+                raise UnnamedEnvError(
+                    f"gave the observation {key!r} the shape {tuple(value.shape)} and {value.dtype} on {value.device}, "
+                    f"but it must have {tuple(shape)} and {dtype} on {self.device}, as at the first reset."
+                )
+        return {key: found[key] for key in self._expected}
+
+    def _hidden(self, observation: Any) -> Tensor:
+        parts = [torch.as_tensor(observation[name]) for name in self._privileged]
+        return torch.cat([part.flatten(1).float() for part in parts], 1)
+
+    def _results(self, returned: Any) -> tuple[Any, Tensor, Tensor, Tensor, Mapping[str, Any]]:
+        if isinstance(returned, tuple) and len(returned) == 5:
+            observation, reward, terminated, truncated, info = returned
+            flags = self._flag("terminated", terminated), self._flag("truncated", truncated)
+        elif isinstance(returned, tuple) and len(returned) == 4:
+            observation, reward, over, info = returned
+            done = self._flag("done", over)
+            cut = done & self._flag("time_outs", info["time_outs"]) if "time_outs" in info else torch.zeros_like(done)
+            flags = done & ~cut, cut
+        else:
+            found = f"{len(returned)} values" if isinstance(returned, tuple) else f"a {type(returned).__name__}"
+            raise UnnamedEnvError(
+                f"returned {found} from step. Have it return (observation, reward, terminated, truncated, info) or "
+                "(observation, reward, done, extras)."
+            )
+        rewards = self._column("reward", reward)
+        return observation, rewards.to(torch.float32, copy=True), *flags, info
+
+    def _flag(self, name: str, values: Any) -> Tensor:
+        column = self._column(name, values)
+        if column.is_floating_point():
+            raise UnnamedEnvError(f"returned {name} as {column.dtype}. Have it return True or False.")
+        return column != 0
+
+    def _column(self, name: str, values: Any) -> Tensor:
+        column, count = torch.as_tensor(values), self.batch_size[0]
+        if column.shape not in ((count,), (count, 1)) or column.device != self.device:
+            raise UnnamedEnvError(
+                f"returned {name} of shape {tuple(column.shape)} on {column.device}. Have it return one for each of "
+                f"the {count} environments, on {self.device}."
+            )
+        return column.reshape(count, 1)
+
+    def _with_log(self, returned: tuple[Any, Any]) -> Any:
+        observation, info = returned
+        self._log(info)
+        return observation
+
+    def _log(self, info: Any) -> None:
+        for name, value in (info.get("log") or {}).items() if isinstance(info, Mapping) else ():
+            self._logged.setdefault(name, []).append(torch.as_tensor(value).detach().double().mean())
+
+    def _set_seed(self, seed: int | None) -> None:
+        if "seed" in (parameters_of(self._env.reset) or ()):
+            self._env.reset(seed=seed)
+        elif hasattr(self._env, "seed") and seed is not None:
+            self._env.seed(seed)
+
+    def close(self, **kwargs: Any) -> None:
+        """Leaves the simulator to its next user."""
+
+    def shut_down(self) -> None:
+        """Closes the simulator, if it can be."""
+        if hasattr(self._env, "close"):
+            self._env.close()
+        super().close()
+
+
+def _begun(env: Any, **arguments: Any) -> tuple[Any, Any]:
+    """The observation and the info after a reset."""
+    returned = env.reset(**arguments)
+    if isinstance(returned, tuple) and len(returned) == 2:
+        return returned
+    if not hasattr(env, "get_observations"):
+        raise UnnamedEnvError(
+            f"returned a {type(returned).__name__} from reset. Have it return (observation, info), or define "
+            "get_observations()."
+        )
+    observed = env.get_observations()
+    return observed if isinstance(observed, tuple) else (observed, {})
+
+
+def _partial_reset(env: Any, is_array: bool) -> Callable[[Tensor], tuple[Any, Any] | None]:
+    """Resets the environments of a mask ``[N]``, and returns what :func:`_begun` does; None if there are none."""
+    parameters = parameters_of(env.reset) or {}
+
+    def by_indices(mask_N: Tensor) -> tuple[Any, Any] | None:
+        indices = mask_N.nonzero().squeeze(-1)
+        return _begun(env, env_ids=indices) if len(indices) else None
+
+    if "env_ids" in parameters:
+        return by_indices
+    if "mask" in parameters:
+        return lambda mask_N: _begun(env, mask=mask_N)
+    if "options" in parameters:
+        return lambda mask_N: _begun(env, options={"reset_mask": mask_N.numpy() if is_array else mask_N})
+    raise ConfigError(
+        "env.resets=disabled needs a reset with an argument env_ids, mask or options, by which environments are reset "
+        f"apart (it has {', '.join(parameters) or 'none'}). Choose env.resets=same_step, or add one."
+    )
+
+
+def _groups(options: VecEnvConfig, names: list[str]) -> tuple[list[str], list[str]]:
+    """The groups of observations that the policy sees, none where there is but one observation; and the critic's."""
+    critic = options.critic_groups or [name for name in names if name in PRIVILEGED]
+    seen = options.actor_groups or [name for name in SEEN if name in names][:1]
+    if unknown := [name for name in (*seen, *critic) if name not in names]:
+        raise ConfigError(
+            f"env.actor_groups and env.critic_groups must name groups of observations (got {unknown[0]}). The "
+            f"environment has {', '.join(names) or 'none'}."
+        )
+    return seen or [name for name in names if name not in critic], critic
+
+
+def _shown(groups: Any, seen: list[str]) -> Any:
+    """What the policy sees: the only group, or a dict of several; everything if there are no groups."""
+    if not seen:
+        return groups
+    return groups[seen[0]] if len(seen) == 1 else {name: groups[name] for name in seen}
+
+
+def _is_dict(value: Any) -> bool:
+    return isinstance(value, Mapping | TensorDictBase)
+
+
+def _leaves(path: tuple[str, ...], value: Any) -> Iterator[tuple[NestedKey, Any]]:
+    """The keys and values of nested dicts; a key of one name is that name."""
+    if not _is_dict(value):
+        yield path[0] if len(path) == 1 else path, value
+        return
+    for name, part in value.items():
+        yield from _leaves((*path, name), part)
+
+
+def _observation_spec(env: Any, observation: Any, count: int) -> TensorSpec:
+    """That of the declared space, if it is one of Gymnasium; else of numbers like those observed."""
+    space = getattr(env, "single_observation_space", None)
+    return spec_of(named(space if isinstance(space, spaces.Space) else _space_like(observation)), count)
+
+
+def _space_like(value: Any) -> spaces.Space[Any]:
+    if _is_dict(value):
+        return spaces.Dict({name: _space_like(part) for name, part in value.items()})
+    tensor = torch.as_tensor(value)
+    dtype: Any = torch.empty(0, dtype=tensor.dtype).numpy().dtype.type
+    if tensor.ndim < 2 or not (tensor.is_floating_point() or tensor.dtype == torch.uint8):
+        raise ConfigError(
+            f"An observation of shape {tuple(tensor.shape)} and {tensor.dtype} says nothing of its range. Give the "
+            "environment a single_observation_space, a space of Gymnasium."
+        )
+    low, high = (-np.inf, np.inf) if tensor.is_floating_point() else (0, 255)
+    return spaces.Box(low, high, tuple(tensor.shape[1:]), dtype)
+
+
+def _action_spec(env: Any, count: int) -> TensorSpec:
+    """That of the declared space; of ``num_actions`` numbers without bounds if there is none."""
+    space = getattr(env, "single_action_space", None)
+    if space is None:
+        return Unbounded((count, int(env.num_actions)))
+    if isinstance(space, spaces.Space):
+        return spec_of(named(space), count)
+    low, high = (np.broadcast_to(np.asarray(end, np.float32), space.shape) for end in (space.low, space.high))
+    return spec_of(spaces.Box(low, high, dtype=np.float32), count)
+
+
+def _where(mask_N1: Tensor, first: Tensor, second: Tensor) -> Tensor:
+    """The first of two entries ``[N, ...]`` where a mask is true, else the second."""
+    return torch.where(expand_as_right(mask_N1.squeeze(-1), first), first, second)

@@ -1,0 +1,245 @@
+"""One task in every form that simulators of many environments have: a point that drifts away and is pushed back.
+
+Where an episode starts follows from the environment's number and from how many episodes it has begun since its seed, so
+that all forms play the same episodes.
+"""
+
+import gymnasium
+import numpy as np
+import torch
+from gymnasium import spaces
+from tensordict import TensorDict
+from torchrl.data import Unbounded
+
+from recurrl.config import EnvConfig
+from recurrl.envs import Source
+from recurrl.envs.inline import InlineEnv
+from recurrl.envs.sources.memory import MemoryTask
+
+LENGTH = 6
+"""Steps of an episode: then those of even environments are truncated, and odd ones terminate."""
+
+
+def start(number, episode):
+    """Positions ``[..., 2]``, in float64."""
+    phase = 12.9898 * number + 78.233 * episode
+    return torch.stack((torch.sin(phase), torch.cos(1.7 * phase)), -1)
+
+
+def moved(position, action):
+    """The next position and the reward."""
+    after = 1.1 * position + 0.1 * torch.tanh(action.double())
+    return after, 1.0 - after.square().sum(-1)
+
+
+class Point(gymnasium.Env):
+    """One environment of Gymnasium's interface."""
+
+    observation_space = spaces.Box(-np.inf, np.inf, (2,), np.float32)
+    action_space = spaces.Box(-np.inf, np.inf, (2,), np.float32)
+
+    def __init__(self, number):
+        self.number, self.episode = number, 0
+
+    def reset(self, *, seed=None, options=None):
+        self.episode = 0 if seed is not None else self.episode + 1
+        self.time = 0
+        self.position = start(*torch.tensor([self.number, self.episode], dtype=torch.float64))
+        return self.position.float().numpy(), {}
+
+    def step(self, action):
+        self.time += 1
+        self.position, reward = moved(self.position, torch.as_tensor(action))
+        over, truncates = self.time == LENGTH, self.number % 2 == 0
+        return self.position.float().numpy(), float(reward), over and not truncates, over and truncates, {}
+
+
+class Points(Source):
+    """Single ones, one after the other."""
+
+    def __init__(self, options: EnvConfig) -> None:
+        super().__init__(options)
+
+    def make(self, num_envs):
+        return InlineEnv([Point(i) for i in range(num_envs)], self.options.id)
+
+
+class Simulation:
+    """All of them as tensors, with Isaac Lab's five results.
+
+    Args:
+        num_envs: environments.
+        resets: when those that ended begin anew.
+        final: with resets in the same step, ``info["final_obs"]`` is given.
+        groups: observations are a dict of the groups ``policy`` and ``critic``, which also sees the time.
+    """
+
+    made = 0
+
+    def __init__(self, num_envs, resets="same_step", final=True, groups=False, device="cpu"):
+        self.num_envs, self.resets, self.final, self.groups, self.device = num_envs, resets, final, groups, device
+        self.num_actions = 2
+        self.number = torch.arange(num_envs, dtype=torch.float64, device=device)
+        self.episode, self.time = torch.zeros_like(self.number), torch.zeros_like(self.number)
+        self.position = torch.zeros(num_envs, 2, dtype=torch.float64, device=device)
+        self.over = torch.zeros(num_envs, dtype=torch.bool, device=device)
+        self.calls, self.closed = [], False
+
+    def close(self):
+        self.closed = True
+
+    def reset(self, seed=None, env_ids=None):
+        self.calls.append(env_ids)
+        if seed is not None:
+            self.episode[...] = -1
+        mask = torch.ones_like(self.over)
+        if env_ids is not None:
+            assert self.resets == "disabled"
+            mask = torch.zeros_like(self.over)
+            mask[env_ids] = True
+        self._begin(mask)
+        self.over[...] = False
+        return self.observed(), {"log": {"Episode/begun": mask.sum()}}
+
+    def _begin(self, mask):
+        self.episode[mask] += 1
+        self.time[mask] = 0
+        self.position[mask] = start(self.number, self.episode)[mask]
+
+    def observed(self):
+        seen = self.position.float()
+        return {"policy": seen, "critic": torch.cat((seen, self.time[:, None].float()), 1)} if self.groups else seen
+
+    def step(self, action):
+        assert action.shape == (self.num_envs, 2)
+        assert not self.closed
+        inserted = self.over.clone() if self.resets == "next_step" else torch.zeros_like(self.over)
+        position, reward = moved(self.position, action)
+        self.position = torch.where(inserted[:, None], self.position, position)
+        self.time += ~inserted
+        self._begin(inserted)
+        over = (self.time >= LENGTH) & ~inserted
+        self.over, info = over, {"log": {"/Mean/reward": reward.mean(), "count": 2}}
+        last = self.observed()
+        if self.resets == "same_step":
+            if self.final:
+                info["final_obs"] = last
+            self._begin(over)
+        even = self.number % 2 == 0
+        return self.observed(), reward.float().where(~inserted, 0.0), over & ~even, over & even, info
+
+
+class RslVecEnv(Simulation):
+    """With rsl_rl's four results, in a TensorDict of groups."""
+
+    def get_observations(self):
+        return TensorDict(super().observed(), [self.num_envs])
+
+    def reset(self, seed=None):
+        super().reset(seed)
+
+    def step(self, action):
+        observation, reward, terminated, truncated, info = super().step(action)
+        extras = {**info, "time_outs": truncated}
+        return TensorDict(observation, [self.num_envs]), reward, (terminated | truncated).long(), extras
+
+
+def rsl_vec_env(num_envs, device="cpu"):
+    return RslVecEnv(num_envs, groups=True, device=device, final=False)
+
+
+class Arrays(Simulation):
+    """With NumPy's arrays, as vector environments of Gymnasium and of EnvPool have them."""
+
+    def reset(self, seed=None, options=None):
+        observation, _ = super().reset(seed)
+        return observation.numpy(), {}
+
+    def step(self, action):
+        assert isinstance(action, np.ndarray)
+        observation, *results, _ = super().step(torch.as_tensor(action))
+        return observation.numpy(), *(value.numpy() for value in results), {}
+
+
+class Only(Simulation):
+    """One that cannot be made twice in a process."""
+
+    def __init__(self, num_envs, **options):
+        if Only.made:
+            raise RuntimeError("Simulation context already exists")
+        Only.made += 1
+        super().__init__(num_envs, **options)
+
+
+class Faulty(Simulation):
+    """Misbehaves in its third step."""
+
+    def __init__(self, num_envs, fault=""):
+        super().__init__(num_envs, final=False)
+        self.fault, self.steps = fault, 0
+
+    def step(self, action):
+        self.steps += 1
+        observation, reward, terminated, truncated, info = super().step(action)
+        if self.steps == 3:
+            if self.fault == "observation":
+                observation[1, 0] = torch.nan
+            if self.fault == "reward":
+                reward[2] = torch.nan
+            if self.fault == "length":
+                return observation, reward, info
+            observation = {
+                "shape": observation[:, :1],
+                "dtype": observation.double(),
+                "device": observation.to("meta"),
+                "kind": "nothing",
+            }.get(self.fault, observation)
+            reward = reward[:-1] if self.fault == "rewards" else reward
+            terminated = terminated.float() if self.fault == "flags" else terminated
+        return observation, reward, terminated, truncated, info
+
+
+class Lengths:
+    """Episodes of environment n have n + 1 steps, with a reward of 1 each."""
+
+    num_actions = 1
+
+    def __init__(self, num_envs):
+        self.length = torch.arange(num_envs) + 1
+        self.time = torch.zeros_like(self.length)
+
+    def reset(self):
+        self.time[...] = 0
+        return self.time.float()[:, None], {}
+
+    def step(self, action):
+        self.time += 1
+        over = self.time == self.length
+        self.time[over] = 0
+        reward, never = torch.ones(len(over)), torch.zeros_like(over)
+        return self.time.float()[:, None], reward, over, never, {}
+
+
+class NaNTask(MemoryTask):
+    """Observes NaN at the second step of its second environment."""
+
+    def __init__(self, num_envs):
+        super().__init__(num_envs, Unbounded((num_envs, 1)), 2, 4, "cpu")
+
+    def begin(self, chosen):
+        pass
+
+    def move(self, action):
+        return torch.ones(len(action)), torch.zeros(len(action), dtype=torch.bool)
+
+    def observe(self):
+        seen = torch.zeros(len(self.time), 1)
+        seen[1] = torch.where(self.time[1] == 2, torch.nan, 0.0)
+        return seen
+
+
+class NaNs(Points):
+    """Environments of that task."""
+
+    def make(self, num_envs):
+        return NaNTask(num_envs)

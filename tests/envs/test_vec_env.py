@@ -1,0 +1,294 @@
+"""Simulators that step all their environments in one call, on tensors."""
+
+import logging
+import math
+import re
+
+import pytest
+import torch
+from collected import fresh_policy, rollouts
+from run_files import summary
+from simulators import LENGTH, Only, start
+
+import recurrl
+from recurrl.build import make_algorithm, make_collector
+from recurrl.envs import make_batched_env
+from recurrl.envs.simulator import release
+from recurrl.errors import ConfigError, EnvError
+from recurrl.evaluation import evaluate
+from recurrl.tracking.csv import read_rows
+
+N = 4
+ROWS = ["env.num_envs=4", "cell=gru", "cell.hidden_size=8", "encoder.sizes=[8]", "algorithm.gamma=0.9", "epochs=1"]
+INLINE = ["env=simulators:Points", *ROWS]
+KINDS = {
+    "same step": ["+env.kwargs.resets=same_step"],
+    "same step without final observations": ["+env.kwargs.resets=same_step", "+env.kwargs.final=false"],
+    "on request": ["+env.kwargs.resets=disabled", "env.resets=disabled"],
+    "next step": ["+env.kwargs.resets=next_step", "env.resets=next_step"],
+}
+
+
+@pytest.fixture(autouse=True)
+def _released():
+    yield
+    release()
+    Only.made = 0
+
+
+def simulated(*overrides, name="Simulation"):
+    return ["env=vec_env", f"env.id=simulators:{name}", *ROWS, *overrides]
+
+
+def rows_of(episodes, length):
+    """Overrides for rows of so many episodes of ``length`` steps, each a slice, in one minibatch."""
+    frames = N * episodes * length
+    return [f"frames_per_batch={frames}", f"total_frames={frames}", f"slice_len={length}", "minibatch_slices=8"]
+
+
+@pytest.fixture
+def mode(monkeypatch):
+    """Actions without noise, so that they depend on what is seen alone."""
+    monkeypatch.setattr("recurrl.collector.rollout.torch.randn", _zeros)
+
+
+def _zeros(*shape, **options):
+    return torch.zeros(*shape, **options)
+
+
+def collected(config):
+    """The policy, its algorithm, and a rollout; the same weights in every configuration."""
+    policy = fresh_policy(config, std=0.5)
+    (rows,) = rollouts(config, policy)
+    return policy, make_algorithm(config, policy), rows.clone()
+
+
+def updated(config, mark=False):
+    """What a first update sees and does: transitions, metrics, gradients and statistics."""
+    policy, algorithm, rows = collected(config)
+    if mark:
+        rows["next", "final_unknown"] = rows["next", "truncated"].clone()
+    metrics = algorithm.update(rows, 0.0)
+    gradients = torch.cat([each.grad.flatten() for each in policy.parameters()])
+    statistics = [each.double().flatten() for name, each in policy.named_buffers() if "moments" in name]
+    statistics += [each.double().flatten() for each in algorithm.reward_scaler.moments.buffers()]
+    kept = ~rows["next"].get("inserted", torch.zeros_like(rows["is_init"])).squeeze(-1)
+    return rows, kept, metrics, gradients, torch.cat(statistics)
+
+
+@pytest.mark.parametrize("normalize", ["none", "batch", "minibatch"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_first_update_is_that_of_single_environments(compose, mode, kind, normalize):
+    length, same = LENGTH + (kind == "next step"), [f"algorithm.normalize_advantage={normalize}"]
+    expected_rows, _, expected, gradients, statistics = updated(
+        compose(*INLINE, *rows_of(2, LENGTH), *same), mark="without" in kind
+    )
+    rows, kept, metrics, found, of_rows = updated(compose(*simulated(*KINDS[kind]), *rows_of(2, length), *same))
+    assert kept.sum() == N * 2 * LENGTH
+    unknown = rows["next", "done"] if "without" in kind else torch.zeros_like(kept)[..., None]
+    for key in ("observation", "action", "is_init", ("next", "reward"), ("next", "episode_reward")):
+        value = rows[key][kept].view(N, 2 * LENGTH, -1)
+        torch.testing.assert_close(value, expected_rows[key].view_as(value), rtol=0, atol=1e-6, msg=str(key))
+    for key in ("terminated", "truncated", "done"):
+        assert torch.equal(rows["next", key][kept], expected_rows["next", key].flatten(0, 1))
+    where = ~unknown.squeeze(-1) & kept
+    torch.testing.assert_close(
+        rows["next", "observation"][where],
+        expected_rows["next", "observation"][where[kept].view(N, -1)],
+        atol=1e-6,
+        rtol=0,
+    )
+    torch.testing.assert_close(found, gradients, rtol=0, atol=1e-6)
+    assert found.abs().max() > 1e-3
+    torch.testing.assert_close(of_rows, statistics, rtol=0, atol=1e-6)
+    for name in ("advantage/mean", "advantage/std", "value/mean", "value/target_std", "loss/critic", "policy/entropy"):
+        assert metrics[name] == pytest.approx(expected[name], abs=1e-6), name
+    assert metrics.get("collect/inserted_fraction", 0.0) == pytest.approx(1 - LENGTH / length)
+
+
+def test_a_time_out_without_its_observation_bootstraps_from_the_last_value(compose, mode, caplog):
+    config = compose(*simulated(*KINDS["same step without final observations"]), *rows_of(2, LENGTH))
+    config.algorithm.lmbda = 1.0
+    config.env.normalize_reward = False
+    _, algorithm, rows = collected(config)
+    algorithm.update(rows, 0.0)
+    for n in range(N):
+        value, reward = (rows[key][n, :LENGTH, 0] for key in ("state_value", ("next", "reward")))
+        last = value[-1] if n % 2 == 0 else 0.0
+        target = last
+        for step in reversed(range(LENGTH)):
+            target = reward[step] + 0.9 * target
+            torch.testing.assert_close(rows["value_target"][n, step, 0], target, rtol=0, atol=1e-5)
+    warnings = [record for record in caplog.records if record.levelno == logging.WARNING]
+    assert len(warnings) == 1
+    assert "final observation" in warnings[0].message
+
+
+@pytest.mark.parametrize("options", [["+env.kwargs.resets=next_step", "env.resets=next_step"]])
+def test_arrays_are_the_same_as_tensors(compose, mode, options):
+    frames = rows_of(2, LENGTH + 1)
+    (_, _, tensors), (_, _, arrays) = (
+        collected(compose(*simulated(*options, name=name), *frames)) for name in ("Simulation", "Arrays")
+    )
+    for key, value in tensors.items(True, True):
+        assert torch.equal(arrays[key], value), key
+
+
+def test_the_four_results_of_rsl_rl_are_those_of_isaac_lab(compose, mode):
+    ways = {"Simulation": ["+env.kwargs.final=false"], "rsl_vec_env": []}
+    (_, _, five), (_, _, four) = (
+        collected(compose(*simulated(*more, name=name), *rows_of(2, LENGTH))) for name, more in ways.items()
+    )
+    for key, value in five.items(True, True):
+        assert torch.equal(four[key], value), key
+
+
+def test_only_finished_environments_are_reset_on_request(compose, mode):
+    env = make_batched_env(compose(*simulated(*KINDS["on request"])).env, N, seed=0)
+    env.reset_tensors(None)
+    calls = env.raw._env.calls
+    before = len(calls)
+    for _ in range(LENGTH):
+        after = env.step_tensors(torch.zeros(N, 2))
+        observation = env.reset_tensors(after["done"] & torch.tensor([[True], [False], [True], [False]]))
+    assert [ids.tolist() for ids in calls[before:]] == [[0, 2]]
+    again = start(torch.tensor([0.0, 2.0]).double(), torch.tensor(2.0).double())
+    torch.testing.assert_close(observation["observation"][[0, 2]], again.float())
+    assert torch.equal(observation["observation"][[1, 3]], after["observation"][[1, 3]])
+
+
+def test_a_critic_may_see_its_own_group(compose, mode):
+    critic = ["algorithm.critic=feedforward", "algorithm.critic_observation=[hidden]"]
+    policy, _, rows = collected(compose(*simulated("+env.kwargs.groups=true", *critic), *rows_of(2, LENGTH)))
+    assert policy.critic_only == ("hidden",)
+    assert rows["observation", "observation"].shape == (N, 2 * LENGTH, 2)
+    seen = rows["observation", "hidden"]
+    assert torch.equal(seen[..., :2], rows["observation", "observation"])
+    assert seen[0, :, 2].tolist() == [*range(LENGTH), *range(LENGTH)]
+    assert rows["next", "observation", "hidden"][0, :, 2].tolist() == [*range(1, LENGTH + 1)] * 2
+
+
+def test_groups_are_named_by_the_configuration(compose):
+    both = compose(*simulated("+env.kwargs.groups=true", "env.actor_groups=[policy,critic]")).env
+    shown = make_batched_env(both, N, seed=0).reset_tensors(None)
+    assert {key: tuple(value.shape) for key, value in shown.items()} == {
+        ("observation", "policy"): (N, 2),
+        ("observation", "critic"): (N, 3),
+    }
+    with pytest.raises(ConfigError, match=r"must name groups of observations \(got nobody\).* has policy, critic\."):
+        make_batched_env(compose(*simulated("+env.kwargs.groups=true", "env.actor_groups=[nobody]")).env, N, seed=0)
+    with pytest.raises(ConfigError, match=r"needs a group of observations for the critic"):
+        make_batched_env(compose(*simulated()).env, N, seed=0, privileged=True)
+
+
+def test_what_it_logs_becomes_metrics(compose):
+    config = compose(*simulated(*KINDS["on request"]), *rows_of(2, LENGTH))
+    collector = make_collector(config, fresh_policy(config))
+    rows = collector.collect()
+    found = collector.metrics()
+    assert found == {
+        "env/Mean/reward": pytest.approx(float(rows["next", "reward"].double().mean())),
+        "env/count": 2.0,
+        "env/Episode/begun": N,
+    }
+    assert collector.metrics() == found
+
+
+FAULTS = {
+    "observation": "Environment 1 of 4 (simulators:Faulty), at step 3, returned a non-finite value of 'observation': "
+    "[nan, ",
+    "reward": "Environment 2 of 4 (simulators:Faulty), at step 3, returned a non-finite value of 'reward': [nan]",
+    "length": "(simulators:Faulty), at step 3, returned 3 values from step. Have it return (observation, reward, term",
+    "shape": "gave the observation 'observation' the shape (4, 1) and torch.float32 on cpu, but it must have (4, 2)",
+    "dtype": "gave the observation 'observation' the shape (4, 2) and torch.float64 on cpu, but it must have (4, 2)",
+    "device": "gave the observation 'observation' the shape (4, 2) and torch.float32 on meta, but it must have",
+    "kind": "(simulators:Faulty), at step 3, raised TypeError in step",
+    "rewards": "(simulators:Faulty), at step 3, returned reward of shape (3,) on cpu. Have it return one for each of",
+    "flags": "(simulators:Faulty), at step 3, returned terminated as torch.float32. Have it return True or False.",
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_is_an_error_that_names_the_environment_in_training_and_in_evaluation(compose, fault):
+    config = compose(*simulated(f"+env.kwargs.fault={fault}", name="Faulty"), *rows_of(2, LENGTH))
+    policy = fresh_policy(config)
+    with pytest.raises(EnvError, match=re.escape(FAULTS[fault])):
+        list(rollouts(config, policy))
+    release()
+    with pytest.raises(EnvError, match=re.escape(FAULTS[fault])):
+        evaluate(config.env, policy, 4, seed=0)
+
+
+def test_environments_of_tensors_are_checked_in_evaluation_too(compose):
+    config = compose("env=simulators:NaNs", *ROWS)
+    with pytest.raises(EnvError, match=r"Environment 1 of 3 \(NaNs\), at step 2, returned a non-finite value"):
+        evaluate(config.env, fresh_policy(config), 3, seed=0)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_evaluation_counts_equally_many_first_episodes_of_each_environment(compose, kind):
+    config = compose(*simulated(*KINDS[kind]), "frames_per_batch=48")
+    policy = fresh_policy(config)
+    expected = evaluate(compose(*INLINE).env, policy, N, seed=3)
+    torch.testing.assert_close(evaluate(config.env, policy, N, seed=3), expected, rtol=0, atol=1e-5)
+    assert evaluate(config.env, policy, 2, seed=3) == pytest.approx(expected[:2], abs=1e-5)
+    more = evaluate(config.env, policy, 7, seed=3)
+    assert len(more) == 7
+    assert more[:N] == pytest.approx(expected, abs=1e-5)
+
+
+def test_short_episodes_count_no_more_than_long_ones(compose):
+    """Environment n has episodes of n + 1 steps, each with reward 1 at a step: their mean length is (1 + 2 + 3) / 3."""
+    config = compose("env=vec_env", "env.id=simulators:Lengths", "env.num_envs=3", "cell=none", "encoder.sizes=[4]")
+    assert evaluate(config.env, None, 6, seed=0) == [1, 2, 3, 1, 2, 3]
+
+
+def test_one_simulation_serves_training_evaluation_and_a_resumed_run(recurrl_train, tiny, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    given = [*tiny, "env=vec_env", "env.id=simulators:Only", "cell=gru", "evaluation.every_frames=32"]
+    outcome = recurrl_train(*given, "hydra.run.dir=run", cwd=tmp_path).succeeded()
+    assert Only.made == 1
+    assert "The episodes of training begin anew" in outcome.out
+    found = summary(tmp_path / "run")
+    assert found["frames"] == 64
+    assert math.isfinite(found["eval_return_mean"])
+    agent = recurrl.load(tmp_path / "run", trust_packages=True)
+    assert len(agent.evaluate(3)) == 3
+    env, state = agent.make_env(), agent.initial_state()
+    observation, _ = env.reset()
+    over = False
+    while not over:
+        action, state = agent.act(observation, state)
+        observation, _, terminated, truncated, _ = env.step(action)
+        over = terminated or truncated
+    recurrl_train("resume=run", "total_frames=128", cwd=tmp_path).succeeded()
+    assert Only.made == 1
+    assert summary(tmp_path / "run")["frames"] == 128
+    release()
+    assert env._env._env.closed
+
+
+def test_without_evaluation_the_episodes_of_training_are_reported(recurrl_train, tiny, tmp_path):
+    given = [*tiny, "evaluation.episodes=0", "frames_per_batch=64", "total_frames=192", "hydra.run.dir=run"]
+    outcome = recurrl_train(*given, "env=vec_env", "env.id=simulators:Simulation", cwd=tmp_path).succeeded()
+    assert "begin anew" not in outcome.out
+    row = read_rows(tmp_path / "run" / "metrics.csv")[-1]
+    assert row["eval/return_mean"] == row["train/return_mean"]
+    assert row["eval/episodes"] == row["train/episodes"]
+    assert summary(tmp_path / "run")["eval_return_mean"] == row["train/return_mean"]
+
+
+def test_what_a_simulator_cannot_do_is_rejected_before_it_is_made(refused):
+    given = ("env=vec_env", "env.id=simulators:Simulation")
+    assert refused(*given, "env.num_envs=1").startswith("env.num_envs must be at least 2 with env.source=vec_env")
+    assert refused(*given, "+env.kwargs.speed=2").startswith(
+        "env.id=simulators:Simulation does not take env.kwargs.speed."
+    )
+    assert refused(*given, "env.resets=sometimes").startswith("env.resets must be one of same_step, disabled, next_ste")
+    assert "does not support env.max_episode_steps=3" in refused(*given, "env.max_episode_steps=3")
+
+
+def test_resets_on_request_need_a_reset_that_can(compose):
+    config = compose(*simulated("env.resets=disabled", name="rsl_vec_env")).env
+    with pytest.raises(ConfigError, match=r"env\.resets=disabled needs a reset with an argument env_ids, mask or opt"):
+        make_batched_env(config, N, seed=0)
