@@ -63,8 +63,10 @@ def _options(chosen: Mapping[str, type] = MappingProxyType({})) -> list[Option]:
 def _group(group: str, shared: list[Option]) -> Iterator[str]:
     yield from (*_choices(group, default_name(group)), "")
     # The other environments change few of these values.
-    choices = {name: values(group, name) for name in (["gym"] if group == "env" else yaml_names(group))}
-    yield from _table((option for option in shared if option[0] != f"{group}.name"), choices)
+    names = ["gym", *packaged(group)] if group == "env" else yaml_names(group)
+    choices = {name: values(group, name) for name in names}
+    of_shared = {"gym": choices["gym"]} if group == "env" else choices
+    yield from _table((option for option in shared if option[0] != f"{group}.name"), of_shared)
     keys = {key for key, _, _ in shared}
     for name, of in choices.items():
         options = _options({group: packaged(group).get(name, base_options(group))})
