@@ -86,11 +86,11 @@ def make_trainer(
     if world().rank > 0:
         seed_process(seed_of_rank(config.seed, report.frames, world().rank))
     with ExitStack() as opened:
-        of_run = make_callbacks(config, run_dir, settings, policy, start, restarts, callbacks)
-        opened.callback(of_run.close, failed=True)
+        all_callbacks = make_callbacks(config, run_dir, settings, policy, start, restarts, callbacks)
+        opened.callback(all_callbacks.close, failed=True)
         collector = make_collector(share, policy, report.frames, restarts)
         opened.pop_all()
-    return Trainer(config, run_dir, algorithm, collector, of_run, report, request)
+    return Trainer(config, run_dir, algorithm, collector, all_callbacks, report, request)
 
 
 def make_callbacks(

@@ -277,10 +277,10 @@ def not_installed(monkeypatch):
 
 
 @pytest.fixture
-def refused(recurrl_train, tmp_path, no_environments):
+def rejected(recurrl_train, tmp_path, no_environments):
     """The error with which ``recurrl-train`` rejects overrides, before it makes an environment or writes anything."""
 
-    def refused(*overrides):
+    def rejected(*overrides):
         before = sorted(tmp_path.rglob("*"))
         outcome = recurrl_train(*overrides, cwd=tmp_path)
         assert sorted(tmp_path.rglob("*")) == before
@@ -289,7 +289,7 @@ def refused(recurrl_train, tmp_path, no_environments):
         assert "Traceback" not in outcome.err
         return outcome.error
 
-    return refused
+    return rejected
 
 
 @pytest.fixture
@@ -308,15 +308,15 @@ def checked(untyped_defaults, no_environments):
 
 
 @pytest.fixture
-def refusal(checked):
+def rejection(checked):
     """The error with which changes of the defaults are rejected, before an environment is made."""
 
-    def refusal(changes):
+    def rejection(changes):
         with pytest.raises(ConfigError) as caught:
             checked(changes)
         return str(caught.value)
 
-    return refusal
+    return rejection
 
 
 @pytest.fixture(scope="session")

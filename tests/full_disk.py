@@ -27,7 +27,7 @@ def leave_free(disk, kib):
     return filler.unlink
 
 
-def told(outcome, run):
+def result_of(outcome, run):
     """What a command came to, and in which state the files are."""
     found = files.checkpoints_in(run / "checkpoints")
     # TensorBoard's writer thread prints what stopped it; the run's own message follows when it flushes.
@@ -50,11 +50,11 @@ def main():
     run = Path(disk) / "run"
     for kib in map(int, sizes.split(",")):
         free = leave_free(Path(disk), kib)
-        full = told(_run(train_command.main, "recurrl-train", tuple(arguments), Path("/")), run)
+        full = result_of(_run(train_command.main, "recurrl-train", tuple(arguments), Path("/")), run)
         free()
         after = None
         if full["frames"]:
-            after = told(_run(train_command.main, "recurrl-train", tuple(arguments), Path("/")), run)
+            after = result_of(_run(train_command.main, "recurrl-train", tuple(arguments), Path("/")), run)
         sys.stdout.write(json.dumps({"free": kib, "full": full, "after": after}) + "\n")
         for entry in Path(disk).iterdir():
             shutil.rmtree(entry) if entry.is_dir() else entry.unlink()

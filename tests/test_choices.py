@@ -67,8 +67,8 @@ def test_a_users_own_experiment_composes(recurrl_train, yamls, tmp_path):
 
 
 @pytest.mark.parametrize("group", [*GROUPS, *PRESETS])
-def test_an_unknown_choice_is_rejected_with_those_that_exist(refused, group):
-    error = refused(*(["-m"] if group == "hparams_search" else []), f"{group}=nonesuch")
+def test_an_unknown_choice_is_rejected_with_those_that_exist(rejected, group):
+    error = rejected(*(["-m"] if group == "hparams_search" else []), f"{group}=nonesuch")
     assert error.startswith(f"{group}=nonesuch does not exist. ")
     listed = error.partition("Choose one of: ")[2].rstrip(".").split(", ")
     assert {path.stem for path in (CONFIGS / group).glob("*.yaml")} <= set(listed)
@@ -76,18 +76,18 @@ def test_an_unknown_choice_is_rejected_with_those_that_exist(refused, group):
     assert (own in listed) == (group not in PRESETS)
 
 
-def test_the_nearest_choice_is_suggested(refused):
-    assert "Did you mean cell=gru?" in refused("cell=gruu")
-    assert "Did you mean env=pendulum_no_velocity?" in refused("env=pendulum")
+def test_the_nearest_choice_is_suggested(rejected):
+    assert "Did you mean cell=gru?" in rejected("cell=gruu")
+    assert "Did you mean env=pendulum_no_velocity?" in rejected("env=pendulum")
 
 
-def test_an_unknown_name_of_a_choice_is_rejected_with_those_that_exist(refused):
+def test_an_unknown_name_of_a_choice_is_rejected_with_those_that_exist(rejected):
     known = ", ".join(names("algorithm"))
-    assert refused("algorithm.name=nonesuch") == (
+    assert rejected("algorithm.name=nonesuch") == (
         f"algorithm=nonesuch does not exist. Choose one of: {known}, or package.module:Name for a custom one."
     )
 
 
 @pytest.mark.parametrize("group", [*GROUPS, *PRESETS])
-def test_a_group_without_a_choice_is_rejected(refused, group):
-    assert refused(f"{group}=null").startswith(f"{group} must be one of its choices (got null).")
+def test_a_group_without_a_choice_is_rejected(rejected, group):
+    assert rejected(f"{group}=null").startswith(f"{group} must be one of its choices (got null).")

@@ -79,7 +79,7 @@ def test_a_batch_without_marks_of_starts_is_caught(config):
     assert "marked by 'is_init' as the start of an episode, but one starts there" in complaint(config, policy, batch)
 
 
-def test_an_environment_without_a_primer_is_refused(config):
+def test_an_environment_without_a_primer_is_rejected(config):
     env = TransformedEnv(gymnasium_source.make(config.env).make(4), InitTracker())
     with pytest.raises(KeyError, match=f"needs the entries .*{STATE}.*get_primers_from_module"):
         PolicyModule(fresh_policy(config))(env.reset())

@@ -263,29 +263,29 @@ def test_hostile_files_are_rejected_and_run_no_code(small, tmp_path):
     policy = make_policy_for(config)
     file, marker = tmp_path / "one.npz", tmp_path / "marker"
 
-    def refused():
+    def rejected():
         with pytest.raises(ConfigError) as caught:
             read_episodes(tmp_path, policy, config.env)
         return str(caught.value)
 
     np.savez(file, observations=GOOD["observations"], actions=np.array([Code(marker)] * STEPS, dtype=object))
-    assert "cannot be read: ValueError: Object arrays cannot be loaded" in refused()
+    assert "cannot be read: ValueError: Object arrays cannot be loaded" in rejected()
     file.write_bytes(pickle.dumps(Code(marker)))
-    assert "cannot be read: " in refused()
+    assert "cannot be read: " in rejected()
     assert not marker.exists()
     for content in (b"", b"PK\x03\x04", b"x" * 999):
         file.write_bytes(content)
-        assert "cannot be read: " in refused()
+        assert "cannot be read: " in rejected()
     header = b"\x93NUMPY\x01\x00v\x00{'descr': '<f4', 'fortran_order': False, 'shape': (9999999999999, 4), }"
     for body in (header.ljust(127) + b"\n", b"\x93NUMPY\x01\x00\xff\xff", b"[" * 10_000):
         with zipfile.ZipFile(file, "w") as members:
             members.writestr("observations.npy", body)
-        assert "cannot be read: " in refused() or "lacks actions" in refused()
+        assert "cannot be read: " in rejected() or "lacks actions" in rejected()
     np.savez(file, **GOOD)
     whole = file.read_bytes()
     for cut in range(0, len(whole), 37):
         file.write_bytes(whole[:cut])
-        assert "cannot be read: " in refused()
+        assert "cannot be read: " in rejected()
     for at in range(0, len(whole), 11):
         file.write_bytes(bytes([*whole[:at], whole[at] ^ 255, *whole[at + 1 :]]))
         try:

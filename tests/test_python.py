@@ -74,7 +74,7 @@ def test_nothing_of_the_process_changes(tiny):
     with pytest.raises(ConfigError):
         recurrl.train([*tiny, "slice_len=5"])
     assert found() == before
-    assert not Path("outputs").exists()  # of a run that was refused nothing is left
+    assert not Path("outputs").exists()  # of a run that was rejected nothing is left
 
 
 def test_a_mapping_is_a_configuration_too(tiny):
@@ -163,7 +163,7 @@ def test_a_run_of_another_device_can_be_loaded(finished_run, tmp_path):
     assert agent.act(observation, agent.initial_state())[0] == expected.act(observation, expected.initial_state())[0]
 
 
-def test_what_cannot_be_loaded_is_refused(finished_run, tmp_path):
+def test_what_cannot_be_loaded_is_rejected(finished_run, tmp_path):
     with pytest.raises(ConfigError, match="does not exist"):
         recurrl.load("nowhere")
     with pytest.raises(ConfigError, match="Give best or last"):

@@ -213,7 +213,7 @@ class Algorithm(nn.Module):
                 self._prepare(rows_NT, reward_NT)
             before = len(steps)
             for slices_SK in self.buffer.minibatches(rows_NT):
-                self.states.enter(slices_SK)
+                self.states.set_initial_states(slices_SK)
                 steps.append(self.gradient_step(slices_SK))
                 if epoch == 0:
                     self.gradient_signal.add(self.optimizer.param_groups[0]["params"])

@@ -73,7 +73,7 @@ class SliceStates:
         for begin in range(0, inputs_NT.batch_size[1], self._slice_len):
             slices_NK = inputs_NT[:, begin : begin + self._slice_len]
             if states:
-                self._enter(slices_NK, {key: state[:, -1] for key, state in states[-1].items()})
+                self._write_initial(slices_NK, {key: state[:, -1] for key, state in states[-1].items()})
             output = self._policy.sequence(*self._policy.inputs(slices_NK))
             values += [] if output.value is None else [output.value]
             states.append(output.state)
@@ -85,7 +85,7 @@ class SliceStates:
         if values:
             rows_NT.set(VALUE, torch.cat(values, 1))
 
-    def enter(self, slices_SK: TensorDictBase) -> None:
+    def set_initial_states(self, slices_SK: TensorDictBase) -> None:
         """Writes the states that sampled slices start from into their first step.
 
         Args:
@@ -102,7 +102,7 @@ class SliceStates:
             with torch.no_grad():
                 output = self._policy.sequence(*self._policy.inputs(before_SB))
             warmed_S = {key: state[:, -1] for key, state in output.state.items()}
-            self._enter(slices_SK, warmed_S, index_S % self._slices_per_row > 0)
+            self._write_initial(slices_SK, warmed_S, index_S % self._slices_per_row > 0)
 
     def drift(self, slices_SK: TensorDictBase) -> dict[str, float]:
         """The relative distance between states of the current weights and recorded ones, ``‖now − then‖ / ‖then‖``.
@@ -125,7 +125,7 @@ class SliceStates:
         of_difference, of_recorded = world().gathered(squares).sum(0).sqrt()
         return {"state/drift": float(of_difference / of_recorded)}
 
-    def _enter(
+    def _write_initial(
         self, slices_SK: TensorDictBase, entering_S: Mapping[NestedKey, Tensor], where_S: Tensor | None = None
     ) -> None:
         """Writes states into the first step of slices, except at episode starts and outside ``where_S``."""

@@ -17,7 +17,7 @@ from recurrl.config import EnvConfig
 from recurrl.errors import ConfigError, RunError, require
 from recurrl.evaluation import random_numbers_restored
 from recurrl.policy import Policy
-from recurrl.runtime.in_bytes import read, written
+from recurrl.runtime.serialization import from_bytes, to_bytes
 
 if TYPE_CHECKING:
     from recurrl.trainer import Trainer
@@ -116,7 +116,7 @@ class UserCallback(Callback):
         """
         state = self._callback.state_dict() if isinstance(self._callback, Stateful) else {}
         try:
-            read(written(state))
+            from_bytes(to_bytes(state))
         except Exception as error:
             raise RunError(f"state_dict() of {self.name} must return tensors and plain values: {error}") from error
         return state

@@ -13,9 +13,9 @@ from typing import Any
 from recurrl.checkpoint import files
 from recurrl.checkpoint.files import Stateful
 from recurrl.errors import RunError
-from recurrl.runtime.in_bytes import read, written
 from recurrl.runtime.ranks import world
 from recurrl.runtime.seeds import seed_of_rank, seed_process
+from recurrl.runtime.serialization import from_bytes, to_bytes
 
 RANKS, SCALER = "ranks", "reward_scaler"
 EPISODES = "collector_state"
@@ -40,7 +40,7 @@ def gathered_states(components: Mapping[str, Stateful]) -> dict[str, Any]:
         return {}
     sizes = {name: float(value.double().abs().sum()) for name, value in components["policy"].state_dict().items()}
     if world().rank > 0:
-        world().gather((sizes, written(_states(components, OWN))))
+        world().gather((sizes, to_bytes(_states(components, OWN))))
         return {}
     _, *others = world().gather((sizes, b""))
     for rank, (theirs, _) in enumerate(others, start=1):
@@ -52,7 +52,7 @@ def gathered_states(components: Mapping[str, Stateful]) -> dict[str, Any]:
                 "parameters, but a module that counts or averages on its own does so on each: have it use "
                 "recurrl.policy.normalization.RunningMoments, or train in one process."
             )
-    return {RANKS: [read(state) for _, state in others]}
+    return {RANKS: [from_bytes(state) for _, state in others]}
 
 
 def share(components: Mapping[str, Stateful], own: Sequence[State] = (), seeds: Sequence[int] = ()) -> None:
@@ -66,11 +66,11 @@ def share(components: Mapping[str, Stateful], own: Sequence[State] = (), seeds: 
     if world().size == 1 and not own:
         return
     common = [name for name in components if name not in (*OWN, *OF_RANK_0)]
-    message = (written(_states(components, common)), [written(each) for each in own], list(seeds))
+    message = (to_bytes(_states(components, common)), [to_bytes(each) for each in own], list(seeds))
     states, states_of_ranks, seeds = world().broadcast(message if world().rank == 0 else None)
-    restored = read(states_of_ranks[world().rank]) if states_of_ranks else {}
+    restored = from_bytes(states_of_ranks[world().rank]) if states_of_ranks else {}
     if world().rank > 0:
-        restored |= read(states)
+        restored |= from_bytes(states)
     if seeds:
         seed_process(seeds[world().rank])
     for name, state in restored.items():

@@ -13,7 +13,7 @@ from recurrl.cli.messages import errors_as_messages
 from recurrl.cli.overrides import TRUST
 from recurrl.cli.results import table
 from recurrl.errors import ConfigError, require
-from recurrl.returns import STATISTICS, in_cells, summarized
+from recurrl.returns import STATISTICS, summarized, table_row
 from recurrl.runtime.run_directory import CONFIG_FILE, VIDEOS, run_directory_of
 
 _OVERRIDE = re.compile(r"[+~]*[\w.]+=.*", re.DOTALL)
@@ -40,7 +40,7 @@ def evaluate_main() -> None:
             found = {state: summarized(each) for state, each in evaluate_run(run, video=files, **options).items()}
             reports.append({"run": str(run), "overrides": overrides, "deterministic": not sampled, "returns": found})
     rows = ((each["run"] + _MEMORY[state], of) for each in reports for state, of in each["returns"].items())
-    lines = [(name, *in_cells(of, "episodes"), str(of["episodes"])) for name, of in rows]
+    lines = [(name, *table_row(of, "episodes"), str(of["episodes"])) for name, of in rows]
     if as_json:
         shown = {"video": [str(file) for file in files]} if files else {}
         sys.stdout.write(json.dumps([each | shown for each in reports], indent=2, ensure_ascii=False) + "\n")

@@ -82,7 +82,7 @@ def with_resumed(
 
 
 def _check_code(effective: DictConfig, composed: DictConfig, source: Path) -> None:
-    """Refuses to import code that this command line does not name too."""
+    """Raises ConfigError if code would be imported that this command line does not name too."""
     allowed = set().union(*code_named(composed, "command line").values())
     unnamed = {key: left for key, texts in code_named(effective, source).items() if (left := texts - allowed)}
     check_code(unnamed, source, f"name it on this command line too: {shlex.join(as_overrides(effective, unnamed))}")

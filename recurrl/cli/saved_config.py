@@ -95,7 +95,7 @@ def _is_of(name: str, packages: Collection[str]) -> bool:
 
 
 def check_code(named: Mapping[str, set[str]], source: Path, permission: str) -> None:
-    """Refuses to import what only a saved configuration names, which is not signed by a run of this user.
+    """Raises if an unsigned configuration names code.
 
     Raises:
         ConfigError: it names something, with what to do.

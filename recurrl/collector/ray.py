@@ -25,7 +25,7 @@ from recurrl.collector.worker_errors import CONTINUES, Failure
 from recurrl.collector.workers import Arrays, Worker, WorkerCollector
 from recurrl.config.collector import RayConfig
 from recurrl.errors import ConfigError
-from recurrl.runtime.in_bytes import read, written
+from recurrl.runtime.serialization import from_bytes, to_bytes
 from recurrl.runtime.signals import SIGNALS
 from recurrl.runtime.time_limit import time_limit
 
@@ -60,7 +60,7 @@ class ActorWorker(Worker):
 
     def collect(self, weights: Any) -> Arrays:
         """Collects rows with these weights, in bytes."""
-        return super().collect(read(weights))
+        return super().collect(from_bytes(weights))
 
 
 class Actors:
@@ -93,7 +93,7 @@ class Actors:
 
     def publish(self, policy: nn.Module, slot: int) -> Any:
         """Ray's reference to the weights: each machine gets them once, whatever the number of its actors."""
-        return ray.put(written(policy.state_dict()))
+        return ray.put(to_bytes(policy.state_dict()))
 
     def call(self, worker: int, method: str, *arguments: Any) -> None:
         """Calls a method of the actor."""

@@ -9,7 +9,7 @@ from tensordict import TensorDictBase
 
 from recurrl.envs.saved_state import UnsavableError
 from recurrl.errors import NonFiniteError, RunError
-from recurrl.runtime.in_bytes import read, written
+from recurrl.runtime.serialization import from_bytes, to_bytes
 
 MOST_IN_A_ROW = 3
 """Restarts without a success in between, after which environments are assumed to fail always."""
@@ -170,7 +170,7 @@ class RestartingCollector:
 def why_not_resumable(collector: Collector) -> str | None:
     """Tries to save and restore the unfinished episodes. Returns the reason if that fails."""
     try:
-        state = read(written(collector.state_dict()))
+        state = from_bytes(to_bytes(collector.state_dict()))
         if state["why_not"] is None:
             collector.load_state_dict(state)
     except UnsavableError as error:

@@ -23,8 +23,8 @@ from recurrl.collector.restarts import STALENESS
 from recurrl.collector.rollout import Rollout, Rollouts
 from recurrl.collector.worker_errors import Failure
 from recurrl.config import WorkersConfig
-from recurrl.runtime.in_bytes import read, written
 from recurrl.runtime.seeds import seed_process, seeds
+from recurrl.runtime.serialization import from_bytes, to_bytes
 
 Arrays = dict[NestedKey, np.ndarray[Any, Any]]
 """The entries of rows ``[N, T]``."""
@@ -56,11 +56,11 @@ class Worker:
     def saved(self) -> bytes:
         """The unfinished episodes and the random numbers of this process."""
         # As bytes, because each tensor would be sent through a file.
-        return written({**self.rollout.state_dict(), "rng": GlobalRNGState().state_dict()})
+        return to_bytes({**self.rollout.state_dict(), "rng": GlobalRNGState().state_dict()})
 
     def restore(self, saved: bytes) -> None:
         """Restores them; the main process logs which episodes could not be saved."""
-        state = read(saved)
+        state = from_bytes(saved)
         if state["why_not"] is None:
             self.rollout.load_state_dict(state)
         GlobalRNGState().load_state_dict(state["rng"])
@@ -217,7 +217,7 @@ class WorkerCollector:
         for worker in self._workers:
             self.host.call(worker, "saved")
         saved = self._receive(self._workers)
-        states = [read(saved[worker]) for worker in self._workers]
+        states = [from_bytes(saved[worker]) for worker in self._workers]
         state = {"why_not": next((each["why_not"] for each in states if each["why_not"]), None), "workers": states}
         if self._ahead:
             state["ahead"] = [
@@ -238,7 +238,7 @@ class WorkerCollector:
         self._arrive(self._ahead + 1)
         # None of a collector that had failed.
         for worker, each in enumerate(state.get("workers", ())):
-            self.host.call(worker, "restore", written(each))
+            self.host.call(worker, "restore", to_bytes(each))
         self._receive(range(len(state.get("workers", ()))))
         for rows, parts in zip(self._rows, state.get("ahead", [()] * len(self._rows)), strict=True):
             rows.clear()

@@ -96,7 +96,7 @@ class _Walk:
         self.bytes = MOST_BYTES
 
     def attributes(self, owner: object, path: str) -> dict[str, Any]:
-        with self._entered(owner, path):
+        with self._visiting(owner, path):
             found = {name: self.encoded(value, f"{path}.{name}") for name, value in list(vars(owner).items())}
         return {name: value for name, value in found.items() if value is not _CONSTANT}
 
@@ -138,7 +138,7 @@ class _Walk:
         kind = "dict" if type(value) is dict else "deque" if type(value) is deque else _KINDS.get(type(value))
         if kind is None:
             return None
-        with self._entered(value, path):
+        with self._visiting(value, path):
             # Before a list of the items is made.
             self._spend(len(value) * _BYTES_OF_ONE, path)
             items = [item for pair in value.items() for item in pair] if kind == "dict" else list(value)
@@ -159,7 +159,7 @@ class _Walk:
         return None
 
     @contextmanager
-    def _entered(self, holder: object, path: str) -> Iterator[None]:
+    def _visiting(self, holder: object, path: str) -> Iterator[None]:
         if id(holder) in self.within:
             raise UnsavableError(f"{path} is a reference cycle")
         if len(self.within) == MOST_NESTED:

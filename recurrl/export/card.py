@@ -9,7 +9,7 @@ from typing import Any
 import yaml  # type: ignore[import-untyped]
 
 from recurrl.config import TrainConfig
-from recurrl.returns import in_cells
+from recurrl.returns import table_row
 
 _KIND = "reinforcement-learning"
 _USE = """```python
@@ -52,7 +52,7 @@ def model_card(
         needs_trust: the configuration names packages to import.
     """
     env, cell, algorithm = config.env.id, config.cell.name, config.algorithm.name
-    mean, spread, interval, *_ = in_cells(found, "episodes")
+    mean, spread, interval, *_ = table_row(found, "episodes")
     metric = {"type": "mean_reward", "name": "mean_reward", "value": f"{mean} +/- {spread}", "verified": False}
     task, dataset = {"type": _KIND, "name": _KIND}, {"type": env, "name": env}
     header = {

@@ -7,7 +7,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from recurrl.returns import STATISTICS, in_cells, interval_95, interval_text, return_format, summarized
+from recurrl.returns import STATISTICS, interval_95, interval_text, return_format, summarized, table_row
 from recurrl.runtime.run_directory import METRICS
 from recurrl.tracking.csv import Curve, curve_of, read_rows
 
@@ -128,7 +128,7 @@ class Group:
 
     def cells(self) -> tuple[str, ...]:
         """Its row below the heads :data:`OVER_SEEDS`."""
-        statistics = in_cells(self.as_json(), "seeds") if self.seeds else [""] * len(STATISTICS)
+        statistics = table_row(self.as_json(), "seeds") if self.seeds else [""] * len(STATISTICS)
         return (str(len(self.seeds)), *statistics)
 
 

@@ -122,7 +122,7 @@ def test_an_episode_that_outlives_its_row_is_compared_over_the_steps_that_others
     assert batch[EPISODE_LOSS_STEPS].flatten(1).tolist() == [[2] * 8, [6] * 6 + [2] * 2]
 
 
-def test_rows_that_continue_an_episode_are_refused():
+def test_rows_that_continue_an_episode_are_rejected():
     batch = rows_of([[0], [1]], steps=3)
     with pytest.raises(ValueError, match="rows that begin with a reset"):
         add_group_advantages(batch, torch.ones(2, 3), options())

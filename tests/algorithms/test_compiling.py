@@ -1,4 +1,4 @@
-"""A loss that is compiled: it says the same as one that is not, and what it costs to compile is told apart."""
+"""A loss that is compiled: it equals one that is not, and the time to compile is reported apart."""
 
 import json
 from functools import partial
@@ -24,7 +24,7 @@ def check_equal(compose, overrides):
     algorithm = make_algorithm(plain, policy)
     algorithm.update(*rollouts(plain, policy), progress=0.0)
     minibatch = next(algorithm.buffer.minibatches(algorithm.rows))
-    algorithm.states.enter(minibatch)
+    algorithm.states.set_initial_states(minibatch)
 
     expected, expected_gradients = outputs_and_gradients(algorithm, minibatch)
     assert algorithm.compile_time_s is None

@@ -193,7 +193,7 @@ def test_a_minibatch_in_which_nothing_counts_has_no_loss_and_no_gradient():
         ({"aggregation": "token"}, "aggregation must be one of step, episode"),
     ],
 )
-def test_options_out_of_range_are_refused(options, message):
+def test_options_out_of_range_are_rejected(options, message):
     with pytest.raises(ValueError, match=message):
         GRPOLoss(make_actor("discrete"), **options)
 

@@ -145,7 +145,7 @@ def epoch_of(states, rows):
     buffer = SliceBuffer(BufferConfig(name="on_policy"), rows.slice_len, count)
     minibatches = list(buffer.minibatches(rows.batch))
     for minibatch in minibatches:
-        states.enter(minibatch)
+        states.set_initial_states(minibatch)
     return minibatches
 
 

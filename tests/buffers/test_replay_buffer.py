@@ -213,7 +213,7 @@ def test_with_unchanged_weights_drawn_rows_replay_as_collected(cell, compose):
         check_consistency(policy, drawn, config, resumed=True)
 
 
-def test_a_slice_longer_than_the_ring_or_than_what_is_in_it_is_refused():
+def test_a_slice_longer_than_the_ring_or_than_what_is_in_it_is_rejected():
     with pytest.raises(ConfigError, match=r"A slice of 8 steps is longer than a ring of 7 steps\."):
         recurrl.make_replay_buffer(7, 8)
     ring = recurrl.make_replay_buffer(20, 9)

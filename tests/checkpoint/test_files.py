@@ -50,7 +50,7 @@ def check_loads(path, **seeds):
         assert all(torch.equal(value, expected[key]) for key, value in found[name].state_dict().items())
 
 
-def refusal(path):
+def rejection(path):
     with pytest.raises(ConfigError) as caught:
         files.manifest(path)
     return str(caught.value)
@@ -152,7 +152,7 @@ def test_each_bit_of_a_manifest_is_guarded(written, bits):
     assert files.damage(written) is None
 
 
-def test_200_damaged_checkpoints_are_refused(written, tmp_path):
+def test_200_damaged_checkpoints_are_rejected(written, tmp_path):
     rng = random.Random(0)
     for case in range(200):
         damaged = shutil.copytree(written, tmp_path / "damaged" / f"frames_{case}")
@@ -164,16 +164,16 @@ def test_200_damaged_checkpoints_are_refused(written, tmp_path):
         else:
             del data[place:]
         file.write_bytes(data)
-        message = refusal(damaged)
+        message = rejection(damaged)
         assert message.startswith(f"The checkpoint {damaged} is damaged: "), file
         assert "Nothing of it was loaded." in message
         shutil.rmtree(damaged)
 
 
-def test_a_refusal_names_the_file_and_the_newest_whole_checkpoint_beside_it(written):
+def test_a_rejection_names_the_file_and_the_newest_whole_checkpoint_beside_it(written):
     newer = shutil.copytree(written, written.parent / "frames_64")
     (newer / "state-critic.pt").write_bytes(b"")
-    assert refusal(newer) == (
+    assert rejection(newer) == (
         f"The checkpoint {newer} is damaged: state-critic.pt was modified or corrupted. Nothing of it was loaded. The "
         f"newest intact checkpoint beside it is {written}."
     )
@@ -183,13 +183,13 @@ def test_a_refusal_names_the_file_and_the_newest_whole_checkpoint_beside_it(writ
 def test_a_file_that_is_missing_or_is_none_is_named_and_not_read(written, tmp_path, name):
     place = written / name
     place.rename(tmp_path / "elsewhere")
-    assert f" is damaged: {name} is missing." in refusal(written)
+    assert f" is damaged: {name} is missing." in rejection(written)
     os.mkfifo(place)  # reading it would wait
-    assert f" is damaged: {name} is " in refusal(written)
+    assert f" is damaged: {name} is " in rejection(written)
     place.unlink()
     if name != files.MANIFEST:
         place.symlink_to(tmp_path / "elsewhere")
-        assert f" is damaged: {name} is missing." in refusal(written)
+        assert f" is damaged: {name} is missing." in rejection(written)
 
 
 # Foreign files
@@ -281,9 +281,9 @@ def test_a_strangers_checkpoint_runs_no_code(written, tmp_path, protocol):
 @pytest.mark.parametrize(
     "text", ["", "{}\n", "[]", "null", "[" * 100_000, '{"a": ' * 5_000, "9" * 5_000, "\udcff", "NaN"]
 )
-def test_a_strangers_checkpoint_with_a_malformed_manifest_is_refused(written, text):
+def test_a_strangers_checkpoint_with_a_malformed_manifest_is_rejected(written, text):
     (written / files.MANIFEST).write_bytes(text.encode("utf-8", "surrogateescape"))
-    assert " is damaged: manifest.json " in refusal(written)
+    assert " is damaged: manifest.json " in rejection(written)
 
 
 @pytest.mark.parametrize(
@@ -295,9 +295,9 @@ def test_a_strangers_checkpoint_with_a_malformed_manifest_is_refused(written, te
     ],
     ids=str,
 )
-def test_a_strangers_checkpoint_of_other_values_is_refused(written, values):
+def test_a_strangers_checkpoint_of_other_values_is_rejected(written, values):
     resealed(written, lambda manifest: manifest.update(values))
-    assert f" is damaged: {files.MANIFEST} was modified or corrupted." in refusal(written)
+    assert f" is damaged: {files.MANIFEST} was modified or corrupted." in rejection(written)
 
 
 def test_a_state_of_other_shapes_is_named_in_one_line(written):

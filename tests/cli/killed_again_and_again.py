@@ -1,4 +1,4 @@
-"""A program that ends a training run as often as it is told to, resuming it each time, until it completes.
+"""A program that ends a training run as often as requested, resuming it each time, until it completes.
 
     python killed_again_and_again.py RUN_DIR KILLS TERMS override...
 

@@ -31,7 +31,7 @@ def test_a_right_environment_gives_one_line_and_leaves_nothing_behind(check, tin
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_wrong_environment_is_refused_with_an_error_message(check, tiny, stale):
+def test_a_wrong_environment_is_rejected_with_an_error_message(check, tiny, stale):
     outcome = check(*tiny, *stale).failed()
     assert outcome.out == ""
     assert outcome.error.startswith("The update would not see what the rollout saw: after each of ")

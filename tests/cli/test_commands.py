@@ -103,12 +103,12 @@ def test_the_package_runs_as_a_module(tmp_path):
     assert done.stdout.startswith("recurrl ")
 
 
-def test_an_option_among_the_overrides_is_refused(train):
+def test_an_option_among_the_overrides_is_rejected(train):
     assert "Put options such as -m before the overrides" in train("seed=0", "-m", "cell=gru,lstm").error
 
 
 @pytest.mark.parametrize("override", ["seed", "seed=[1", "seed={", "env.mask=[1,2", 'lr="1'])
-def test_what_is_not_an_override_is_refused_without_a_parsers_words(train, override):
+def test_what_is_not_an_override_is_rejected_without_a_parsers_words(train, override):
     outcome = train(override)
     assert outcome.error.startswith(f"{override} is not an override.")
     assert "Exception" not in outcome.err
@@ -121,7 +121,7 @@ def test_other_libraries_names_for_a_key_lead_to_ours(train, name):
     assert train(f"{name}=1").error == f"Unknown configuration key {name!r}. Did you mean {SYNONYMS[name]}?"
 
 
-def test_a_yaml_without_the_one_it_builds_on_is_refused_with_what_it_lacks(train, yamls):
+def test_a_yaml_without_the_one_it_builds_on_is_rejected_with_what_it_lacks(train, yamls):
     yamls("env", "maze", name="maze", source="gymnasium", id="CartPole-v1")
     error = train("--config-dir", "mine", "env=maze").error
     assert "'env.num_envs' is required" in error

@@ -64,15 +64,15 @@ def test_a_directory_that_another_process_has_locked_is_not_used(train, tiny, tm
 @pytest.mark.parametrize("count", [2, 3, 10])
 def test_of_several_runs_started_in_one_directory_one_runs(start, tiny, tmp_path, count):
     runs = [start(*tiny, "hydra.run.dir=run", "resume=auto", *LONG) for _ in range(count)]
-    refused = []
-    while len(refused) < count - 1:
-        refused = [run for run in runs if run.poll() is not None]
+    rejected = []
+    while len(rejected) < count - 1:
+        rejected = [run for run in runs if run.poll() is not None]
         time.sleep(0.01)
-    for run in refused:
+    for run in rejected:
         message = run.stderr.read()
         assert run.returncode == 1
         assert "Traceback" not in message
-    (runner,) = [run for run in runs if run not in refused]
+    (runner,) = [run for run in runs if run not in rejected]
     assert f"is in use by process {runner.pid} on" in message or "is in use by another process" in message
     wait_for_frames(tmp_path / "run")
     runner.send_signal(signal.SIGTERM)

@@ -71,7 +71,7 @@ NO_RUN = "Give a run directory (it holds config.yaml and checkpoints/), or one o
     ],
     ids=lambda value: " ".join(map(str, value)) if isinstance(value, list) else "",
 )
-def test_what_cannot_be_evaluated_is_refused(evaluate, finished_run, tmp_path, monkeypatch, arguments, sentence):
+def test_what_cannot_be_evaluated_is_rejected(evaluate, finished_run, tmp_path, monkeypatch, arguments, sentence):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     (tmp_path / "run").symlink_to(finished_run)
     outcome = evaluate(*arguments).failed()
@@ -79,7 +79,7 @@ def test_what_cannot_be_evaluated_is_refused(evaluate, finished_run, tmp_path, m
     assert len(outcome.err.splitlines()) == 1
 
 
-def test_an_environment_that_does_not_fit_the_policy_is_refused(evaluate, finished_run):
+def test_an_environment_that_does_not_fit_the_policy_is_rejected(evaluate, finished_run):
     assert "does not fit this configuration" in evaluate(finished_run, "env.mask=[1]").failed().error
 
 

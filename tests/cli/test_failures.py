@@ -22,7 +22,7 @@ PATHS = {
 """The keys that take a path, with what they need."""
 
 
-def test_a_refused_run_prints_one_error_message_and_leaves_no_directory(train, tmp_path):
+def test_a_rejected_run_prints_one_error_message_and_leaves_no_directory(train, tmp_path):
     for directory in ((), ("seed=3", "hydra.run.dir=deep/run")):
         outcome = train("recompute=full", "backend=pad", *directory).failed()
         assert outcome.err.splitlines() == [f"error: {REFUSAL}"]
@@ -31,13 +31,13 @@ def test_a_refused_run_prints_one_error_message_and_leaves_no_directory(train, t
 
 @pytest.mark.parametrize("path", ["file", "file/within"])
 @pytest.mark.parametrize("key", PATHS)
-def test_a_path_that_cannot_be_used_is_refused_with_its_key(train, tiny, tmp_path, key, path):
+def test_a_path_that_cannot_be_used_is_rejected_with_its_key(train, tiny, tmp_path, key, path):
     (tmp_path / "file").touch()
     outcome = train(*PATHS[key], *tiny, f"{key}={path}").failed()
     assert f"{key}=" in outcome.error, outcome.err
 
 
-def test_a_run_that_its_first_batch_refuses_leaves_no_directory(train, tiny, tmp_path, register):
+def test_a_run_that_its_first_batch_rejects_leaves_no_directory(train, tiny, tmp_path, register):
     class Grid(gymnasium.Env):
         observation_space, action_space = gymnasium.spaces.Discrete(3, start=1), gymnasium.spaces.Discrete(2)
 

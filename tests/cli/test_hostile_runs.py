@@ -25,7 +25,7 @@ def stranger(tmp_path, monkeypatch):
     ("first", "count"),
     [(6, 4), *(pytest.param(first, 100, marks=pytest.mark.slow) for first in range(1_000, 2_000, 100))],
 )
-def test_a_hostile_run_directory_is_a_run_or_is_refused_and_nothing_foreign_in_it_is_touched(
+def test_a_hostile_run_directory_is_a_run_or_is_rejected_and_nothing_foreign_in_it_is_touched(
     first, count, recurrl_train, recurrl_evaluate, tiny, finished_run, stranger, tmp_path
 ):
     became = Counter()
@@ -43,7 +43,7 @@ def test_a_hostile_run_directory_is_a_run_or_is_refused_and_nothing_foreign_in_i
         made = draw(seed, finished_run, run, outside, stranger)
         before = fingerprints(made.foreign)
         for name, command in commands.items():
-            said = f"seed {seed}: {', '.join(made.changes)}; {name}"
+            description = f"seed {seed}: {', '.join(made.changes)}; {name}"
             # Whoever waits for a pipe waits for ever.
             faulthandler.dump_traceback_later(120, exit=True)
             outcome = command(run)
@@ -57,12 +57,12 @@ def test_a_hostile_run_directory_is_a_run_or_is_refused_and_nothing_foreign_in_i
                 "a foreign file that changed": found != before,
             }
             changed = {path: (before[path], now) for path, now in found.items() if now != before[path]}
-            problems += [f"{what}: {said}\n{changed or outcome.err}" for what, is_so in wrong.items() if is_so]
+            problems += [f"{what}: {description}\n{changed or outcome.err}" for what, is_so in wrong.items() if is_so]
             before = found
             shutil.rmtree(stranger, ignore_errors=True)
-            became[f"{name}: {'refused' if outcome.error else 'done'}"] += 1
+            became[f"{name}: {'rejected' if outcome.error else 'done'}"] += 1
         shutil.rmtree(tmp_path / "stranger")
         shutil.rmtree(outside)
     assert not problems, f"{len(problems)} problems\n" + "\n".join(problems)
     for name in set(commands) - {"examined"}:
-        assert min(became[f"{name}: refused"], became[f"{name}: done"]) > 0, became
+        assert min(became[f"{name}: rejected"], became[f"{name}: done"]) > 0, became

@@ -14,9 +14,9 @@ def test_a_signal_ends_the_run_after_the_iteration_with_a_checkpoint_and_a_summa
     signalled(number)
     outcome = train(*tiny, "total_frames=160", "hydra.run.dir=run")
     assert outcome.code == 128 + number
-    said = capfd.readouterr().err
-    assert f"{number.name}: finishing and saving the current iteration; " in said
-    assert f"To resume: recurrl-train resume={tmp_path / 'run'}\n" in said
+    printed = capfd.readouterr().err
+    assert f"{number.name}: finishing and saving the current iteration; " in printed
+    assert f"To resume: recurrl-train resume={tmp_path / 'run'}\n" in printed
     assert "Traceback" not in outcome.err
     run = tmp_path / "run"
     found = summary(run)

@@ -48,7 +48,7 @@ def test_there_are_no_more_jobs_than_cores_for_their_threads(monkeypatch, thread
 @pytest.mark.parametrize(("given", "jobs"), [((), 3), (("hydra.launcher.n_jobs=2",), 2)])
 def test_joblib_has_that_number_of_jobs_unless_another_is_given(train, monkeypatch, given, jobs):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(6)))
-    # A single job, which is refused at once.
+    # A single job, which is rejected at once.
     outcome = train("-m", "hydra/launcher=joblib", "num_threads=2", "lr=abc", "hydra.sweep.dir=sweep", *given)
     assert f"n_jobs={jobs}," in outcome.out
 

@@ -25,25 +25,25 @@ def test_what_a_yaml_says_of_its_environment_applies_to_no_other(env):
             compose([f"env={env}", "env.id=Other-v1"])
 
 
-def test_a_foreign_id_is_an_error_wherever_it_comes_from(refused, yamls, tmp_path, monkeypatch):
+def test_a_foreign_id_is_an_error_wherever_it_comes_from(rejected, yamls, tmp_path, monkeypatch):
     yamls("experiment", "acrobot", env={"id": "Acrobot-v1"})
     yamls("env", "masked", defaults=["gym", "_self_"], id="CartPole-v1", mask=[1, 3])
     for overrides in (["env.id=Acrobot-v1"], ["--config-dir", "mine", "experiment=acrobot"]):
-        assert refused(*overrides) == FOREIGN + ADVICE
-    assert refused("--config-dir", "mine", "env=masked", "env.id=Acrobot-v1").endswith(ADVICE)
-    assert refused("env.id=MiniGrid-Empty-5x5-v0").endswith(" Give env=minigrid env.id=MiniGrid-Empty-5x5-v0.")
-    assert refused("env.id=PongNoFrameskip-v4").endswith(" Give env=atari env.id=PongNoFrameskip-v4.")
+        assert rejected(*overrides) == FOREIGN + ADVICE
+    assert rejected("--config-dir", "mine", "env=masked", "env.id=Acrobot-v1").endswith(ADVICE)
+    assert rejected("env.id=MiniGrid-Empty-5x5-v0").endswith(" Give env=minigrid env.id=MiniGrid-Empty-5x5-v0.")
+    assert rejected("env.id=PongNoFrameskip-v4").endswith(" Give env=atari env.id=PongNoFrameskip-v4.")
     monkeypatch.chdir(tmp_path)
     for config in (["env.id=Acrobot-v1"], {"env": {"id": "Acrobot-v1"}}):
         with pytest.raises(ConfigError, match=re.escape(FOREIGN)):
             recurrl.train(config, run_dir="run")
 
 
-def test_a_searched_folder_that_does_not_exist_is_an_error(refused, yamls):
+def test_a_searched_folder_that_does_not_exist_is_an_error(rejected, yamls):
     yamls("env", "masked", defaults=["gym", "_self_"], id="CartPole-v1")
-    assert refused("hydra.searchpath=[file://mine]", "env=masked", "env.id=Acrobot-v1").endswith(ADVICE)
+    assert rejected("hydra.searchpath=[file://mine]", "env=masked", "env.id=Acrobot-v1").endswith(ADVICE)
     error = "hydra.searchpath must hold folders that exist (got file:///nope). Correct it, or leave it out."
-    assert refused("hydra.searchpath=[file:///nope]") == error
+    assert rejected("hydra.searchpath=[file:///nope]") == error
 
 
 def test_of_a_sweep_over_ids_only_those_of_the_choice_run(train, tiny):
@@ -58,15 +58,15 @@ def test_a_resumed_run_keeps_its_environments_values(train, finished_run):
 
 
 @pytest.mark.parametrize("group", [group for group in (*GROUPS, *PRESETS) if group != "logger"])
-def test_a_list_for_a_group_is_an_error(refused, yamls, group):
+def test_a_list_for_a_group_is_an_error(rejected, yamls, group):
     several = ",".join([*yaml_names(group), "any"][:2])
     expected = f"{group} must be one of its choices (got a list). Give one; -m {group}={several} starts a run for each."
     for options in ([], ["--cfg", "job"], ["--cfg", "all"], ["-m"]):
-        assert refused(*options, f"{group}=[{several}]") == expected
-    assert refused("-m", f"{group}=[{several}],{several}").startswith(expected[:-30])
+        assert rejected(*options, f"{group}=[{several}]") == expected
+    assert rejected("-m", f"{group}=[{several}],{several}").startswith(expected[:-30])
     if group in GROUPS:
         yamls("experiment", "both", defaults=[{f"override /{group}": list(yaml_names(group)) * 2}])
-        error = refused("--config-dir", "mine", "experiment=both")
+        error = rejected("--config-dir", "mine", "experiment=both")
         assert error.startswith(f"{group} must be one of its choices (got a list in a yaml). Give one;")
 
 
@@ -80,6 +80,6 @@ def test_several_loggers_take_the_same_metrics(train, tiny, tmp_path):
     assert settings(again.directory)["logger"] == settings(run)["logger"]
 
 
-def test_of_several_loggers_each_is_checked(refused):
-    assert refused("logger=[tensorboard,nonesuch]").startswith("logger=nonesuch does not exist.")
-    assert refused("logger=[csv,tensorboard]", "logger.mode=offline").startswith("logger.mode is an option of")
+def test_of_several_loggers_each_is_checked(rejected):
+    assert rejected("logger=[tensorboard,nonesuch]").startswith("logger=nonesuch does not exist.")
+    assert rejected("logger=[csv,tensorboard]", "logger.mode=offline").startswith("logger.mode is an option of")

@@ -41,8 +41,8 @@ def test_a_cell_of_ones_own_is_one_module_and_one_yaml(cell, train, evaluate, ti
         (["cell=elman", "compile=true"], "with compile=true (got my_package.elman_cell:Elman)"),
     ],
 )
-def test_what_a_cell_of_ones_own_cannot_do_is_refused(overrides, message, refused):
-    assert message in refused(OWN, "device=cpu", *overrides)
+def test_what_a_cell_of_ones_own_cannot_do_is_rejected(overrides, message, rejected):
+    assert message in rejected(OWN, "device=cpu", *overrides)
 
 
 def not_a_cell(options: CellConfig):
@@ -90,10 +90,10 @@ def of_another_size(options: CellConfig):
         (of_another_size, "must make a recurrl.recurrent.Cell with hidden_size=8 (got a GRU with 9)"),
     ],
 )
-def test_a_factory_that_makes_another_thing_is_refused(factory, message, refused, monkeypatch):
+def test_a_factory_that_makes_another_thing_is_rejected(factory, message, rejected, monkeypatch):
     monkeypatch.setattr(my_package.elman_cell, "wrong", factory, raising=False)
     name = "cell.name=my_package.elman_cell:wrong"
-    assert message in refused(name, "cell.hidden_size=8")
+    assert message in rejected(name, "cell.hidden_size=8")
 
 
 def test_a_step_that_does_not_return_what_the_cell_declares_is_an_error_message(train, tiny, monkeypatch):

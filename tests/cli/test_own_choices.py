@@ -86,10 +86,10 @@ def test_a_sweep_over_a_choice_of_the_package_and_one_of_the_users_own(train, ti
         ("cell.hiden_size=3", "Unknown configuration key 'cell.hiden_size'. Did you mean cell.hidden_size?"),
     ],
 )
-def test_a_wrong_option_is_rejected(refused, package, override, error):
+def test_a_wrong_option_is_rejected(rejected, package, override, error):
     package.touch()
     (package.parent / "__pycache__").mkdir()
-    assert refused("hydra.run.dir=run", f"logger={OWN}", override).startswith(error)
+    assert rejected("hydra.run.dir=run", f"logger={OWN}", override).startswith(error)
 
 
 def test_options_that_a_configuration_cannot_hold_are_rejected(train, package):

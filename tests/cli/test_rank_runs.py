@@ -52,9 +52,9 @@ def saved(checkpoint: Path) -> dict[str, str]:
 
 
 def test_ranks_have_one_run_directory_in_which_rank_0_alone_writes(ranks, tmp_path):
-    (code, out, err), (other, said, told) = ranks(2, "checkpoint.every_frames=96")
-    assert (code, other) == (0, 0), err + told
-    assert (said, told) == ("", "")
+    (code, out, err), (other, other_out, other_err) = ranks(2, "checkpoint.every_frames=96")
+    assert (code, other) == (0, 0), err + other_err
+    assert (other_out, other_err) == ("", "")
     assert "192 frames in" in out
     (run,) = (tmp_path / "outputs").glob("*/*")
     assert [row["frames"] for row in metrics(run)] == ["96", "192"]
@@ -87,8 +87,8 @@ def test_a_run_resumed_with_another_number_of_ranks_learns_on_in_new_episodes(ra
     assert ranks(before, *options, "total_frames=96", "hydra.run.dir=run")[0][0] == 0
     outcomes = ranks(after, "resume=run", "total_frames=192", "hydra.run.dir=run")
     assert [code for code, _, _ in outcomes] == [0] * after, outcomes
-    said = outcomes[0][1] + outcomes[0][2]
-    assert f"is of {before} ranks, and there are {after} now: random numbers and episodes are new." in said
+    output = outcomes[0][1] + outcomes[0][2]
+    assert f"is of {before} ranks, and there are {after} now: random numbers and episodes are new." in output
     rows = metrics(tmp_path / "run")
     assert [row["frames"] for row in rows] == ["96", "192"]
     assert [row["train/episodes"] for row in rows] == ["0.0", "0.0"]
@@ -106,8 +106,8 @@ def test_a_signal_to_any_rank_ends_all_with_a_checkpoint(ranks, tmp_path, monkey
         return learn(*arguments, **options)
 
     monkeypatch.setattr(Algorithm, "update", interrupted)
-    (code, _, err), (other, _, told) = ranks(2, "hydra.run.dir=run")
-    assert (code, other) == (143, 0), err + told
+    (code, _, err), (other, _, other_err) = ranks(2, "hydra.run.dir=run")
+    assert (code, other) == (143, 0), err + other_err
     found = summary(tmp_path / "run")
     assert (found["status"], found["frames"]) == ("interrupted", 96)
     assert found["checkpoint"] == "checkpoints/frames_000000000096"
@@ -158,7 +158,7 @@ def test_torchrun_trains_two_ranks_as_the_readme_says(tiny, tmp_path, arguments)
     assert done.returncode == 0, done.stderr
     assert summary(tmp_path / "run")["status"] == "completed"
     odd = ("env.num_envs=33", "frames_per_batch=1056", "minibatch_slices=3")
-    refused = called(*odd, f"hydra.run.dir={tmp_path / 'refused'}")
-    assert refused.returncode == 1
-    assert "error: env.num_envs must be a multiple of 2 ranks (got 33)" in refused.stderr
-    assert not (tmp_path / "refused").exists()
+    rejected = called(*odd, f"hydra.run.dir={tmp_path / 'rejected'}")
+    assert rejected.returncode == 1
+    assert "error: env.num_envs must be a multiple of 2 ranks (got 33)" in rejected.stderr
+    assert not (tmp_path / "rejected").exists()

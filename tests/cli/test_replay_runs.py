@@ -46,5 +46,5 @@ def test_a_resumed_run_with_replay_goes_on_exactly(train, tiny, tmp_path, others
         (["buffer=replay", "buffer.replay_ratio=1"], "buffer.replay_ratio must be an integer from 2 to 1_000 (got 1)."),
     ],
 )
-def test_replay_that_cannot_work_is_refused(refused, overrides, error):
-    assert refused(*overrides) == error
+def test_replay_that_cannot_work_is_rejected(rejected, overrides, error):
+    assert rejected(*overrides) == error

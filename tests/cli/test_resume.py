@@ -188,11 +188,11 @@ def test_resume_auto_from_python_names_the_argument(tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
-# What is refused
+# What is rejected
 
 
 @pytest.mark.parametrize("where", ["", "hydra.run.dir=copy"])
-def test_resuming_with_another_network_is_refused_and_changes_nothing(train, finished_run, tmp_path, where):
+def test_resuming_with_another_network_is_rejected_and_changes_nothing(train, finished_run, tmp_path, where):
     before = {path: path.read_bytes() for path in finished_run.rglob("*.[!l]*") if path.is_file()}
     outcome = train(f"resume={finished_run}", "total_frames=128", "cell.hidden_size=16", *where.split()).failed()
     assert outcome.error.startswith(
@@ -204,12 +204,12 @@ def test_resuming_with_another_network_is_refused_and_changes_nothing(train, fin
     assert not list(tmp_path.iterdir())
 
 
-def test_resuming_where_nothing_can_be_written_is_refused(refused, finished_run, monkeypatch):
+def test_resuming_where_nothing_can_be_written_is_rejected(rejected, finished_run, monkeypatch):
     def read_only(*_):
         raise PermissionError(13, "Permission denied", "run.lock")
 
     monkeypatch.setattr("recurrl.cli.directories.locked", read_only)
-    assert "Give a writable directory with hydra.run.dir=..." in refused(f"resume={finished_run}", "total_frames=96")
+    assert "Give a writable directory with hydra.run.dir=..." in rejected(f"resume={finished_run}", "total_frames=96")
 
 
 @pytest.mark.parametrize(
@@ -219,7 +219,7 @@ def test_resuming_where_nothing_can_be_written_is_refused(refused, finished_run,
         (("lr_schedule=adaptive",), "lr=1e-5", "lr_schedule=adaptive resumes from its last"),
     ],
 )
-def test_a_change_that_would_change_nothing_is_refused(train, tiny, before, change, reason):
+def test_a_change_that_would_change_nothing_is_rejected(train, tiny, before, change, reason):
     assert train(*tiny, *before, "hydra.run.dir=run").code == 0
     outcome = train("resume=run", "total_frames=96", change).failed()
     assert outcome.error.startswith(f"{change.replace('1e-5', '1e-05')} has no effect in a resumed run")
@@ -230,7 +230,7 @@ def test_a_change_that_would_change_nothing_is_refused(train, tiny, before, chan
     )
 
 
-def test_resuming_with_an_experiment_is_refused(train, finished_run, yamls):
+def test_resuming_with_an_experiment_is_rejected(train, finished_run, yamls):
     yamls("experiment", "long", epochs=9)
     outcome = train("--config-dir", "mine", f"resume={finished_run}", "experiment=long", "total_frames=128")
     assert outcome.error == (
@@ -239,16 +239,16 @@ def test_resuming_with_an_experiment_is_refused(train, finished_run, yamls):
     )
 
 
-def test_going_on_from_a_run_without_a_checkpoint_is_refused(refused, finished_run, tmp_path):
+def test_going_on_from_a_run_without_a_checkpoint_is_rejected(rejected, finished_run, tmp_path):
     run = shutil.copytree(finished_run, tmp_path / "run", ignore=shutil.ignore_patterns("checkpoints"))
-    assert refused(f"resume={run}") == (
+    assert rejected(f"resume={run}") == (
         f"resume={run}: {run} holds no checkpoint: its run ended before it wrote one. Choose another run, or start a "
         "new one without it."
     )
 
 
-def test_going_on_with_nothing_left_to_do_is_refused(refused, finished_run):
-    assert refused(f"resume={finished_run}") == (
+def test_going_on_with_nothing_left_to_do_is_rejected(rejected, finished_run):
+    assert rejected(f"resume={finished_run}") == (
         f"total_frames must be at least 96 (got 64), because resume={finished_run} is already at 64 frames. Give more "
         "total_frames."
     )

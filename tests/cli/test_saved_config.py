@@ -20,10 +20,10 @@ def run(finished_run, tmp_path):
 
 
 @pytest.fixture
-def said(recurrl_train, recurrl_evaluate, tmp_path):
+def errors_of(recurrl_train, recurrl_evaluate, tmp_path):
     """What each command that reads a saved configuration says of a run."""
 
-    def said(run):
+    def errors_of(run):
         outcomes = {
             "resume": recurrl_train(f"resume={run}", "total_frames=96", "hydra.run.dir=out", cwd=tmp_path),
             "auto": recurrl_train("resume=auto", "total_frames=96", f"hydra.run.dir={run}", cwd=tmp_path),
@@ -34,7 +34,7 @@ def said(recurrl_train, recurrl_evaluate, tmp_path):
             assert outcome.code == 1, name
         return {name: outcome.error for name, outcome in outcomes.items()}
 
-    return said
+    return errors_of
 
 
 MALFORMED = {
@@ -54,16 +54,16 @@ MALFORMED = {
 
 
 @pytest.mark.parametrize("kind", MALFORMED)
-def test_a_malformed_configuration_is_named(run, said, kind):
+def test_a_malformed_configuration_is_named(run, errors_of, kind):
     (run / "config.yaml").write_bytes(MALFORMED[kind])
-    for name, error in said(run).items():
+    for name, error in errors_of(run).items():
         assert str(run / "config.yaml") in error, name
         assert "Correct it; or delete it and give one of the run's checkpoints" in error, name
         assert len(error.splitlines()) == 1, name
 
 
 @pytest.mark.parametrize(
-    ("key", "value", "told"),
+    ("key", "value", "reason"),
     [
         ("epochs", "many", "The configuration key 'epochs'"),
         ("nonesuch", 1, "Unknown configuration key 'nonesuch'."),
@@ -71,10 +71,10 @@ def test_a_malformed_configuration_is_named(run, said, kind):
         ("cell", {"name": "gru", "hidden_size": [1], "num_layers": 1}, "The configuration key 'cell.hidden_size'"),
     ],
 )
-def test_keys_and_types_that_do_not_fit_are_named_with_the_file(run, said, key, value, told):
+def test_keys_and_types_that_do_not_fit_are_named_with_the_file(run, errors_of, key, value, reason):
     (run / "config.yaml").write_text(yaml.dump(settings(run) | {key: value}), encoding="utf-8")
-    for name, error in said(run).items():
-        assert told in error, name
+    for name, error in errors_of(run).items():
+        assert reason in error, name
         assert str(run) in error, name
 
 
@@ -112,15 +112,15 @@ def name_packages(run, *packages):
     (run / "config.yaml").write_text(yaml.dump(values), encoding="utf-8")
 
 
-def test_packages_that_only_a_run_names_are_listed_and_not_imported(run, said, package):
+def test_packages_that_only_a_run_names_are_listed_and_not_imported(run, errors_of, package):
     name_packages(run, PACKAGE, "os")
-    told = said(run)
+    errors = errors_of(run)
     assert not package.exists()
-    for name, error in told.items():
+    for name, error in errors.items():
         assert f"names code that would be imported and executed: os, {PACKAGE}." in error, name
         assert str(run / "config.yaml") in error, name
-    assert "add --trust-packages" in told["evaluate"]
-    assert f"name it on this command line too: 'env.packages=[{PACKAGE},os]'." in told["resume"]
+    assert "add --trust-packages" in errors["evaluate"]
+    assert f"name it on this command line too: 'env.packages=[{PACKAGE},os]'." in errors["resume"]
 
 
 def test_packages_that_only_a_lone_checkpoint_names_are_not_imported(train, evaluate, tiny, package, tmp_path):
@@ -148,7 +148,7 @@ NAMED = "names code that would be imported and executed: "
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "reason"),
     [
         ({"env.id": f"{PACKAGE}:Some-v0"}, f"{NAMED}{PACKAGE}:Some-v0."),
         (
@@ -172,13 +172,13 @@ NAMED = "names code that would be imported and executed: "
     ],
     ids=str,
 )
-def test_code_is_found_wherever_a_saved_configuration_names_it(run, said, package, change, told):
+def test_code_is_found_wherever_a_saved_configuration_names_it(run, errors_of, package, change, reason):
     config = OmegaConf.load(run / "config.yaml")
     for key, value in change.items():
         OmegaConf.update(config, key, value, merge=False)
     OmegaConf.save(config, run / "config.yaml")
-    for name, error in said(run).items():
-        assert told in error, name
+    for name, error in errors_of(run).items():
+        assert reason in error, name
     assert not package.exists()
 
 

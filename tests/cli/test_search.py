@@ -125,13 +125,13 @@ def test_every_preset_composes_and_searches_keys_that_exist(train, preset):
         (("lr=1e-3,1e-4", "hydra.sweeper.n_trials=null"), "hydra.sweeper.n_trials must be an integer (got None)."),
     ],
 )
-def test_a_search_that_cannot_be_is_refused(train, tmp_path, overrides, error):
+def test_a_search_that_cannot_be_is_rejected(train, tmp_path, overrides, error):
     outcome = train("-m", "hydra/sweeper=optuna", "hydra.sweep.dir=sweep", *overrides)
     assert outcome.error.startswith(error)
     assert not (tmp_path / "sweep" / "study.db").exists()
 
 
-def test_a_search_space_without_a_sweep_is_refused(refused):
+def test_a_search_space_without_a_sweep_is_rejected(rejected):
     assert (
-        refused("hparams_search=ppo") == "hparams_search= searches over many runs. Add -m before it, or leave it out."
+        rejected("hparams_search=ppo") == "hparams_search= searches over many runs. Add -m before it, or leave it out."
     )

@@ -213,10 +213,12 @@ def test_no_attack_makes_a_run_trusted(own_run, train, imported, tmp_path, monke
         (run / "config.yaml").write_text(OmegaConf.to_yaml(config) + signature_line(config, run))
         assert is_signed(config, run / "config.yaml")
         attacked = attacked_by(run)
-        with pytest.raises(ConfigError, match="names code that would be imported") as refused:
+        with pytest.raises(ConfigError, match="names code that would be imported") as rejected:
             open_run(attacked)
-        said = "It was edited, copied or moved after a run wrote it, or is another user's." in str(refused.value)
-        assert said == (attack not in UNSIGNED), attack
+        names_the_change = "It was edited, copied or moved after a run wrote it, or is another user's." in str(
+            rejected.value
+        )
+        assert names_the_change == (attack not in UNSIGNED), attack
         outcome = train(f"resume='{attacked}'", "total_frames=96", "hydra.run.dir=out")
         assert "names code that would be imported" in outcome.error, (attack, outcome)
         assert not imported.exists(), attack

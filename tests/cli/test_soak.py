@@ -41,8 +41,8 @@ def test_a_run_ended_at_random_moments_ends_bit_for_bit_as_one_that_was_not(
     program = [*own, sys.executable, PROGRAM, killed, str(kills), str(terms), *arguments]
     done = subprocess.run(program, capture_output=True, text=True, timeout=3600)
     assert done.returncode == 0, done.stderr
-    said = json.loads(done.stdout)
-    lives = said["lives"]
+    report = json.loads(done.stdout)
+    lives = report["lives"]
     assert len(lives) == kills + terms
     # They were spread over the run.
     assert max(life["frames"] for life in lives if life["where"] != "last evaluation") > frames / 2
@@ -51,7 +51,7 @@ def test_a_run_ended_at_random_moments_ends_bit_for_bit_as_one_that_was_not(
     assert _weights(killed, frames) == _weights(whole, frames)
     assert {path.name for path in killed.rglob(".*")} == {".hydra"}
     assert not list(tmp_path.glob("ring/*"))
-    assert set(said["shared_memory"]) <= before
+    assert set(report["shared_memory"]) <= before
     assert not _processes_with(str(killed))
 
 

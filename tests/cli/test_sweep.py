@@ -53,7 +53,7 @@ def test_a_failed_job_does_not_stop_the_others_and_is_named_at_the_end(train, ti
     assert report[-1].startswith("error: backend=triton needs a CUDA device")
 
 
-def test_a_sweep_over_an_option_that_does_not_exist_is_refused_before_its_first_job(train, tiny, tmp_path):
+def test_a_sweep_over_an_option_that_does_not_exist_is_rejected_before_its_first_job(train, tiny, tmp_path):
     outcome = train("-m", *tiny, "cell=gru,nonesuch", "hydra.sweep.dir=sweep").failed()
     assert outcome.error.startswith("cell=nonesuch does not exist.")
     assert not list(tmp_path.glob("sweep/*/summary.json"))
@@ -104,7 +104,7 @@ def test_ctrl_c_ends_a_sweep_with_its_table_and_it_can_be_continued(train, tiny,
     assert [len(metrics(tmp_path / "sweep" / job)) for job in ("0", "1")] == [2, 2]
 
 
-def test_a_job_that_is_refused_before_it_begins_is_in_the_table(train, tiny, tmp_path):
+def test_a_job_that_is_rejected_before_it_begins_is_in_the_table(train, tiny, tmp_path):
     outcome = train("-m", *tiny, "lr=1e-3,abc", "hydra.sweep.dir=sweep").failed()
     assert [summary(tmp_path / "sweep" / job)["status"] for job in ("0", "1")] == ["completed", "failed"]
     assert "failed: 1: lr=abc: ConfigError: The configuration key 'lr'" in outcome.err

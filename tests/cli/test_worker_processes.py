@@ -68,7 +68,7 @@ class Run(NamedTuple):
         return [pid for pid in _processes() if _group(pid) == self.process.pid]
 
     def end(self, within_s: float = WAIT_S) -> tuple[int, str]:
-        """Its exit code and what it said; nothing is left of it."""
+        """Its exit code and what it printed; nothing is left of it."""
         out, err = self.process.communicate(timeout=within_s)
         assert "left in shared memory" not in out
         assert not self.members()

@@ -1,4 +1,4 @@
-"""An environment that fails when and as it is told to. Imported by workers, as ``env.packages`` names it."""
+"""An environment that fails when and as configured. Imported by workers, as ``env.packages`` names it."""
 
 import itertools
 import os

@@ -164,8 +164,8 @@ def test_a_run_continues_after_the_loss_of_a_machine(ahead: int, cluster: Any, s
     there = (f"collector.address={cluster.address}", f"collector.ahead={ahead}")
     run = start(*there, "collector.on_env_error=restart", "total_frames=8_000")
     cluster.remove_node(cluster.other, allow_graceful=False)
-    _, said = run.communicate(timeout=200)
-    assert run.returncode == 0, said
+    _, printed = run.communicate(timeout=200)
+    assert run.returncode == 0, printed
     summary = json.loads((tmp_path / "run/summary.json").read_text())
     assert (summary["status"], summary["frames"], summary["restarts"]) == ("completed", 8_000, 1)
     with (tmp_path / "run/metrics.csv").open(newline="") as file:
@@ -220,8 +220,8 @@ def test_nothing_is_left_of_a_run_that_is_ended(number: int, start: Make, tmp_pa
     assert of_ray() - before
     # Ctrl-C in a terminal reaches the whole group.
     (os.killpg if number == signal.SIGINT else os.kill)(run.pid, number)
-    _, said = run.communicate(timeout=60)
-    assert run.returncode == (130 if number == signal.SIGINT else -number), said
+    _, printed = run.communicate(timeout=60)
+    assert run.returncode == (130 if number == signal.SIGINT else -number), printed
     if number == signal.SIGINT:
         summary = json.loads((tmp_path / "run/summary.json").read_text())
         assert (summary["status"], summary["error"]) == ("interrupted", None)

@@ -160,7 +160,7 @@ def observed(composed, run_dir, given=()):
             with time_limit.time_limit(config.collector.timeout_s):
                 build.make_trainer(config, run_dir, plain(composed), report, StopRequest(), None, given).fit()
         except ConfigError as error:
-            return {"refused": str(error)}
+            return {"rejected": str(error)}
         except Exception as error:
             seen["error"] = f"{type(error).__name__}: {error}"
         finally:

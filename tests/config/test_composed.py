@@ -74,12 +74,12 @@ def test_an_automatic_precision_follows_the_process_wide_setting(compose):
 # Unknown and required keys
 
 
-def test_a_misspelt_key_in_a_file_of_the_user_is_refused_with_the_nearest_one(untypable):
+def test_a_misspelt_key_in_a_file_of_the_user_is_rejected_with_the_nearest_one(untypable):
     assert untypable("env.num_env", 4).startswith("Unknown configuration key 'env.num_env'. Did you mean env.num_envs")
 
 
-def test_any_gymnasium_environment_without_its_id_is_refused(refused):
-    error = refused("env=gym")
+def test_any_gymnasium_environment_without_its_id_is_rejected(rejected):
+    error = rejected("env=gym")
     assert "'env.id'" in error
     assert "is required" in error
     assert "Give a value of that type" not in error
@@ -103,7 +103,7 @@ WRONG = (
 
 
 @pytest.mark.parametrize(("key", "value"), [(key, each) for key in WRONG for each in WRONG[key]], ids=str)
-def test_a_value_of_the_wrong_type_is_refused_by_the_name_of_its_key(untypable, key, value):
+def test_a_value_of_the_wrong_type_is_rejected_by_the_name_of_its_key(untypable, key, value):
     error = untypable(key, value)
     assert error.startswith(f"The configuration key '{key}")
     assert error.endswith("Give a value of that type.")
@@ -111,7 +111,7 @@ def test_a_value_of_the_wrong_type_is_refused_by_the_name_of_its_key(untypable, 
 
 
 @pytest.mark.parametrize(("key", "value"), [("env.mask", 3), ("env.packages", "popgym"), ("encoder.sizes", 8)], ids=str)
-def test_one_value_where_a_list_belongs_is_refused_with_how_a_list_is_written(untypable, key, value):
+def test_one_value_where_a_list_belongs_is_rejected_with_how_a_list_is_written(untypable, key, value):
     error = untypable(key, value)
     assert error.startswith(f"The configuration key '{key}'")
     assert f"{key}=[" in error
@@ -123,13 +123,13 @@ def test_a_whole_number_may_be_written_as_a_decimal_or_with_an_exponent(compose)
     assert [type(each) for each in (config.total_frames, config.seed, config.lr)] == [int, int, float]
 
 
-def test_a_value_of_the_wrong_type_is_refused_at_the_command_line(refused):
-    assert refused("epochs=abc") == (
+def test_a_value_of_the_wrong_type_is_rejected_at_the_command_line(rejected):
+    assert rejected("epochs=abc") == (
         "The configuration key 'epochs': Value 'abc' of type 'str' could not be converted to Integer. "
         "Give a value of that type."
     )
 
 
 @pytest.mark.parametrize("key", ["seed", "resume", "encoder.images", "env.id"])
-def test_an_interpolation_of_a_key_that_does_not_exist_is_refused(refused, key):
-    assert "'nonesuch'" in refused(f"{key}=${{nonesuch}}")
+def test_an_interpolation_of_a_key_that_does_not_exist_is_rejected(rejected, key):
+    assert "'nonesuch'" in rejected(f"{key}=${{nonesuch}}")

@@ -1,4 +1,4 @@
-"""A value that the user gave and that has no effect in the run is refused; one of the package's yamls is left alone."""
+"""A value that the user gave and that has no effect is rejected; one of the package's yamls is left alone."""
 
 import pytest
 
@@ -31,14 +31,14 @@ BY_THE_SPACES = [
 
 
 @pytest.mark.parametrize(("overrides", "given", "goes_with"), BY_THE_CONFIGURATION)
-def test_a_value_that_has_no_effect_is_refused_with_what_it_goes_with(refused, overrides, given, goes_with):
-    assert refused("device=cpu", *overrides, given) == (
+def test_a_value_that_has_no_effect_is_rejected_with_what_it_goes_with(rejected, overrides, given, goes_with):
+    assert rejected("device=cpu", *overrides, given) == (
         f"{given.replace('_000', '000')} has no effect without {goes_with}. Leave it out, or choose {goes_with}."
     )
 
 
 @pytest.mark.parametrize(("env", "given", "goes_with"), BY_THE_SPACES)
-def test_a_value_that_has_no_effect_in_the_environment_is_refused_before_anything_is_written(
+def test_a_value_that_has_no_effect_in_the_environment_is_rejected_before_anything_is_written(
     recurrl_train, recurrl_check, compose_untyped, tmp_path, env, given, goes_with
 ):
     env_id = compose_untyped(f"env={env}").env.id

@@ -1,4 +1,4 @@
-"""Every key of the configuration does something, or a value that the user gives for it is refused."""
+"""Every key of the configuration does something, or a value that the user gives for it is rejected."""
 
 import logging
 import random
@@ -20,7 +20,7 @@ from recurrl.validation import check_config
 
 logger = logging.getLogger(__name__)
 
-SHOWN, REFUSED, ALONE, SILENT = "shown", "refused", "the only choice", "silent"
+SHOWN, REFUSED, ALONE, SILENT = "shown", "rejected", "the only choice", "silent"
 
 SPACES = [("dict", "dict"), ("index", "bounded")]
 """What environments see and do."""
@@ -45,7 +45,7 @@ class Trial:
             composed = changed(composed, key, {**composed.env.kwargs, **value} if key == "env.kwargs" else value)
         if event not in self._bases:
             first, second = (observed(composed, self.folder) for _ in range(2))
-            assert "refused" not in first, (first, OmegaConf.to_container(composed))
+            assert "rejected" not in first, (first, OmegaConf.to_container(composed))
             assert event or "error" not in first, first
             self._bases[event] = first, {name for name in {**first, **second} if first.get(name) != second.get(name)}
         return composed, *self._bases[event]
@@ -57,7 +57,7 @@ class Trial:
         outcomes = set()
         for value in values:
             seen = observed(changed(composed, key, value), self.folder, given=(key,))
-            if "refused" in seen:
+            if "rejected" in seen:
                 outcomes.add(REFUSED)
             elif any(seen.get(name) != base.get(name) for name in {**seen, **base}.keys() - random_names):
                 return SHOWN
@@ -113,7 +113,7 @@ def in_every_pair(compose, folder):
 
     def draft_with(pair):
         choice = {group: drawn.choice(of) for group, of in groups.items()} | pair
-        # Without a cell these have no effect, and are refused if they are given.
+        # Without a cell these have no effect, and are rejected if they are given.
         usual = ("backend", "recompute", "precision") if choice["cell"] == NO_CELL else ()
         return choice | {group: usual_names[group] for group in usual if group not in pair}
 
@@ -123,7 +123,7 @@ def in_every_pair(compose, folder):
         drafts.sort(key=lambda draft: -len(missing & set(combinations(draft.items(), 2))))
         for draft in drafts if pair in missing else ():
             found = composed(draft)
-            if is_legal(found, given(draft)) and "refused" not in observed(found, folder):
+            if is_legal(found, given(draft)) and "rejected" not in observed(found, folder):
                 missing -= set(combinations(draft.items(), 2))
                 variant = _varied(found, drawn)
                 # What an environment lacks, such as a mask of actions, shows in its run only. So does a policy that
@@ -187,9 +187,9 @@ def test_no_value_of_the_wrong_kind_is_silent(compose_untyped, tmp_path, choice,
                 OmegaConf.update(composed, key, value, merge=False, force_add=True)
             seen = observed(composed, trial.folder, given=(key,))
         except ConfigError:
-            seen = {"refused": True}
+            seen = {"rejected": True}
         shown = any(seen.get(name) != base.get(name) for name in {**seen, **base}.keys() - random_names)
-        counts[f"silent: {key}={value}" if not shown else REFUSED if "refused" in seen else SHOWN] += 1
+        counts[f"silent: {key}={value}" if not shown else REFUSED if "rejected" in seen else SHOWN] += 1
     assert set(counts) <= {REFUSED, SHOWN}
     assert counts[REFUSED] >= 3 * len(found)
 

@@ -38,8 +38,8 @@ def test_the_yamls_of_a_group_give_a_value_to_each_of_its_keys_and_to_no_others(
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_an_unknown_key_is_rejected_with_the_nearest_one(refused, overrides, error):
-    assert refused(*overrides).startswith(error)
+def test_an_unknown_key_is_rejected_with_the_nearest_one(rejected, overrides, error):
+    assert rejected(*overrides).startswith(error)
 
 
 @pytest.mark.parametrize(
@@ -84,9 +84,11 @@ def test_an_option_of_another_choice_is_rejected_with_its_owners(group, owner, k
     )
 
 
-def test_an_option_of_another_choice_is_rejected_on_the_command_line(refused):
-    assert refused("algorithm=grpo", "algorithm.lmbda=0.9").startswith("algorithm.lmbda is an option of algorithm=ppo,")
-    assert refused("logger.mode=offline").startswith("logger.mode is an option of logger=wandb,")
+def test_an_option_of_another_choice_is_rejected_on_the_command_line(rejected):
+    assert rejected("algorithm=grpo", "algorithm.lmbda=0.9").startswith(
+        "algorithm.lmbda is an option of algorithm=ppo,"
+    )
+    assert rejected("logger.mode=offline").startswith("logger.mode is an option of logger=wandb,")
 
 
 def test_the_differences_of_two_configurations_have_dotted_keys_and_both_values():

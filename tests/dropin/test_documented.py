@@ -101,7 +101,7 @@ def raised(call: Callable[[], object]) -> type[Exception] | None:
     return None
 
 
-def refused(kind: str, **options: Any) -> Callable[[Any], object]:
+def rejected(kind: str, **options: Any) -> Callable[[Any], object]:
     return lambda package: getattr(package, f"{kind.upper()}Module")(
         IN, H, **{"in_key": "x", "out_key": "y", **options}
     )
@@ -127,8 +127,8 @@ REFUSED: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("case", REFUSED)
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_torchrl_refuses_is_refused(kind: str, case: str) -> None:
-    construct = refused(kind, **REFUSED[case])
+def test_what_torchrl_rejects_is_rejected(kind: str, case: str) -> None:
+    construct = rejected(kind, **REFUSED[case])
     theirs = raised(lambda: construct(torchrl.modules))
     assert theirs is not None
     ours = raised(lambda: construct(recurrent))
@@ -164,7 +164,7 @@ ATTRIBUTES: dict[str, Callable[[Any], Any]] = {
 MEMBERS = [
     item
     for item in product(KINDS, ATTRIBUTES, ("plain", "two layers, bidirectional", "projected"))
-    # TorchRL refuses that, see test_what_torchrl_refuses_runs.
+    # TorchRL rejects that, see test_what_torchrl_rejects_runs.
     if possible(item[0], item[2]) and not (item[1] == "converted to python" and "bidirectional" in item[2])
 ]
 
@@ -211,7 +211,7 @@ def test_a_subclass_may_rename_its_states() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_torchrl_refuses_runs(kind: str) -> None:
+def test_what_torchrl_rejects_runs(kind: str) -> None:
     options: dict[str, Any] = {"num_layers": 2, "bidirectional": True, "dropout": 0.5, "recurrent_backend": "scan"}
     module = getattr(recurrent, f"{kind.upper()}Module")(IN, H, in_key="x", out_key="y", **options).double()
     with set_recurrent_mode(True):
@@ -219,9 +219,9 @@ def test_what_torchrl_refuses_runs(kind: str) -> None:
     assert found.shape == (B, T, 2 * H)
 
     def theirs() -> None:
-        refused = getattr(torchrl.modules, f"{kind.upper()}Module")(IN, H, in_key="x", out_key="y", **options).double()
+        rejected = getattr(torchrl.modules, f"{kind.upper()}Module")(IN, H, in_key="x", out_key="y", **options).double()
         with set_recurrent_mode(True):
-            refused(data_of(refused, "sequence"))
+            rejected(data_of(rejected, "sequence"))
 
     assert raised(theirs) in (ValueError, NotImplementedError)
 

@@ -46,14 +46,14 @@ def test_an_action_is_inside_its_space_and_finite_and_keeps_the_order(data):
     finite = st.one_of(st.floats(-1.5, 1.5, width=32), st.floats(allow_nan=False, allow_infinity=False, width=32))
     low, high = np.sort(data.draw(arrays.arrays(np.float32, (2, *box.shape), elements=finite)), 0)
     with np.errstate(over="ignore"):  # of bounds near the largest number of float64
-        told = [to_env(action) for action in (low, high)]
-    for action in told:
+        received = [to_env(action) for action in (low, high)]
+    for action in received:
         assert action.dtype == box.dtype
         assert np.isfinite(action).all()
         assert box.contains(action)
-    assert (told[0] <= told[1]).all()
-    # A batch is told the same.
-    assert np.array_equal(to_env(np.stack([low, high])), told)
+    assert (received[0] <= received[1]).all()
+    # A batch gets the same.
+    assert np.array_equal(to_env(np.stack([low, high])), received)
 
 
 @settings(max_examples=200, deadline=None)
@@ -86,7 +86,7 @@ class Recording(gymnasium.Env[Any, Any]):
 
     def step(self, action):
         assert self.action_space.contains(action), action
-        self.told = action
+        self.received = action
         return np.zeros(1, np.float32), 0.0, False, False, {}
 
 
@@ -99,5 +99,5 @@ def test_each_dimension_obeys_its_own_bounds(size, compose):
     for sign in (-1, 1):
         shown = env.step_tensors(torch.full((1, 4), sign * size))["observation", "previous_action"][0].numpy()
         a = np.float32(sign * size)
-        assert inner.told[1:].tolist() == [2.0, min(a, 1), max(a, 0)]
+        assert inner.received[1:].tolist() == [2.0, min(a, 1), max(a, 0)]
         assert shown.tolist() == [np.clip(a, -1, 1), 0.0, min(a, 1), max(a, 0)]

@@ -177,7 +177,7 @@ def test_text_is_left_out_of_an_observation_and_the_log_names_it(space, left_out
 
 
 class InTuples(Odd):
-    """Observes a tuple, and does as it is told in tuples."""
+    """Observes a tuple, and takes actions in tuples."""
 
     def reset(self, *, seed=None, options=None):
         return self._seen(), {}

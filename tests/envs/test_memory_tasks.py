@@ -167,6 +167,6 @@ LACKS = "env.source=memory does not support"
         ),
     ],
 )
-def test_options_that_a_task_does_not_support_are_rejected(changes, message, compose, refusal):
+def test_options_that_a_task_does_not_support_are_rejected(changes, message, compose, rejection):
     config = compose("env=t_maze").env
-    assert refusal({"env": config, **changes}) == message
+    assert rejection({"env": config, **changes}) == message

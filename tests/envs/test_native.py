@@ -188,16 +188,16 @@ class Thrust(Clocks):
     single_action_space = spaces.Box(-2, 6, (2,), np.float64)
 
     def step(self, actions):
-        self.told = actions
+        self.received = actions
         return super().step(actions)
 
 
 def test_continuous_actions_are_in_units_of_half_their_range_and_clipped(register_vector, compose):
     env = make_env(compose("env=gym", f"env.id={register_vector(Thrust)}", NATIVE).env, 2, seed=0)
     env.step(env.reset().set("action", torch.tensor([[-1.0, 0.0], [0.5, 7.0]])))
-    told = env.base_env.raw._vector.told
-    np.testing.assert_array_equal(told, [[-2, 2], [4, 6]])
-    assert told.dtype == np.float64
+    received = env.base_env.raw._vector.received
+    np.testing.assert_array_equal(received, [[-2, 2], [4, 6]])
+    assert received.dtype == np.float64
 
 
 def test_the_mask_applies_to_final_observations(register_vector, compose):
@@ -288,23 +288,23 @@ def test_a_run_with_evaluation_needs_no_single_environment(recurrl_train, tiny, 
     assert summary(tmp_path / "run")["eval_return_mean"] == (3 + 6) / 2
 
 
-def test_an_id_without_a_vector_environment_is_rejected(refused):
-    assert refused("env=pendulum_no_velocity", NATIVE) == (
+def test_an_id_without_a_vector_environment_is_rejected(rejected):
+    assert rejected("env=pendulum_no_velocity", NATIVE) == (
         "env.vectorization=vector_entry_point steps all environments in one call, but env.id=Pendulum-v1 has no "
         "vector_entry_point. Choose env.vectorization=inline, or register the id with one."
     )
 
 
-def test_an_id_with_nothing_but_a_vector_environment_is_rejected_for_single_ones(refused, register_vector):
-    assert refused("env=gym", f"env.id={register_vector(Clocks)}") == (
+def test_an_id_with_nothing_but_a_vector_environment_is_rejected_for_single_ones(rejected, register_vector):
+    assert rejected("env=gym", f"env.id={register_vector(Clocks)}") == (
         "env.id=Registered-v0 is registered only with a vector_entry_point, so single environments cannot be made. "
         "Give env.vectorization=vector_entry_point."
     )
 
 
-def test_options_of_single_environments_are_rejected(refused):
+def test_options_of_single_environments_are_rejected(rejected):
     wrapper = "gymnasium.wrappers:FlattenObservation"
-    assert refused(NATIVE, f"env.wrappers=[{wrapper}]") == (
+    assert rejected(NATIVE, f"env.wrappers=[{wrapper}]") == (
         "env.wrappers works on single environments, but env.id=CartPole-v1 makes one vector environment. Leave it out, "
         "or choose env.vectorization=inline."
     )

@@ -277,15 +277,15 @@ REFUSED: dict[str, tuple[Any, str, str]] = {
 
 
 @pytest.mark.parametrize(("env", "settings", "error"), REFUSED.values(), ids=REFUSED)
-def test_what_makes_no_environments_is_refused_in_a_sentence(
+def test_what_makes_no_environments_is_rejected_in_a_sentence(
     env: Any, settings: str, error: str, mine: Any, tiny: list[str]
 ) -> None:
-    with pytest.raises((ConfigError, RunError)) as refused:
+    with pytest.raises((ConfigError, RunError)) as rejected:
         recurrl.train([*small(tiny), *settings.split()], env=env, run_dir="run")
-    assert error in str(refused.value)
+    assert error in str(rejected.value)
 
 
-def test_what_cannot_be_sent_to_workers_is_refused_in_a_sentence(mine: Any, tiny: list[str], tmp_path: Path) -> None:
+def test_what_cannot_be_sent_to_workers_is_rejected_in_a_sentence(mine: Any, tiny: list[str], tmp_path: Path) -> None:
     workers = [*tiny, "collector=multi_sync", "collector.num_workers=2"]
     with (tmp_path / "open.txt").open("w") as file, pytest.raises(ConfigError, match="cannot be sent to worker"):
         recurrl.train(workers, env=lambda: (mine.Plain(), file)[0])

@@ -33,8 +33,8 @@ def test_an_id_with_its_module_is_trained_evaluated_checked_and_resumed(
     assert json.loads((folder / "moved" / "summary.json").read_text())["frames"] == 96
 
 
-def test_its_registered_limit_counts_for_groups(refused, folder):
-    error = refused(*GIVEN, "algorithm=grpo", "env.num_envs=32", "frames_per_batch=128", "slice_len=4")
+def test_its_registered_limit_counts_for_groups(rejected, folder):
+    error = rejected(*GIVEN, "algorithm=grpo", "env.num_envs=32", "frames_per_batch=128", "slice_len=4")
     assert "an episode of games_of_mine:Games/Mine-v0 may have 9" in error
 
 
@@ -46,8 +46,8 @@ def test_its_registered_limit_counts_for_groups(refused, folder):
         (":Mine-v0", "env.id=:Mine-v0: importing  fails with ValueError: Empty module name."),
     ],
 )
-def test_a_module_or_id_that_does_not_exist_is_rejected(env_id, error, refused, folder):
-    assert error in refused("env=gym", f"env.id={env_id}")
+def test_a_module_or_id_that_does_not_exist_is_rejected(env_id, error, rejected, folder):
+    assert error in rejected("env=gym", f"env.id={env_id}")
 
 
 def test_an_argument_of_the_constructor_needs_no_plus(recurrl_train, tiny, folder):

@@ -78,8 +78,8 @@ def test_wrappers_of_ones_own_are_found_in_the_current_folder(way, recurrl_train
         ("[wrappers_of_mine:Shift] env.vectorization=vector_entry_point", "works on single environments, but env.id="),
     ],
 )
-def test_wrappers_that_cannot_work_are_rejected_before_any_environment_is_made(wrappers, error, refused, folder):
-    assert error in refused(*f"env.wrappers={wrappers}".split())
+def test_wrappers_that_cannot_work_are_rejected_before_any_environment_is_made(wrappers, error, rejected, folder):
+    assert error in rejected(*f"env.wrappers={wrappers}".split())
 
 
 @pytest.mark.parametrize(
@@ -94,9 +94,9 @@ def test_a_wrapper_that_does_not_fit_the_environment_is_named(wrapper, reason, r
     assert error.startswith(f"env.wrappers={wrapper} around env.id=CartPole-v1 cannot be made: {reason}")
 
 
-def test_a_wrapper_of_an_extra_that_is_not_installed_is_rejected(refused, not_installed):
+def test_a_wrapper_of_an_extra_that_is_not_installed_is_rejected(rejected, not_installed):
     not_installed("minigrid")
-    assert refused("env.wrappers=[minigrid.wrappers:ImgObsWrapper]") == (
+    assert rejected("env.wrappers=[minigrid.wrappers:ImgObsWrapper]") == (
         "env.wrappers=minigrid.wrappers:ImgObsWrapper needs the package minigrid. Install it with: pip install "
         "'recurrl[minigrid]'"
     )

@@ -32,12 +32,12 @@ def evaluated(recurrl_evaluate):
 
 @pytest.fixture
 def error(recurrl_train, tmp_path):
-    """The error with which overrides are refused before a run directory is made."""
+    """The error with which overrides are rejected before a run directory is made."""
 
     def error(*overrides):
-        outcome = recurrl_train(*overrides, f"hydra.run.dir={tmp_path / 'refused'}", cwd=EXTENDING)
+        outcome = recurrl_train(*overrides, f"hydra.run.dir={tmp_path / 'rejected'}", cwd=EXTENDING)
         assert outcome.code == 1
-        assert not (tmp_path / "refused").exists()
+        assert not (tmp_path / "rejected").exists()
         return outcome.error
 
     return error

@@ -43,8 +43,8 @@ def test_only_a_trusted_run_is_evaluated(train, evaluated, error, tiny):
     run = train(*tiny, *BY_NAME)
     evaluated(run).succeeded()
     run = run.rename(run.with_name("moved"))
-    refused = evaluated(run)
-    assert "names code that would be imported and executed: my_package.corridor:Corridor." in refused.error
+    rejected = evaluated(run)
+    assert "names code that would be imported and executed: my_package.corridor:Corridor." in rejected.error
     evaluated(run, "--trust-packages").succeeded()
     named = error(f"resume={run}", "total_frames=96")
     assert named.endswith("name it on this command line too: env.source=my_package.corridor:Corridor.")

@@ -56,7 +56,7 @@ def test_a_run_with_an_encoder_resumes_as_if_it_had_not_stopped(chosen, previous
         ),
     ],
 )
-def test_an_option_out_of_range_is_refused(overrides, message, error):
+def test_an_option_out_of_range_is_rejected(overrides, message, error):
     assert error(*overrides, "device=cpu").startswith(message)
 
 

@@ -41,20 +41,20 @@ def exported(recurrl_export: Any, finished_run: Path, tmp_path_factory: pytest.T
 
 
 def test_the_command_writes_files_and_what_they_take_and_give(exported: Path, finished_run: Path) -> None:
-    told = json.loads((exported / "policy.json").read_text())
+    description = json.loads((exported / "policy.json").read_text())
     assert sorted(path.name for path in exported.iterdir()) == ["policy.json", "policy.onnx", "policy.pt2"]
-    for name, file in told["files"].items():
+    for name, file in description["files"].items():
         assert file["sha256"] == hashlib.sha256((exported / name).read_bytes()).hexdigest()
         assert file["largest_difference"] <= 1e-6
-    assert told["files"]["policy.onnx"]["opset"] == 18
-    assert told["run"]["directory"] == str(finished_run)
-    assert told["inputs"]["observation"]["shape"] == ["batch", 4]  # with the hidden entries
-    assert list(told["states"]) == ["recurrent_state_h", "recurrent_state_c"]
+    assert description["files"]["policy.onnx"]["opset"] == 18
+    assert description["run"]["directory"] == str(finished_run)
+    assert description["inputs"]["observation"]["shape"] == ["batch", 4]  # with the hidden entries
+    assert list(description["states"]) == ["recurrent_state_h", "recurrent_state_c"]
     import onnx
 
     model = onnx.load(exported / "policy.onnx")
-    assert [each.name for each in model.graph.input] == list(told["inputs"])
-    assert [each.name for each in model.graph.output] == list(told["outputs"])
+    assert [each.name for each in model.graph.input] == list(description["inputs"])
+    assert [each.name for each in model.graph.output] == list(description["outputs"])
     assert model.opset_import[0].version == 18
 
 
@@ -135,9 +135,9 @@ def test_every_kind_can_be_exported(
     form: str,
 ) -> None:
     agent, _ = agent_of(env, *overrides, **kwargs)
-    told = export(agent, tmp_path, {}, sampled, [form])
-    assert ("noise" in told["inputs"]) == sampled
-    assert told["files"][f"policy.{form}"]["largest_difference"] <= 1e-6
+    description = export(agent, tmp_path, {}, sampled, [form])
+    assert ("noise" in description["inputs"]) == sampled
+    assert description["files"][f"policy.{form}"]["largest_difference"] <= 1e-6
 
 
 class Different(nn.Module):

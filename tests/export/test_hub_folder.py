@@ -91,10 +91,10 @@ def test_the_folder_holds_everything_and_acts_as_the_run_does(written: Path, fin
 
 
 def test_a_folder_starts_a_new_run_and_is_not_resumed(written: Path, recurrl_train: Any, tmp_path: Path) -> None:
-    refused = recurrl_train(f"resume={written}", "total_frames=96", cwd=tmp_path)
-    assert refused.code == 1
-    assert "holds a policy alone" in refused.error
-    assert f"init_from={written}" in refused.error
+    rejected = recurrl_train(f"resume={written}", "total_frames=96", cwd=tmp_path)
+    assert rejected.code == 1
+    assert "holds a policy alone" in rejected.error
+    assert f"init_from={written}" in rejected.error
 
 
 def replace_state(folder: Path, marker: Path) -> None:
@@ -124,7 +124,7 @@ def files_with_code(folder: Path, marker: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("attack", "told"),
+    ("attack", "message"),
     [
         (replace_state, "does not fit this configuration"),
         (change_config, "names code that would be imported and executed: hostile."),
@@ -138,18 +138,18 @@ def test_nothing_of_a_strangers_folder_runs(
     monkeypatch: pytest.MonkeyPatch,
     recurrl_evaluate: Callable[..., Any],
     attack: Callable[[Path, Path], None],
-    told: str | None,
+    message: str | None,
 ) -> None:
     marker = tmp_path / "code has run"
     attack(folder, marker)
     monkeypatch.syspath_prepend(folder)
     outcome = recurrl_evaluate(folder, "--episodes", 1, cwd=folder)
-    if told is None:
+    if message is None:
         recurrl.load(folder)
         assert outcome.code == 0, outcome.err
     else:
-        assert told in outcome.error
-        with pytest.raises(ConfigError, match=told):
+        assert message in outcome.error
+        with pytest.raises(ConfigError, match=message):
             recurrl.load(folder)
     assert not marker.exists()
 
@@ -206,7 +206,7 @@ def test_a_card_of_any_environment_keeps_its_header(compose: Callable[..., Train
         (["--hub-folder", "made", "--output", "other"], "--output has no effect with --hub-folder."),
     ],
 )
-def test_options_that_do_not_go_together_are_refused(
+def test_options_that_do_not_go_together_are_rejected(
     recurrl_export: Any, finished_run: Path, tmp_path: Path, options: list[str], message: str
 ) -> None:
     assert recurrl_export(finished_run, *options, cwd=tmp_path).error.startswith(message)

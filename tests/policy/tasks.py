@@ -107,7 +107,7 @@ def _near(found, bit):
 
 
 class Masked(gymnasium.Env[Any, Any]):
-    """Allows a random half of the choices at each step, and none after the last; refuses to do what it did not allow.
+    """Allows a random half of the choices at each step, and none after the last; rejects to do what it did not allow.
 
     Args:
         mask_in: ``observation`` or ``info``.

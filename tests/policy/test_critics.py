@@ -22,8 +22,8 @@ def test_values_have_gradients_with_respect_to_the_actors_trunk_only_where_the_c
     assert reached == {"critic_head", "trunk" if critic == "shared" else "critic_trunk"}
 
 
-def test_a_recurrent_critic_needs_a_cell(refusal):
-    assert refusal({"algorithm.critic": "recurrent", "cell.name": "none"}) == (
+def test_a_recurrent_critic_needs_a_cell(rejection):
+    assert rejection({"algorithm.critic": "recurrent", "cell.name": "none"}) == (
         "cell must be a recurrent one with algorithm.critic=recurrent (got none). Choose a cell, or "
         "algorithm.critic=feedforward."
     )

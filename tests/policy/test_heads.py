@@ -1,4 +1,4 @@
-"""Masks of actions: what they refuse, and that no action is done which they do not allow."""
+"""Masks of actions: what they reject, and that no action is done which they do not allow."""
 
 import pytest
 import torch
@@ -15,7 +15,7 @@ from recurrl.policy import LOG_PROB, OBSERVATION, VALUE, make_policy
 @pytest.mark.parametrize("where", ["info", "observation"])
 def test_what_is_not_allowed_is_not_done_at_random_or_deterministically(where, action, configure, collect):
     config = configure(MASKED, f"env.action_mask_from_info={where == 'info'}".lower(), mask_in=where, action=action)
-    policy, batch = collect(config)  # the task refuses what it did not allow
+    policy, batch = collect(config)  # the task rejects what it did not allow
     evaluate(config.env, policy, episodes=5, seed=1)
     random_metrics(config.env, episodes=5, seed=1)
     mask = batch[OBSERVATION, "action_mask"]
@@ -41,13 +41,13 @@ def test_a_mask_changes_the_action_and_nothing_else(configure, collect):
     assert (log_prob != batch[LOG_PROB][:, 0]).all()
 
 
-def test_a_mask_that_allows_nothing_is_refused_with_the_environments_name(configure, collect):
+def test_a_mask_that_allows_nothing_is_rejected_with_the_environments_name(configure, collect):
     config = configure(MASKED, mask_in="observation", action="multi_discrete", nothing_at=3)
     with pytest.raises(EnvError, match=r"at step 3, returned an action mask that allows no action: \[0 0"):
         collect(config)
 
 
-def test_a_mask_that_the_info_does_not_hold_is_refused(configure):
+def test_a_mask_that_the_info_does_not_hold_is_rejected(configure):
     config = configure(CUE, "env.action_mask_from_info=true")
     with pytest.raises(EnvError, match=r"returned no info\['action_mask'\]"):
         make_env(config.env, 1, seed=0).reset()
@@ -63,7 +63,7 @@ def test_a_mask_that_the_info_does_not_hold_is_refused(configure):
         (Categorical(3, shape=(2,)), Binary(3), r"has shape \(3,\), but its actions have 6 choices"),
     ],
 )
-def test_a_mask_that_does_not_go_with_the_action_is_refused(action, mask, sentence, compose):
+def test_a_mask_that_does_not_go_with_the_action_is_rejected(action, mask, sentence, compose):
     observation = Composite(observation=Composite(seen=Unbounded((2,)), action_mask=mask))
     with pytest.raises(ConfigError, match=sentence):
         make_policy(compose("device=cpu"), observation, action)

@@ -90,7 +90,7 @@ def test_statistics_are_part_of_the_saved_state(module):
 
 
 @pytest.mark.parametrize("wrong", [torch.nan, torch.inf, -torch.inf, 1e200])
-def test_statistics_refuse_what_is_not_finite_and_stay_as_they_were(wrong):
+def test_statistics_reject_what_is_not_finite_and_stay_as_they_were(wrong):
     normalizer = ObservationNormalizer(2)
     normalizer.observe(torch.randn(3, 4, 2))
     before = {name: value.clone() for name, value in normalizer.state_dict().items()}

@@ -133,7 +133,7 @@ def test_a_state_that_is_not_finite_does_not_survive_a_reset():
     assert all(each.isfinite().all() for each in (log_prob, value, *new.values()))
 
 
-def test_two_states_of_one_name_are_refused():
+def test_two_states_of_one_name_are_rejected():
     with pytest.raises(ValueError, match=r"Two recurrent states of a policy have the same name: \['h', 'h'\]"):
         Policy(Trunk(nn.Identity(), cell("gru")), nn.Identity(), nn.Identity(), Trunk(nn.Identity(), cell("gru")))
 

@@ -118,7 +118,7 @@ OPTIONS = {
 def test_every_torchrl_option_matches_torchrl(
     cell: str, backend: str, recompute: str, options: dict[str, Any], pattern: str
 ) -> None:
-    if "proj_size" in options and (cell == "gru" or backend == "native"):  # which refuse it
+    if "proj_size" in options and (cell == "gru" or backend == "native"):  # which reject it
         options = {name: value for name, value in options.items() if name != "proj_size"}
     size = SIZES["ordinary"]
     is_init = resets(pattern, *size[:2]).unsqueeze(-1)
@@ -208,7 +208,7 @@ def make_output(module: RecurrentModule, data: TensorDict) -> Tensor:
 
 @pytest.mark.parametrize("backend", ["native", "scan"])
 @pytest.mark.parametrize("cell", [name for name, make in CELLS.items() if isinstance(make(1), AnalyticCell)])
-def test_a_second_derivative_is_refused(cell: str, backend: str) -> None:
+def test_a_second_derivative_is_rejected(cell: str, backend: str) -> None:
     module = layers_of(cell, backend, "none", (2, 3, 2, 3))
     data = batch(module, resets("none", 2, 3))
     data["x"].requires_grad_()
@@ -250,7 +250,7 @@ def test_a_compiled_module_runs_without_gradients(cell: str, backend: str, recom
 
 
 @pytest.mark.parametrize("cell", sorted(CELLS.keys() - WITH_DERIVATIVE))
-def test_a_compiled_scan_of_a_cell_without_a_derivative_is_refused(cell: str) -> None:
+def test_a_compiled_scan_of_a_cell_without_a_derivative_is_rejected(cell: str) -> None:
     module = layers_of(cell, "scan", "none", (2, 3, 2, 3))
     compiled = torch.compile(module, fullgraph=True)
     with set_recurrent_mode(True), pytest.raises(Exception, match="Choose backend=reference"):

@@ -149,7 +149,7 @@ class OnlyActivated(GatedCell):
         (NoParameters, "has 0 parameters and 3 states"),
     ],
 )
-def test_a_step_that_does_not_return_what_the_cell_declares_is_refused(kind: type[Several], message: str) -> None:
+def test_a_step_that_does_not_return_what_the_cell_declares_is_rejected(kind: type[Several], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         layers(kind(5), 3)
 
@@ -160,7 +160,7 @@ def test_a_cells_own_options_are_not_given_to_the_module(given: dict[str, object
         layers(Several(5), 3, **given)
 
 
-def test_what_refuses_a_cell_names_it() -> None:
+def test_what_rejects_a_cell_names_it() -> None:
     elman = Elman(ElmanConfig(name="", hidden_size=4, num_layers=1))
     for backend in ("pad", "triton"):
         assert "cell=elman" in str(unsupported_reason(backend, elman, Options(), CPU))

@@ -119,7 +119,7 @@ def test_a_cell_without_a_torch_module_cannot_be_converted() -> None:
         module.make_cudnn_based()
 
 
-def test_a_projection_is_refused_by_layers_without_one() -> None:
+def test_a_projection_is_rejected_by_layers_without_one() -> None:
     with pytest.raises(ValueError, match="proj_size=2 is not possible for cell 'gru'"):
         RecurrentModule("gru", 3, 5, proj_size=2, in_key="x", out_key="y")
     with pytest.raises(ValueError, match="proj_size=2 is not possible for cell 'mingru'"):

@@ -93,7 +93,7 @@ def test_the_primer_gives_an_environment_the_states(module: RecurrentModule) -> 
     assert dict(primers.items()) == {key: Unbounded(shape=shape) for key, shape in declared.items()}
 
 
-def test_a_primer_that_would_not_carry_the_state_is_refused() -> None:
+def test_a_primer_that_would_not_carry_the_state_is_rejected() -> None:
     module = GRUModule(3, 5, in_keys=["x", "h"], out_keys=["y", "h"])
     with pytest.raises(RuntimeError, match=r"written to \[\('next', 'h'\)\]"):
         module.make_tensordict_primer()

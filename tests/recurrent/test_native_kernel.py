@@ -207,7 +207,7 @@ def test_processes_that_build_at_once_both_get_it(tmp_path: Path) -> None:
     assert len([*(tmp_path / "native").iterdir()]) == 1
 
 
-def test_without_a_compiler_it_is_refused_with_what_to_install(tmp_path: Path) -> None:
+def test_without_a_compiler_it_is_rejected_with_what_to_install(tmp_path: Path) -> None:
     environment = {key: value for key, value in os.environ.items() if key != "CC"}
     environment |= {"RECURRL_CACHE_DIR": str(tmp_path), "PATH": ""}
     done = subprocess.run([sys.executable, "-c", BUILDS], env=environment, capture_output=True, text=True, check=True)
@@ -225,7 +225,7 @@ def compiler(tmp_path: Path, script: str) -> str:
 
 
 @pytest.mark.parametrize(
-    ("script", "said"),
+    ("script", "message"),
     [
         ("echo 'warning: odd' >&2; echo 'error: no stdlib.h' >&2; exit 1", "fails with: error: no stdlib.h Repair it"),
         ("touch $(echo \"$@\" | sed 's/.* -o //')", "cannot be stored and loaded: .*file too short"),
@@ -234,10 +234,10 @@ def compiler(tmp_path: Path, script: str) -> str:
     ],
 )
 def test_a_compiler_that_fails_is_named(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, said: str
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, message: str
 ) -> None:
     monkeypatch.setenv("CC", compiler(tmp_path, script))
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=message):
         GRUModule(3, 5, in_key="x", out_key="y", recurrent_backend="native")
 
 
@@ -263,22 +263,22 @@ def test_auto_leaves_dtypes_that_it_does_not_have_to_others() -> None:
 
 
 @pytest.mark.parametrize(
-    ("cell", "options", "said"),
+    ("cell", "options", "message"),
     [
         (CELLS["Several"](5), {}, "no kernel for cell=several, only for gru"),
         ("mingru", {"recurrent_recompute": "full"}, "steps are not recomputed"),
         ("lstm", {"proj_size": 2}, "proj_size=2 is not"),
     ],
 )
-def test_what_it_has_no_kernel_for_is_refused(cell: str | Cell, options: dict[str, Any], said: str) -> None:
+def test_what_it_has_no_kernel_for_is_rejected(cell: str | Cell, options: dict[str, Any], message: str) -> None:
     size = 5 if isinstance(cell, str) else None
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=message):
         RecurrentModule(cell, 3, size, recurrent_backend="native", in_key="x", out_key="y", **options)
 
 
 @pytest.mark.native
 @pytest.mark.parametrize("cell", ["mingru", "mlstm"])
-def test_a_second_derivative_of_a_linear_cell_is_refused(cell: str) -> None:
+def test_a_second_derivative_of_a_linear_cell_is_rejected(cell: str) -> None:
     module = layers_of(cell, "native", "none", (2, 3, 2, 3))
     data = batch(module, resets("none", 2, 3))
     data["x"].requires_grad_()
@@ -331,14 +331,14 @@ def test_large_memory_of_which_it_asks_for_large_pages() -> None:
 
 @pytest.mark.native
 @pytest.mark.parametrize("cell", ["gru", "lstm"])
-def test_what_does_not_fit_the_weights_is_refused(cell: str) -> None:
+def test_what_does_not_fit_the_weights_is_rejected(cell: str) -> None:
     module = layers_of(cell, "native", "none", (2, 3, 4, 5)).float()
     data = batch(module, resets("none", 2, 3))
-    for wrong, said in (
+    for wrong, message in (
         (torch.randn(2, 3, 6), "inputs have 4 features; these have 6"),
         (data["x"].double(), "float64"),
     ):
-        with pytest.raises(ValueError, match=said), set_recurrent_mode(True):
+        with pytest.raises(ValueError, match=message), set_recurrent_mode(True):
             module(data.clone().set("x", wrong))
 
 

@@ -94,7 +94,7 @@ def test_a_setting_overrides_the_environment_which_overrides_torch(
     assert precision.resolve("ieee", gpu) == "ieee"
 
 
-def test_an_invalid_environment_variable_is_refused_when_it_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_invalid_environment_variable_is_rejected_when_it_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCHRL_RNN_PRECISION", "fp16")
     set_recurrent_matmul_precision("ieee")
     assert get_recurrent_matmul_precision() == "ieee"
@@ -118,7 +118,7 @@ def test_the_package_can_be_imported_whatever_the_environment(value: str, found:
     assert found in (result.stdout + result.stderr).splitlines()[-1]
 
 
-def test_an_unknown_mode_is_refused() -> None:
+def test_an_unknown_mode_is_rejected() -> None:
     with pytest.raises(ValueError, match="Choose one of: auto, ieee, tf32, tf32x3, bf16, fast, high-prec"):
         set_recurrent_matmul_precision("fp16")
     with pytest.raises(ValueError, match="Invalid recurrent_matmul_precision: 'fp16'"):

@@ -25,7 +25,7 @@ CPU = torch.device("cpu")
         ("gru", 1025, {}, "hidden_size=1025 is not possible .* tested up to 1024"),
     ],
 )
-def test_unsupported_options_are_refused(cell: str, hidden_size: int, options: dict[str, Any], message: str) -> None:
+def test_unsupported_options_are_rejected(cell: str, hidden_size: int, options: dict[str, Any], message: str) -> None:
     reason = backends.unsupported_reason("triton", make_cell(cell, hidden_size), Options(**options), CPU)
     assert reason is not None
     assert pytest.RaisesExc(ValueError, match=message).matches(ValueError(reason))
@@ -38,7 +38,7 @@ def test_without_a_gpu_and_the_interpreter_the_backend_says_so(monkeypatch: pyte
 
 
 @pytest.mark.parametrize(("capability", "runs"), [((7, 5), False), ((8, 0), True), ((8, 9), True), ((9, 0), True)])
-def test_an_old_gpu_is_refused(capability: tuple[int, int], runs: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_old_gpu_is_rejected(capability: tuple[int, int], runs: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
     reason = backends.unsupported_reason("triton", make_cell("gru", 512), Options(), torch.device("cuda"))
     assert (reason is None) is runs

@@ -118,7 +118,7 @@ def test_a_module_compiles_without_graph_breaks(cell: str) -> None:
         torch.testing.assert_close(value, expected[name], rtol=1e-4, atol=1e-5)
 
 
-def test_another_dtype_is_refused() -> None:
+def test_another_dtype_is_rejected() -> None:
     module = make("gru", 6).double()
     with set_recurrent_mode(True), pytest.raises(ValueError, match=r"computes in float32, .* torch\.float64"):
         module(batch(module, resets("none", 2, 3)).double())

@@ -59,20 +59,20 @@ def test_after_a_rank_was_lost_no_exchange_returns_anything():
     def exchanging():
         if world().rank == 1:
             os.kill(os.getpid(), signal.SIGKILL)
-        said = []
+        messages = []
         own = torch.ones(3)
         for _ in range(2):
             for exchange in (world().sum_, world().gathered, world().gather, world().broadcast):
                 with pytest.raises(RankLostError) as lost:
                     exchange(own)
-                said.append(str(lost.value))
+                messages.append(str(lost.value))
                 own = torch.full((3,), 7.0)
             began = time.monotonic()
-        return [*said, *(["waited again"] if time.monotonic() - began > 1 else [])]
+        return [*messages, *(["waited again"] if time.monotonic() - began > 1 else [])]
 
-    said, _ = start(2, met(exchanging)).end()
-    assert len(said) == 8
-    assert len(set(said)) == 1
+    messages, _ = start(2, met(exchanging)).end()
+    assert len(messages) == 8
+    assert len(set(messages)) == 1
 
 
 @pytest.mark.parametrize("killed", [0, 1, 2])
@@ -86,9 +86,9 @@ def test_the_rank_that_was_killed_is_named_by_all_others(killed):
         return str(lost.value)
 
     began = time.monotonic()
-    said = start(3, met(waiting)).end()
-    assert said.pop(killed) is None
-    for message in said:
+    messages = start(3, met(waiting)).end()
+    assert messages.pop(killed) is None
+    for message in messages:
         assert message.startswith(f"Rank {killed} of 3 (process "), message
         assert "ended without a message" in message
     assert time.monotonic() - began < 30

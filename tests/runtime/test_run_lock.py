@@ -76,7 +76,7 @@ def test_a_holder_that_does_not_say_who_it_is_is_another_process(tmp_path, holde
 
 
 @pytest.mark.parametrize("make", [os.mkfifo, os.mkdir], ids=["pipe", "folder"])
-def test_something_else_of_that_name_is_refused_at_once(tmp_path, make):
+def test_something_else_of_that_name_is_rejected_at_once(tmp_path, make):
     make(tmp_path / LOCK)
     with pytest.raises((ConfigError, IsADirectoryError)):
         locked(tmp_path).__enter__()

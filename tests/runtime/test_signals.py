@@ -73,21 +73,21 @@ def standard_error(writer):
 
 @pytest.mark.parametrize(("make", "end"), [(os.pipe, "\n"), (pty.openpty, "\r\n")], ids=["file", "terminal"])
 def test_the_first_signal_that_is_held_back_says_so_at_once(make, end):
-    said = []
+    printed = []
     reader, writer = make()
 
     def work():
         os.write(2, b"25% |")
         send(signal.SIGUSR1)
-        while "moment" not in "".join(said):
-            said.append(os.read(reader, 100).decode())
+        while "moment" not in "".join(printed):
+            printed.append(os.read(reader, 100).decode())
 
     with pytest.raises(Interrupted), standard_error(writer), stop_request() as request, request.deferred("one moment"):
         work()
     os.close(reader)
     os.close(writer)
     # On a terminal it comes after the progress line, which has no end.
-    assert "".join(said) == f"25% |{end if make is pty.openpty else ''}SIGUSR1: one moment{end}"
+    assert "".join(printed) == f"25% |{end if make is pty.openpty else ''}SIGUSR1: one moment{end}"
 
 
 def test_an_error_within_the_block_is_not_hidden_by_the_signal():

@@ -4,10 +4,10 @@ from recurrl.runtime.report import write_summary
 
 
 def read(run_dir):
-    def refuse(constant):
+    def reject(constant):
         raise AssertionError(f"{constant} is not JSON")
 
-    return json.loads((run_dir / "summary.json").read_text(), parse_constant=refuse)
+    return json.loads((run_dir / "summary.json").read_text(), parse_constant=reject)
 
 
 def test_what_was_written_is_read_back(tmp_path):

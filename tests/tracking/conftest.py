@@ -27,7 +27,7 @@ def machine(tmp_path, monkeypatch):
     for name in [name for name in os.environ if name.startswith("WANDB_")]:
         monkeypatch.delenv(name)
     monkeypatch.delenv("NETRC", raising=False)
-    # Refuses connections at once; wandb's telemetry would wait for its own server.
+    # Rejects connections at once; wandb's telemetry would wait for its own server.
     monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")
     home = tmp_path / "home"
     home.mkdir()

@@ -106,7 +106,7 @@ def test_a_resumed_run_that_logs_nothing_changes_nothing(logger_options, tmp_pat
         f"frames\n{400 * '9'}\n",
     ],
 )
-def test_a_file_that_no_run_wrote_is_refused_before_anything_is_trained(tmp_path, text):
+def test_a_file_that_no_run_wrote_is_rejected_before_anything_is_trained(tmp_path, text):
     path = tmp_path / "metrics.csv"
     path.write_text(text)
     with pytest.raises(ConfigError, match=r"Line \d of .*metrics\.csv is malformed: .*\. Move the file away"):
@@ -115,7 +115,7 @@ def test_a_file_that_no_run_wrote_is_refused_before_anything_is_trained(tmp_path
 
 
 @pytest.mark.parametrize("kind", ["pipe", "folder", "not text"])
-def test_what_is_not_a_file_of_text_is_refused_without_waiting(tmp_path, kind):
+def test_what_is_not_a_file_of_text_is_rejected_without_waiting(tmp_path, kind):
     path = tmp_path / "metrics.csv"
     if kind == "pipe":
         os.mkfifo(path)

@@ -37,9 +37,9 @@ def written(tmp_path_factory):
 
 
 def test_without_a_login_it_writes_what_it_would_make_and_says_so(written):
-    told, workspace = written
-    assert "no login was found" in told
-    assert "wandb_workspace.json is the workspace that would be made" in told
+    output, workspace = written
+    assert "no login was found" in output
+    assert "wandb_workspace.json is the workspace that would be made" in output
     assert workspace["project"] == "recurrl"
 
 

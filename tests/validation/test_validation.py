@@ -72,9 +72,9 @@ ERRORS = [
 
 
 @pytest.mark.parametrize(("changes", "message"), ERRORS, ids=shown)
-def test_what_violates_a_rule_is_an_error_with_the_reason(refusal, changes, message, monkeypatch):
+def test_what_violates_a_rule_is_an_error_with_the_reason(rejection, changes, message, monkeypatch):
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
-    assert message in refusal(changes)
+    assert message in rejection(changes)
 
 
 @pytest.mark.parametrize(
@@ -108,20 +108,22 @@ def two_gpus(monkeypatch):
 
 
 @pytest.mark.usefixtures("two_gpus")
-def test_a_cuda_device_must_be_there(checked, refusal):
+def test_a_cuda_device_must_be_there(checked, rejection):
     for cuda in ("cuda", "cuda:0", "cuda:1"):
         assert checked({"device": cuda}).device == cuda
-    assert refusal({"device": "cuda:2"}).startswith("device must be auto, cpu or one of the 2 CUDA devices that torch")
+    assert rejection({"device": "cuda:2"}).startswith(
+        "device must be auto, cpu or one of the 2 CUDA devices that torch"
+    )
 
 
-def test_a_cuda_device_is_an_error_on_a_machine_without_one(refusal, monkeypatch):
+def test_a_cuda_device_is_an_error_on_a_machine_without_one(rejection, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert "Choose device=cpu, or install a CUDA build of torch" in refusal({"device": "cuda"})
+    assert "Choose device=cpu, or install a CUDA build of torch" in rejection({"device": "cuda"})
 
 
-def test_compiling_needs_a_compiler(refusal, monkeypatch):
+def test_compiling_needs_a_compiler(rejection, monkeypatch):
     monkeypatch.setenv("CXX", "no-such-compiler")
-    assert "no-such-compiler is not on PATH" in refusal({"compile": True})
+    assert "no-such-compiler is not on PATH" in rejection({"compile": True})
 
 
 # Groups
@@ -138,8 +140,8 @@ def test_compiling_needs_a_compiler(refusal, monkeypatch):
         (("recompute=full", "backend=pad"), "recompute=full is not possible with backend=pad, "),
     ],
 )
-def test_rules_are_checked_at_the_command_line_too(refused, overrides, message):
-    assert message in refused(*overrides)
+def test_rules_are_checked_at_the_command_line_too(rejected, overrides, message):
+    assert message in rejected(*overrides)
 
 
 def test_groups_are_an_error_where_environments_share_their_random_numbers(recurrl_train, tmp_path):
@@ -155,14 +157,14 @@ def test_groups_are_an_error_where_environments_share_their_random_numbers(recur
 
 
 @pytest.mark.parametrize("package", ["tensorboard", "ray"])
-def test_a_choice_whose_package_is_not_installed_is_an_error_with_what_to_install(refused, monkeypatch, package):
+def test_a_choice_whose_package_is_not_installed_is_an_error_with_what_to_install(rejected, monkeypatch, package):
     parts = ("tracking.tensor", "collector.ray")
     for name in [name for name in sys.modules if name.partition(".")[0] == package or any(of in name for of in parts)]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.delitem(sys.modules, "torch.utils.tensorboard", raising=False)
     monkeypatch.setitem(sys.modules, package, None)  # as Python marks what cannot be imported
     group = "logger" if package == "tensorboard" else "collector"
-    assert refused(f"{group}={package}") == (
+    assert rejected(f"{group}={package}") == (
         f"{group}={package} needs the module {package}, which is not installed. Install it, for example with: pip "
         f"install 'recurrl[{package}]'."
     )
@@ -192,13 +194,13 @@ def three_ranks(monkeypatch):
     ],
     ids=shown,
 )
-def test_what_ranks_share_must_divide_among_them(refusal, changes, message):
-    assert message in refusal(changes)
+def test_what_ranks_share_must_divide_among_them(rejection, changes, message):
+    assert message in rejection(changes)
 
 
 @pytest.mark.usefixtures("three_ranks", "two_gpus")
-def test_each_rank_has_a_gpu_unless_all_share_a_numbered_one(refusal, checked):
-    assert refusal({**DIVIDED, "device": "cuda"}).startswith("device=cuda must be one of at least 3 GPUs")
+def test_each_rank_has_a_gpu_unless_all_share_a_numbered_one(rejection, checked):
+    assert rejection({**DIVIDED, "device": "cuda"}).startswith("device=cuda must be one of at least 3 GPUs")
     checked({**DIVIDED, "device": "cuda:0"})
 
 

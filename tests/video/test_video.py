@@ -188,7 +188,7 @@ def test_whatever_an_episode_has_is_drawn_and_the_future_is_faded(values, states
         ("env=test_video:Own", "makes it with render_mode=None. Have it give render_mode=rgb_array."),
     ],
 )
-def test_environments_that_cannot_be_drawn_are_refused(small, overrides, message):
+def test_environments_that_cannot_be_drawn_are_rejected(small, overrides, message):
     config = small(*overrides.split())
     with pytest.raises(ConfigError) as caught:
         watched(config.env)
@@ -231,6 +231,6 @@ def test_missing_packages_are_named_with_the_command_that_installs_them(agent_of
         (("RUN", "--video", "RUN"), "would write into a run. Give the run before --video"),
     ],
 )
-def test_wrong_uses_are_refused(recurrl_evaluate, finished_run, tmp_path, arguments, message):
+def test_wrong_uses_are_rejected(recurrl_evaluate, finished_run, tmp_path, arguments, message):
     outcome = recurrl_evaluate(*(finished_run if each == "RUN" else each for each in arguments), cwd=tmp_path).failed()
     assert message in outcome.error

@@ -317,10 +317,10 @@ class RecurrentModule(TensorDictModuleBase):
             backend = self._resolve(options, device, dtype)
         else:
             # Kept, because looking for a backend takes longer than a small layer takes for a step.
-            asked = (self.recurrent_backend, self.python_based, options, device, dtype)
-            if asked not in self._resolved:
-                self._resolved[asked] = self._resolve(options, device, dtype)
-            backend = self._resolved[asked]
+            requested = (self.recurrent_backend, self.python_based, options, device, dtype)
+            if requested not in self._resolved:
+                self._resolved[requested] = self._resolve(options, device, dtype)
+            backend = self._resolved[requested]
         name = backend if isinstance(backend, str) else backends.name_of(backend)
         if self.backend_in_use != name:
             self.backend_in_use = name

@@ -106,7 +106,7 @@ torch.library.register_fake("recurrl::recurrence_forward", _states)
 torch.library.register_fake("recurrl::recurrence_backward", _gradients)
 
 
-def _refuse_second_derivative() -> None:
+def _reject_second_derivative() -> None:
     # once_differentiable would silently omit the recurrence from a second derivative.
     if torch.is_grad_enabled():
         raise RuntimeError(
@@ -126,7 +126,7 @@ class _Differentiable(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        _refuse_second_derivative()
+        _reject_second_derivative()
         run: Any = torch.ops.recurrl.recurrence_backward.default if torch.compiler.is_compiling() else backward
         wants_stored = ctx.needs_input_grad[3]
         grad_a, grad_b, grad_stored = run(*ctx.saved_tensors, grad, ctx.pairs, wants_stored)
@@ -188,7 +188,7 @@ class _DifferentiableMemories(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        _refuse_second_derivative()
+        _reject_second_derivative()
         *access, starts_BT, stored, states = ctx.saved_tensors
         grad_read = states.new_zeros(access[2].shape) if grads[0] is None else grads[0].contiguous()
         grad_states = None if grads[1] is None else grads[1].contiguous()

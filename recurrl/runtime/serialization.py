@@ -6,13 +6,13 @@ from typing import Any
 import torch
 
 
-def written(state: Any) -> bytes:
+def to_bytes(state: Any) -> bytes:
     """A state as ``torch.save`` writes it."""
     data = io.BytesIO()
     torch.save(state, data)
     return data.getvalue()
 
 
-def read(saved: bytes) -> Any:
-    """A state that :func:`written` returned, on the CPU."""
+def from_bytes(saved: bytes) -> Any:
+    """A state that :func:`to_bytes` returned, on the CPU."""
     return torch.load(io.BytesIO(saved), map_location="cpu", weights_only=True)

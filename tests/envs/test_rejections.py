@@ -8,8 +8,8 @@ from recurrl.errors import ConfigError
 
 
 @pytest.mark.parametrize("name", ["", ".games", "some-games", "games.", "some_games", "some_games.classic"])
-def test_a_package_that_cannot_be_imported_is_rejected(refusal, name):
-    error = refusal({"env.packages": [name]})
+def test_a_package_that_cannot_be_imported_is_rejected(rejection, name):
+    error = rejection({"env.packages": [name]})
     assert error.startswith(f"env.packages=[{name}]: ")
     missing = "there is no module some_games. Install its package, or run from the folder it is in."
     assert missing in error if "some_games" in name else "fails with" in error or "there is no module" in error
@@ -24,16 +24,16 @@ def test_a_package_whose_import_fails_is_rejected_with_the_reason(recurrl_train,
     )
 
 
-def test_a_package_that_is_an_extra_of_recurrl_is_rejected_with_the_extra(refused, not_installed):
+def test_a_package_that_is_an_extra_of_recurrl_is_rejected_with_the_extra(rejected, not_installed):
     not_installed("popgym")
-    assert refused("env=repeat_previous") == (
+    assert rejected("env=repeat_previous") == (
         "env.packages=[popgym] needs the package popgym. Install it with: pip install 'recurrl[popgym]'"
     )
 
 
 @pytest.mark.parametrize("index", [-1, 2.5])
-def test_an_index_in_the_mask_is_an_integer_from_zero(refusal, index):
-    assert refusal({"env.mask": [1, index]}) == f"env.mask[1] must be an integer from 0 (got {index})."
+def test_an_index_in_the_mask_is_an_integer_from_zero(rejection, index):
+    assert rejection({"env.mask": [1, index]}) == f"env.mask[1] must be an integer from 0 (got {index})."
 
 
 @pytest.mark.parametrize("mask", [[4], [0, 1, 2, 3]], ids=str)
@@ -91,8 +91,8 @@ def test_an_id_that_is_not_registered_is_rejected_with_the_nearest_one_or_none(c
         ("vector_entry_point", "max_episode_steps, render_mode, sutton_barto_reward"),
     ],
 )
-def test_an_argument_that_the_environment_does_not_take_is_rejected_before_any_is_made(refused, way, takes):
-    assert refused("env.kwargs.gravitas=1", f"env.vectorization={way}") == (
+def test_an_argument_that_the_environment_does_not_take_is_rejected_before_any_is_made(rejected, way, takes):
+    assert rejected("env.kwargs.gravitas=1", f"env.vectorization={way}") == (
         f"env.id=CartPole-v1 does not take env.kwargs.gravitas. It takes: {takes}."
     )
 
