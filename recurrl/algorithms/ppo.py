@@ -3,6 +3,8 @@
 Shape legend: N environments, T steps of a row, S slices, K steps of a slice.
 """
 
+from functools import partial
+
 import torch
 from tensordict import TensorDictBase
 from torch import Tensor, nn
@@ -11,11 +13,15 @@ from recurrl.algorithms.advantages import advantage_metrics, next_values, reeval
 from recurrl.algorithms.algorithm import Algorithm, Losses
 from recurrl.algorithms.importance import clipped_surrogate, log_range, mean_of
 from recurrl.config import PPOConfig, TrainConfig
+from recurrl.errors import require
 from recurrl.keys import ACTION, ADVANTAGE, LOG_PROB, LOSS_MASK, VALUE, VALUE_TARGET
 from recurrl.policy import Policy
+from recurrl.policy.initialization import HEAD_GAIN, linear
 from recurrl.policy.normalization import RunningScale
 from recurrl.policy.policy import SequenceOutput
 from recurrl.runtime.statistics import counted, summary, variance
+
+MONTE_CARLO_TARGET = "monte_carlo_target"
 
 
 class PPO(Algorithm):
@@ -31,6 +37,13 @@ class PPO(Algorithm):
     ``entropy_coeff`` is in units of the advantages' running root mean square: a constant weight that keeps exploring
     where advantages are large would drown them where they are small, and the bonus vanishes with them once nothing is
     left to gain.
+
+    With ``discrepancy_coeff``, a second head W on the critic's features learns the return G of the row from there on
+    (λ = 1), and the λ-discrepancy, which is zero where the features hold all that values depend on, is a loss too
+    (Allen et al. 2024, https://arxiv.org/abs/2407.07333)::
+
+        monte_carlo = critic_coeff · (W − G)²
+        discrepancy = discrepancy_coeff · (V − W)²
     """
 
     options: PPOConfig
@@ -43,20 +56,24 @@ class PPO(Algorithm):
         self.advantage_scale = RunningScale()
         # A tensor, because a compiled loss is compiled for the numbers in it.
         self.entropy_coeff = nn.Buffer(torch.tensor(options.entropy_coeff, dtype=dtype), persistent=False)
+        self.monte_carlo_head = linear(config.cell.hidden_size, 1, HEAD_GAIN) if options.discrepancy_coeff else None
+        require(
+            self.monte_carlo_head is None or options.critic == "shared",
+            f"algorithm.discrepancy_coeff must be 0 with algorithm.critic={options.critic} "
+            f"(got {options.discrepancy_coeff}). Leave one of them out.",
+        )
 
     def prepare(self, rows_NT: TensorDictBase, reward_NT: Tensor) -> dict[str, float]:
         """Writes advantages and value targets, and scales the entropy bonus by the size of the advantages."""
         options = self.options
         ratio = reevaluate(rows_NT, self.policy) if options.advantage == "vtrace" else None
-        advantage, target = vtrace(
-            reward_NT.unsqueeze(-1),
-            rows_NT[VALUE],
-            next_values(rows_NT, self.policy),
-            rows_NT["next", "done"],
-            options.gamma,
-            options.lmbda,
-            ratio,
+        values = rows_NT[VALUE], next_values(rows_NT, self.policy)
+        estimate = partial(
+            vtrace, reward_NT.unsqueeze(-1), *values, rows_NT["next", "done"], options.gamma, ratio=ratio
         )
+        advantage, target = estimate(options.lmbda)
+        if self.monte_carlo_head is not None:
+            rows_NT.set(MONTE_CARLO_TARGET, estimate(1.0)[1])
         mask = rows_NT.get(LOSS_MASK)
         found = [counted(each, mask) for each in (rows_NT[VALUE], target)]
         metrics = {**advantage_metrics(counted(advantage, mask)), **_value_metrics(*found)}
@@ -84,17 +101,20 @@ class PPO(Algorithm):
             entropy = entropy.detach()  # only logged
         assert value is not None
         critic, value_metrics = self._critic_loss(value, slices_SK)
-        return Losses(
-            {
-                "objective": mean_of(-clipped_surrogate(log_ratio, advantage, self.log_clip_range), mask),
-                "critic": self.options.critic_coeff * critic,
-                "entropy": -self.entropy_coeff * entropy,
-            },
-            {"policy/entropy": entropy.detach(), **value_metrics},
-            log_ratio.detach(),
-            mask,
-            None if mask is None else mask.sum().to(value.dtype),
-        )
+        terms = {
+            "objective": mean_of(-clipped_surrogate(log_ratio, advantage, self.log_clip_range), mask),
+            "critic": self.options.critic_coeff * critic,
+            "entropy": -self.entropy_coeff * entropy,
+        }
+        if self.monte_carlo_head is not None:
+            estimate, target = self.monte_carlo_head(output.features), slices_SK[MONTE_CARLO_TARGET]
+            squares = ((each - estimate).square().squeeze(-1) for each in (target, value))
+            monte_carlo, discrepancy = (mean_of(each, mask) for each in squares)
+            terms["monte_carlo"] = self.options.critic_coeff * monte_carlo
+            terms["discrepancy"] = self.options.discrepancy_coeff * discrepancy
+        weight = None if mask is None else mask.sum().to(value.dtype)
+        metrics = {"policy/entropy": entropy.detach(), **value_metrics}
+        return Losses(terms, metrics, log_ratio.detach(), mask, weight)
 
     def _critic_loss(self, value: Tensor, slices_SK: TensorDictBase) -> tuple[Tensor, dict[str, Tensor]]:
         target, mask, limit = slices_SK[VALUE_TARGET], slices_SK.get(LOSS_MASK), self.options.clip_value

@@ -8,6 +8,7 @@ from recurrl.config.options import BELOW_ONE, FRACTION, POSITIVE, SCALE, STEPS, 
 ENTROPY_BONUS = Condition("algorithm.entropy_coeff above 0", lambda run: run.algorithm.entropy_coeff > 0)
 DISCOUNT = Condition("algorithm.gamma above 0", lambda run: run.algorithm.gamma > 0)
 VALUE_LOSS = Condition("algorithm.critic_coeff above 0", lambda run: run.algorithm.critic_coeff > 0)
+SHARED_CRITIC = Condition("algorithm.critic=shared", lambda run: run.algorithm.critic == "shared")
 OWN_CRITIC = Condition("algorithm.critic=recurrent or feedforward", lambda run: run.algorithm.critic != "shared")
 REFERENCE = Condition("algorithm.kl_to_ref_coeff above 0", lambda run: run.algorithm.kl_to_ref_coeff > 0)
 
@@ -107,6 +108,12 @@ class PPOConfig(ClippedConfig):
         "how far the value may move from the stored one in the value loss; null: any distance",
         POSITIVE,
         only_with=VALUE_LOSS,
+    )
+    discrepancy_coeff: float = option(
+        "weight of the squared λ-discrepancy, the difference from a second value head that learns the Monte Carlo "
+        "return; 0: no such head",
+        WEIGHT,
+        only_with=SHARED_CRITIC,
     )
     normalize_advantage: str = option(
         "normalise advantages to mean 0 and standard deviation 1: none, per minibatch or per batch; amplifies noise "
