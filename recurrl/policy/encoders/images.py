@@ -78,22 +78,28 @@ class ChannelsFirst(nn.Module):
 
 
 def _nature(channels: int, height: int, width: int) -> list[nn.Module]:
-    """Mnih et al. 2015, https://doi.org/10.1038/nature14236: three convolutions and 512 features."""
+    """Mnih et al. 2015, https://doi.org/10.1038/nature14236: three convolutions, and 512 features, here normalised."""
     layers: list[nn.Module] = []
     for filters, kernel, stride in ((32, 8, 4), (64, 4, 2), (64, 3, 1)):
         layers += [convolution(channels, filters, kernel, stride), nn.ReLU()]
         height, width, channels = (height - kernel) // stride + 1, (width - kernel) // stride + 1, filters
-    return [*layers, nn.Flatten(), linear(channels * height * width, 512, RELU_GAIN), nn.ReLU()]
+    return [*layers, *_dense(channels * height * width, 512)]
 
 
 def _impala(channels: int, height: int, width: int) -> list[nn.Module]:
-    """Espeholt et al. 2018, https://arxiv.org/abs/1802.01561: fifteen convolutions with residuals, 256 features."""
+    """Espeholt et al. 2018, https://arxiv.org/abs/1802.01561: fifteen convolutions, 256 features, here normalised."""
     layers: list[nn.Module] = []
     for filters in (16, 32, 32):
         layers += [convolution(channels, filters, 3, padding=1), nn.MaxPool2d(3, 2, padding=1)]
         layers += [ResidualBlock(filters), ResidualBlock(filters)]
         height, width, channels = (height + 1) // 2, (width + 1) // 2, filters
-    return [*layers, nn.ReLU(), nn.Flatten(), linear(channels * height * width, 256, RELU_GAIN), nn.ReLU()]
+    return [*layers, nn.ReLU(), *_dense(channels * height * width, 256)]
+
+
+def _dense(width: int, size: int) -> list[nn.Module]:
+    """Images to features of a size that does not grow as the network learns: large ones saturate a cell's gates."""
+    normal = nn.LayerNorm(size, elementwise_affine=False)
+    return [nn.Flatten(), linear(width, size, RELU_GAIN), normal, nn.ReLU()]
 
 
 class ResidualBlock(nn.Module):

@@ -28,6 +28,19 @@ def test_the_impala_network_has_fifteen_convolutions_and_takes_any_size(shape):
     assert network(torch.zeros(2, *shape, dtype=torch.uint8)).shape == (2, 256)
 
 
+@pytest.mark.parametrize("kind", ["nature", "impala"])
+def test_features_do_not_grow_with_the_weights_of_convolutions(kind):
+    network = make_image_network(kind, image(36, 36, 3))
+    pixels = torch.randint(256, (5, 36, 36, 3), dtype=torch.uint8)
+    for _ in range(2):
+        features = network(pixels)
+        assert (features.square().mean(-1) < 1).all()
+        assert (features.square().mean(-1) > 0.1).all()
+        with torch.no_grad():
+            for parameter in network.parameters():
+                parameter.mul_(4)
+
+
 def test_an_image_is_the_same_with_its_channels_first_or_last_and_as_bytes_or_numbers():
     torch.manual_seed(0)
     last = make_image_network("nature", image(36, 40, 3))
