@@ -25,7 +25,8 @@ def composed_options(compose):
     composed = {}
     for row in zip_longest(*([pair for pair in OPTIONS if pair[0] == group] for group in GROUPS)):
         pairs = [pair for pair in row if pair is not None]
-        needed = ["env.id=Acrobot-v1"] if ("env", "gym") in pairs else []
+        required = {("env", "gym"): "env.id=Acrobot-v1", ("algorithm", "distill"): "algorithm.teacher=run"}
+        needed = [value for pair, value in required.items() if pair in pairs]
         config = compose(*(f"{group}={option}" for group, option in pairs), *needed)
         composed |= {(group, option): getattr(config, group) for group, option in pairs}
     return composed

@@ -93,12 +93,16 @@ class Agent:
         return evaluate_many(self._interface.env, self.policy, episodes, [seed], KEPT, deterministic)
 
     def export(
-        self, folder: str | Path, formats: Collection[str] = ("onnx", "pt2"), sampled: bool = False
+        self,
+        folder: str | Path,
+        formats: Collection[str] = ("onnx", "pt2"),
+        sampled: bool = False,
+        layout: str | None = None,
     ) -> dict[str, Any]:
         """Writes one step as files that act without recurrl; see :func:`recurrl.export.export.export`."""
         from recurrl.export.export import export  # which imports this module
 
-        return export(self, Path(folder), {"env": self._interface.env.id}, sampled, formats)
+        return export(self, Path(folder), {"env": self._interface.env.id}, sampled, formats, layout)
 
     def make_env(self) -> gymnasium.Env[Any, Any]:
         """The environment it was trained in, within its user's wrappers, with nothing of recurrl's around it.

@@ -20,7 +20,7 @@ from recurrl.runtime.serialization import from_bytes, to_bytes
 RANKS, SCALER = "ranks", "reward_scaler"
 EPISODES = "collector_state"
 """The component that holds the unfinished episodes."""
-OWN = ("rng", SCALER, "buffer", EPISODES)
+OWN = ("rng", SCALER, "buffer", "teacher", EPISODES)
 """The components that differ from rank to rank."""
 OF_RANK_0 = ("callbacks", "report")
 """Those that rank 0 alone has. All others are the same on all ranks."""

@@ -23,6 +23,7 @@ def export_main() -> None:
     parser.add_argument("--which", default="best", help="the best checkpoint of a run, or the last (default: best)")
     parser.add_argument("--sampled", action="store_true", help="draw actions with noise, which is another input")
     parser.add_argument("--format", action="append", metavar="onnx|pt2", help="only this one; may be repeated")
+    parser.add_argument("--layout", metavar="rsl_rl", help="ONNX with its inputs and outputs: obs, h_in, c_in, ...")
     parser.add_argument(
         "--hub-folder",
         type=Path,
@@ -42,12 +43,13 @@ def _exported(arguments: argparse.Namespace) -> str:
     # With torch, which help and typos do not wait for.
     from recurrl.agent import Agent
     from recurrl.cli.load_run import open_run
-    from recurrl.export.export import FORMATS, export
+    from recurrl.export.export import FORMATS, ONNX, export
 
     opened = open_run(arguments.run, arguments.which, "cpu", arguments.trust_packages)
     folder = arguments.output or run_directory_of(arguments.run) / EXPORTS
     agent, facts = Agent(opened.make_policy(), opened.config.env), opened.described(str(arguments.run))
-    written = export(agent, folder, facts, arguments.sampled, arguments.format or FORMATS)
+    formats = arguments.format or (FORMATS if arguments.layout is None else (ONNX,))
+    written = export(agent, folder, facts, arguments.sampled, formats, arguments.layout)
     return "".join(
         f"{folder / name}: at most {file['largest_difference']:.1e} of the scale off the policy\n"
         for name, file in written["files"].items()
@@ -55,7 +57,7 @@ def _exported(arguments: argparse.Namespace) -> str:
 
 
 def _hub_folder(arguments: argparse.Namespace) -> str:
-    for name in ("output", "sampled"):
+    for name in ("output", "sampled", "layout"):
         require(not getattr(arguments, name), f"--{name} has no effect with --hub-folder. Leave one of them out.")
     from recurrl.cli.hub_run import write_hub_folder
 

@@ -3,7 +3,7 @@
 The dataclasses below are those that the options of custom choices derive from.
 """
 
-from recurrl.config.algorithm import AlgorithmConfig, ClippedConfig, GRPOConfig, PPOConfig
+from recurrl.config.algorithm import AlgorithmConfig, ClippedConfig, DistillConfig, GRPOConfig, PPOConfig
 from recurrl.config.cell import BackendConfig, CellConfig, EncoderConfig, MLPConfig
 from recurrl.config.collector import BufferConfig, CollectorConfig, WorkersConfig
 from recurrl.config.env import EnvConfig
@@ -16,6 +16,7 @@ __all__ = [
     "CellConfig",
     "ClippedConfig",
     "CollectorConfig",
+    "DistillConfig",
     "EncoderConfig",
     "EnvConfig",
     "EvaluationConfig",

@@ -1,15 +1,29 @@
 """Options of algorithms."""
 
 from dataclasses import dataclass, replace
-from typing import Self
+from typing import Any, Self
 
-from recurrl.config.options import BELOW_ONE, FRACTION, POSITIVE, SCALE, STEPS, WEIGHT, Condition, option
+from recurrl.config.options import (
+    BELOW_ONE,
+    FRACTION,
+    POSITIVE,
+    RATE,
+    SCALE,
+    STEPS,
+    WEIGHT,
+    Condition,
+    meaning_of,
+    option,
+)
 
 ENTROPY_BONUS = Condition("algorithm.entropy_coeff above 0", lambda run: run.algorithm.entropy_coeff > 0)
 DISCOUNT = Condition("algorithm.gamma above 0", lambda run: run.algorithm.gamma > 0)
 VALUE_LOSS = Condition("algorithm.critic_coeff above 0", lambda run: run.algorithm.critic_coeff > 0)
 SHARED_CRITIC = Condition("algorithm.critic=shared", lambda run: run.algorithm.critic == "shared")
 OWN_CRITIC = Condition("algorithm.critic=recurrent or feedforward", lambda run: run.algorithm.critic != "shared")
+BESIDE_PPO = Condition(
+    "algorithm.weight or algorithm.weight_final_fraction below 1", lambda run: run.algorithm.reinforces
+)
 REFERENCE = Condition("algorithm.kl_to_ref_coeff above 0", lambda run: run.algorithm.kl_to_ref_coeff > 0)
 
 
@@ -139,6 +153,38 @@ class PPOConfig(ClippedConfig):
     def resolved(self, off_policy: bool) -> Self:
         """With the kind of advantages that ``auto`` stands for."""
         return self if self.advantage != "auto" else replace(self, advantage="vtrace" if off_policy else "gae")
+
+
+def _beside_ppo(name: str) -> Any:
+    """An option of PPO's objective, for what may also learn without it."""
+    meaning = meaning_of(PPOConfig.__dataclass_fields__[name])
+    return option(meaning.text, meaning.range, meaning.choices, BESIDE_PPO)
+
+
+@dataclass
+class DistillConfig(PPOConfig):
+    """Imitation of a teacher that sees more, beside PPO (Ross et al. 2011, https://arxiv.org/abs/1011.0686)."""
+
+    critic_observation: list[str] = option(
+        "entries of the observation that the teacher and a critic on its own trunk see, and the student does not; "
+        "hidden is the entry of what env.mask hides, or of the state of a memory task"
+    )
+    entropy_coeff: float = _beside_ppo("entropy_coeff")
+    entropy_final_fraction: float = _beside_ppo("entropy_final_fraction")
+    normalize_advantage: str = _beside_ppo("normalize_advantage")
+    teacher: str = option("what to imitate: a run, module:function, or a policy as .onnx or TorchScript .pt")
+    weight: float = option("weight of imitation; PPO's objective and entropy bonus have the rest of 1", RATE)
+    weight_final_fraction: float = option("fraction of weight at the end; 1: constant", FRACTION)
+
+    @property
+    def reinforces(self) -> bool:
+        """True unless the weight of imitation is 1 throughout."""
+        return self.weight * self.weight_final_fraction < 1
+
+    @property
+    def follows_schedule(self) -> bool:
+        """True if the weight does, or the entropy bonus."""
+        return self.weight_final_fraction != 1 or (self.reinforces and super().follows_schedule)
 
 
 @dataclass

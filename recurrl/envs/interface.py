@@ -126,6 +126,20 @@ class Interface(nn.Module):
             found[shown] = value if columns is None else value.index_select(-1, self.get_buffer(columns))
         return found
 
+    def raw(self, observation: Mapping[Any, Tensor]) -> Tensors:
+        """The reverse of :meth:`observation`, for a mapping with those leaves: raw entries, without hidden columns."""
+        parts: dict[NestedKey, list[Tensor]] = {}
+        columns: dict[NestedKey, list[Tensor]] = {}
+        for given, shown, name in self._table:
+            parts.setdefault(given, []).append(observation[shown])
+            columns.setdefault(given, []).extend([] if name is None else [self.get_buffer(name)])
+        return {
+            key: torch.cat(values, -1).index_select(-1, torch.cat(columns[key]).argsort())
+            if columns[key]
+            else values[0]
+            for key, values in parts.items()
+        }
+
     def env_action(self, action: Any) -> dict[Path, Tensor]:
         """The parts of the environment's action ``[N, ...]`` by path, for the policy's; a single one has no path."""
         return {part.path: part.to_env(part.of(action)) for part in self.parts}

@@ -19,6 +19,7 @@ from recurrl.agent.interface import Tensors
 from recurrl.agent.step import IS_INIT, NEXT, NOISE_INPUT
 from recurrl.errors import require
 from recurrl.export.checking import TOLERANCE, Call, example, largest_difference, played
+from recurrl.export.layouts import RSL_RL, RslRl
 from recurrl.keys import ACTION_MASK, PREVIOUS_REWARD
 
 OPSET = 18
@@ -35,7 +36,12 @@ _NEEDED = {ONNX: ("onnx", "onnxscript", "onnxruntime"), PT2: ()}
 
 
 def export(
-    agent: Agent, folder: Path, run: Mapping[str, Any], sampled: bool = False, formats: Collection[str] = FORMATS
+    agent: Agent,
+    folder: Path,
+    run: Mapping[str, Any],
+    sampled: bool = False,
+    formats: Collection[str] = FORMATS,
+    layout: str | None = None,
 ) -> dict[str, Any]:
     """Writes ``policy.onnx``, ``policy.pt2`` and ``policy.json`` into a folder, and returns what the latter says.
 
@@ -47,9 +53,11 @@ def export(
         run: where the policy comes from, for ``policy.json``.
         sampled: actions are drawn with an input of noise, instead of taking the most probable ones.
         formats: some of :data:`FORMATS`.
+        layout: ``rsl_rl`` for its names and shapes, in ONNX; None for recurrl's.
 
     Raises:
-        ConfigError: a package is missing, or what was exported does not do what the policy does; nothing is written.
+        ConfigError: a package is missing, the layout cannot hold the policy, or what was exported does not do what the
+            policy does; nothing is written.
     """
     for name in formats:
         require(name in FORMATS, f"--format {name} does not exist. Choose one of: {', '.join(FORMATS)}.")
@@ -58,15 +66,26 @@ def export(
             not missing,
             f"Exporting to {name} needs {' and '.join(missing)}. Install them with: pip install 'recurrl[export]'",
         )
+    require(layout in (None, RSL_RL), f"--layout {layout} does not exist. Choose {RSL_RL}, or leave it out.")
+    require(
+        layout is None or (set(formats) == {ONNX} and not sampled),
+        f"--layout {layout} is of ONNX files with the most probable actions. Give --format onnx, without --sampled.",
+    )
     step = agent.step
+    other = None if layout is None else RslRl(step)
     pool = played(agent, STEPS)
     inputs = example(step, pool, BATCH, torch.Generator().manual_seed(0), sampled)
+    inputs = inputs if other is None else other.of_inputs(inputs)
+    states = {name: NEXT + name for name in step.state_shapes(sampled)} if other is None else other.states_by_input
     with TemporaryDirectory() as temporary, torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the exporter's remarks on packages that it does not need
         logging.getLogger("torch.onnx").setLevel(logging.ERROR)
-        outputs = step(inputs)
+        outputs = (other or step)(inputs)
+        # Layouts of others have the batch after the layers of a state.
+        layered = () if other is None else (*states, *states.values())
         batch = torch.export.Dim("batch", min=1)
-        program = torch.export.export(step, (inputs,), dynamic_shapes=({name: {0: batch} for name in inputs},))
+        dims = {name: {int(name in layered): batch} for name in inputs}
+        program = torch.export.export(other or step, (inputs,), dynamic_shapes=(dims,))
         files = {}
         for name in formats:
             path = Path(temporary) / f"policy.{name}"
@@ -75,7 +94,7 @@ def export(
             else:
                 torch.export.save(program, path)
             load = load_onnx if name == ONNX else load_pt2
-            call = load(path)
+            call = load(path) if other is None else other.as_step(load(path))
             difference = max(largest_difference(step, call, pool, STEPS, each, sampled) for each in (1, BATCH))
             require(
                 difference <= TOLERANCE,
@@ -88,7 +107,7 @@ def export(
                 "largest_difference": difference,
                 **({"opset": OPSET} if name == ONNX else {"torch": torch.__version__}),
             }
-        description = _described(agent, inputs, outputs, run) | {"files": files}
+        description = _described(agent, inputs, outputs, states, layered, run) | {"files": files}
         text = json.dumps(description, indent=2, ensure_ascii=False)
         (Path(temporary) / DESCRIPTION).write_text(text + "\n", encoding="utf-8")
         folder.mkdir(parents=True, exist_ok=True)
@@ -127,28 +146,39 @@ def _write_onnx(program: Any, path: Path, inputs: Tensors, outputs: Tensors) -> 
     made.save(path)
 
 
-def _described(agent: Agent, inputs: Tensors, outputs: Tensors, run: Mapping[str, Any]) -> dict[str, Any]:
+def _described(
+    agent: Agent,
+    inputs: Tensors,
+    outputs: Tensors,
+    states: Mapping[str, str],
+    layered: Collection[str],
+    run: Mapping[str, Any],
+) -> dict[str, Any]:
     """``policy.json``, for those who write the program around the policy."""
-    sampled = NOISE_INPUT in inputs
-    states = list(agent.step.state_shapes(sampled))
     meanings = dict.fromkeys(inputs, "as the environment returns it, with its hidden entries, not scaled")
-    meanings |= {name: f"state: the output {NEXT}{name} of the last step" for name in states} | _MEANINGS
+    meanings |= {name: f"state: the output {output} of the last step" for name, output in states.items()} | _MEANINGS
     return {
         "format": 1,
         "recurrl": __version__,
         "run": dict(run),
         "observation_space": str(agent.observation_space),
         "action_space": str(agent.action_space),
-        "actions": "drawn with the input noise" if sampled else "the most probable ones",
-        "inputs": {name: {**_array(value), "meaning": meanings[name]} for name, value in inputs.items()},
-        "outputs": {name: _array(value) for name, value in outputs.items()},
-        "states": {name: {"output": NEXT + name, "initial": "zeros"} for name in states},
+        "actions": "drawn with the input noise" if NOISE_INPUT in inputs else "the most probable ones",
+        "inputs": {
+            name: {**_array(value, name in layered), "meaning": meanings[name]} for name, value in inputs.items()
+        },
+        "outputs": {name: _array(value, name in layered) for name, value in outputs.items()},
+        "states": {name: {"output": output, "initial": "zeros"} for name, output in states.items()},
         "units": "Actions are in the environment's units. Outputs distribution.* are the parameters of the policy's "
         "distribution: continuous actions normalised, logits up to a constant.",
         "resets": f"{IS_INIT} true in a row makes that row's states and previous reward zero before anything else; "
-        "nothing else resets them. Set it at the first step of each episode.",
+        "nothing else resets them. Set it at the first step of each episode."
+        if IS_INIT in inputs
+        else "Pass zeros as states at the first step of each episode; nothing else resets them.",
     }
 
 
-def _array(value: torch.Tensor) -> dict[str, Any]:
-    return {"dtype": str(value.dtype).removeprefix("torch."), "shape": ["batch", *value.shape[1:]]}
+def _array(value: torch.Tensor, layered: bool) -> dict[str, Any]:
+    shape: list[int | str] = list(value.shape)
+    shape[int(layered)] = "batch"
+    return {"dtype": str(value.dtype).removeprefix("torch."), "shape": shape}

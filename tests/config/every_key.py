@@ -55,6 +55,7 @@ TEXTS = {
     "logger.tags": [["another"]],
     "resume": ["nonesuch"],
     "init_from": ["nonesuch"],
+    "algorithm.teacher": ["nonesuch"],
     "pretrain.folder": ["nonesuch"],
 }
 """Other values of keys that take any text, list or mapping."""

@@ -106,6 +106,9 @@ def in_every_pair(compose, folder):
         result = made[choice["env"]]
         for group, key in key_of.items():
             result = changed(result, key, choice[group])
+        if choice["algorithm"] == "distill":
+            result = changed(result, "algorithm.teacher", "every_key_env:teacher")
+            result = changed(result, "algorithm.critic_observation", ["hidden"] if choice["env"] == "memory" else [])
         return changed(result, "algorithm.group_size", 2) if choice["algorithm"] == "grpo" else result
 
     def given(choice):

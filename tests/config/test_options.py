@@ -14,6 +14,7 @@ FREE_TEXT = {
     "algorithm.critic_observation": "any entry of an observation",
     "buffer.folder": "a path",
     "init_from": "a path",
+    "algorithm.teacher": "a path, or a name of code",
     "collector.address": "checked with Ray",
     "pretrain.folder": "a path",
     "env.id": "any registered environment",

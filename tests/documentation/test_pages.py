@@ -17,6 +17,7 @@ RUNS = {
     "lstm": "env=pendulum_no_velocity cell=lstm lr_schedule=adaptive state=refresh algorithm.discrepancy_coeff=0.5",
     "grpo": "env=pendulum_no_velocity algorithm=grpo algorithm.group_size=2 algorithm.kl_to_ref_coeff=0.1 "
     "env.max_episode_steps=8",
+    "distill": "env=t_maze algorithm=distill algorithm.teacher=tasks:still",
     "async": "collector=multi_async collector.num_workers=2",
     "next_step": "env=vec_env env.id=gymnasium.envs.classic_control.cartpole:CartPoleVectorEnv env.resets=next_step",
 }

@@ -209,3 +209,64 @@ def test_the_largest_difference_in_10_000_steps_is_rounding(
         # An image passes fifteen convolutions more. Torch and onnxruntime each round them to about 1e-6 of what float64
         # gives, and torch itself differs by 4e-6 with oneDNN and without.
         assert max(found) <= (3e-6 if observation == "small_image" else 1e-6)
+
+
+@pytest.mark.parametrize(("cell", "names"), [("gru", "h"), ("lstm", "hc")])
+def test_the_layout_of_rsl_rl_has_its_names_and_shapes_and_acts_as_the_policy(
+    agent_of: AgentOf, tmp_path: Path, cell: str, names: str
+) -> None:
+    import onnxruntime
+
+    agent, _ = agent_of("Pendulum-v1", f"cell={cell}", "cell.num_layers=2", "env.mask=[2]")
+    told = agent.export(tmp_path, ["onnx"], layout="rsl_rl")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["policy.json", "policy.onnx"]
+    session = onnxruntime.InferenceSession(tmp_path / "policy.onnx")
+    inputs, outputs = ([each.name for each in of] for of in (session.get_inputs(), session.get_outputs()))
+    assert inputs == ["obs", *(f"{name}_in" for name in names)] == list(told["inputs"])
+    assert outputs == ["actions", *(f"{name}_out" for name in names)] == list(told["outputs"])
+    assert told["inputs"]["obs"]["shape"] == ["batch", 3]
+    assert told["inputs"]["h_in"]["shape"] == [2, "batch", 8]
+    assert told["states"]["h_in"] == {"output": "h_out", "initial": "zeros"}
+    rng, state = np.random.default_rng(0), agent.initial_state(3)
+    theirs = {f"{name}_in": np.zeros((2, 3, 8), np.float32) for name in names}
+    for step in range(50):
+        observed, begins = rng.standard_normal((3, 3)).astype(np.float32), rng.random(3) < 0.1
+        expected, state = agent.act(observed, state, begins)
+        theirs = {name: value * ~begins[:, None] for name, value in theirs.items()}
+        found, *new = session.run(None, {"obs": observed, **theirs})
+        np.testing.assert_allclose(found, expected, atol=1e-5, err_msg=f"step {step}")
+        theirs = dict(zip(theirs, new, strict=True))
+
+
+NOT_HELD = [
+    ((CUE,), {"observation": "dict", "action": "bounded"}, "observes one vector of numbers"),
+    ((CUE,), {"observation": "image", "action": "bounded"}, "observes one vector of numbers"),
+    ((CUE,), {"action": "discrete"}, "acts by one vector of numbers"),
+    (("Pendulum-v1", "env.previous_action=true"), {}, "observes nothing besides (got previous_action)"),
+    (("Pendulum-v1", "cell=lru"), {}, "has one or two states, a vector in each layer"),
+]
+
+
+@pytest.mark.parametrize(("made", "kwargs", "needs"), NOT_HELD)
+def test_what_the_layout_of_rsl_rl_cannot_hold_is_an_error(
+    agent_of: AgentOf, tmp_path: Path, made: tuple[str, ...], kwargs: dict[str, Any], needs: str
+) -> None:
+    agent, _ = agent_of(*made, **kwargs)
+    with pytest.raises(ConfigError) as caught:
+        agent.export(tmp_path / "made", ["onnx"], layout="rsl_rl")
+    assert str(caught.value).startswith("--layout rsl_rl needs a policy that ")
+    assert needs in str(caught.value)
+    assert not (tmp_path / "made").exists()
+
+
+def test_a_layout_is_of_onnx_files_and_of_the_most_probable_actions(
+    recurrl_export: Any, finished_run: Path, tmp_path: Path
+) -> None:
+    only = "--layout rsl_rl is of ONNX files with the most probable actions. Give --format onnx, without --sampled."
+    assert recurrl_export(finished_run, "--layout", "rsl_rl", "--sampled", cwd=tmp_path).error == only
+    assert recurrl_export(finished_run, "--layout", "rsl_rl", "--format", "pt2", cwd=tmp_path).error == only
+    unknown = "--layout nope does not exist. Choose rsl_rl, or leave it out."
+    assert recurrl_export(finished_run, "--layout", "nope", cwd=tmp_path).error == unknown
+    # Of a discrete action.
+    found = recurrl_export(finished_run, "--layout", "rsl_rl", cwd=tmp_path).error
+    assert found.startswith("--layout rsl_rl needs a policy that acts by one vector of numbers (got")

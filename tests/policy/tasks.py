@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 import gymnasium
 import numpy as np
+import torch
 from gymnasium import spaces
 from gymnasium.envs.classic_control import CartPoleEnv
 from gymnasium.envs.classic_control.cartpole import CartPoleVectorEnv
@@ -104,6 +105,11 @@ def _score(kind, action, bits):
 def _near(found, bit):
     """1 at ±½, falling to 0 at a distance of 1."""
     return max(0.0, 1.0 - abs(float(found) - (bit - 0.5)))
+
+
+def still(seen):
+    """A teacher for the T-maze that goes nowhere."""
+    return torch.zeros(len(seen["hidden"]), dtype=torch.long)
 
 
 class Masked(gymnasium.Env[Any, Any]):

@@ -1,0 +1,246 @@
+"""``algorithm=distill``: what the teacher is shown, that it follows the student, and what is learnt of it."""
+
+import sys
+from types import MethodType, ModuleType
+
+import pytest
+import torch
+from collected import fresh_policy, rollouts
+from run_files import metrics, without_times
+from tasks import CUE
+from torch import nn
+
+import recurrl
+from recurrl.algorithms.distill import TEACHER_ACTION, imitation_error
+from recurrl.algorithms.ppo import PPO
+from recurrl.build import make_algorithm
+from recurrl.errors import ConfigError
+from recurrl.policy.distributions import DiagonalGaussian, Joint, LazyCategorical
+
+PENDULUM = ("env=pendulum_no_velocity", "env.max_episode_steps=11")
+T_MAZE = ("env=t_maze", "env.kwargs.length=3", "env.max_episode_steps=5")
+
+
+def distilled(teacher, *overrides):
+    return ("algorithm=distill", f"algorithm.teacher={teacher}", *overrides)
+
+
+@pytest.fixture
+def function(monkeypatch):
+    """Names a function so that a configuration can."""
+
+    def function(teacher):
+        module = ModuleType("teachers")
+        module.teacher = teacher
+        monkeypatch.setitem(sys.modules, "teachers", module)
+        return "teachers:teacher"
+
+    return function
+
+
+@pytest.fixture(scope="session")
+def teacher_run(recurrl_train, tiny, tmp_path_factory):
+    """A run that saw Pendulum's velocity, an LSTM."""
+    folder = tmp_path_factory.mktemp("teacher")
+    ours = (*PENDULUM, "env.mask=[]", "cell=lstm", "hydra.run.dir=teacher")
+    recurrl_train(*tiny, *ours, cwd=folder).succeeded()
+    return folder / "teacher"
+
+
+def labelled(config, count=3):
+    """The algorithm of a run, and its rollouts with the teacher's actions."""
+    policy = fresh_policy(config, std=0.5)
+    algorithm = make_algorithm(config, policy)
+    batches = [batch.clone() for batch in rollouts(config, policy, count)]
+    for batch in batches:
+        algorithm.teacher.label(batch)
+    return algorithm, batches
+
+
+def whole(batch):
+    """Pendulum's observation, of which the student sees the first two entries."""
+    return torch.cat((batch["observation", "observation"], batch["observation", "hidden"]), -1)
+
+
+def test_a_run_as_the_teacher_sees_all_and_its_state_follows_the_students_episodes(small, teacher_run):
+    _, batches = labelled(small(*PENDULUM, *distilled(teacher_run)))
+    agent = recurrl.load(teacher_run)
+    state, resets = agent.initial_state(4), 0
+    for batch in batches:
+        for t, step in enumerate(batch.unbind(1)):
+            action, state = agent.act(whole(batch)[:, t], state, step["is_init"].squeeze(-1))
+            expected = torch.from_numpy(action) / 2  # of a torque of at most 2
+            torch.testing.assert_close(step[TEACHER_ACTION], expected, atol=1e-6, rtol=0)
+            resets += int(step["is_init"].sum())
+    assert resets == 4 * 3  # the first step, and after steps 11 and 22 of 24
+
+
+def test_a_function_gets_the_whole_observation_and_acts_in_the_environments_units(small, function):
+    algorithm, (batch,) = labelled(
+        small(*PENDULUM, *distilled(function(lambda seen: 0.1 * seen["observation"][:, 2:]))), 1
+    )
+    torch.testing.assert_close(batch[TEACHER_ACTION], 0.05 * batch["observation", "hidden"])
+    assert not algorithm.teacher.state_dict()
+
+
+def test_a_function_sees_what_a_memory_task_hides(small, function):
+    _, (batch,) = labelled(small(*T_MAZE, *distilled(function(lambda seen: seen["hidden"][:, 0].long() * 2))), 1)
+    assert torch.equal(batch[TEACHER_ACTION], batch["observation", "hidden"][..., 0].long() * 2)
+    assert batch[TEACHER_ACTION].unique().tolist() == [0, 2]
+
+
+def test_parts_of_dict_actions_and_observations_go_by_their_names(small, function):
+    def teacher(seen):
+        aim = seen["observation"]["state"].clamp(-1, 1) / 2
+        return {"move": seen["observation"]["more"]["symbol"].clamp(max=1), "more": {"aim": aim}}
+
+    kinds = ("env=gym", "env.packages=[tasks]", f"env.id={CUE}", "+env.kwargs.observation=dict")
+    given = distilled(function(teacher), "+env.kwargs.action=dict", "algorithm.critic_observation=[state]")
+    algorithm, (batch,) = labelled(small(*kinds, *given), 1)
+    torch.testing.assert_close(batch[TEACHER_ACTION, "more", "aim"], batch["observation", "state"] / 2)
+    assert torch.isfinite(torch.tensor(algorithm.update(batch, 0.0)["loss/imitation"]))
+
+
+class Recurrent(nn.Module):
+    """rsl_rl's export of a GRU: states are inputs and outputs, layers first."""
+
+    def __init__(self):
+        super().__init__()
+        self.rnn, self.head = nn.GRU(3, 5, num_layers=2), nn.Linear(5, 1)
+
+    def forward(self, obs, h_in):
+        features, h_out = self.rnn(obs.unsqueeze(0), h_in)
+        return self.head(features.squeeze(0)), h_out
+
+
+@pytest.mark.parametrize("alone", [True, False], ids=["for one environment", "for any batch"])
+def test_a_recurrent_onnx_file_is_a_teacher_whose_states_are_reset(small, tmp_path, alone):
+    module, count = Recurrent(), 1 if alone else 4
+    inputs = (torch.zeros(count, 3), torch.zeros(2, count, 5))
+    names = {"input_names": ["obs", "h_in"], "output_names": ["actions", "h_out"]}
+    batch = {} if alone else {"dynamic_axes": {"obs": {0: "b"}, "h_in": {1: "b"}, "h_out": {1: "b"}}}
+    torch.onnx.export(module, inputs, str(tmp_path / "teacher.onnx"), **names, **batch, dynamo=False)
+    _, batches = labelled(small(*PENDULUM, *distilled(tmp_path / "teacher.onnx")))
+    state = torch.zeros(2, 4, 5)
+    for batch in batches:
+        for t, step in enumerate(batch.unbind(1)):
+            with torch.no_grad():
+                action, state = module(whole(batch)[:, t], state * ~step["is_init"])
+            torch.testing.assert_close(step[TEACHER_ACTION], action.clamp(-2, 2) / 2, atol=1e-6, rtol=0)
+
+
+def test_a_torchscript_file_is_a_teacher_unless_it_keeps_a_state_to_itself(small, tmp_path):
+    module = nn.Linear(3, 1)
+    torch.jit.script(module).save(tmp_path / "teacher.pt")
+    _, (batch,) = labelled(small(*PENDULUM, *distilled(tmp_path / "teacher.pt")), 1)
+    with torch.no_grad():
+        torch.testing.assert_close(batch[TEACHER_ACTION], module(whole(batch)) / 2)
+    module.register_buffer("hidden_state", torch.zeros(1, 1, 5))
+    torch.jit.script(module).save(tmp_path / "recurrent.pt")
+    with pytest.raises(ConfigError, match=r"must have no recurrent state of its own.* Export it to ONNX"):
+        labelled(small(*PENDULUM, *distilled(tmp_path / "recurrent.pt")))
+
+
+def test_the_error_of_imitation_is_that_of_the_mean_or_of_the_choice():
+    mean = torch.randn(2, 3, 4, requires_grad=True)
+    scale = torch.full_like(mean, 0.5, requires_grad=True)
+    wanted, choice = torch.randn(2, 3, 4), torch.randint(5, (2, 3))
+    logits = torch.randn(2, 3, 5, requires_grad=True)
+    gaussian, categorical = DiagonalGaussian(mean, scale), LazyCategorical(logits)
+    near, chosen = imitation_error(gaussian, wanted), imitation_error(categorical, choice)
+    torch.testing.assert_close(near, (mean - wanted).square().sum(-1) / 2)
+    torch.testing.assert_close(chosen, -logits.log_softmax(-1).gather(-1, choice.unsqueeze(-1)).squeeze(-1))
+    both = imitation_error(Joint({"a": gaussian, "b": categorical}), {"a": wanted, "b": choice})
+    torch.testing.assert_close(both, near + chosen)
+    both.sum().backward()
+    assert scale.grad is None
+
+
+def test_the_weight_goes_to_imitation_and_the_rest_to_ppo_and_falls(small, function):
+    target = function(lambda seen: torch.zeros_like(seen["observation"][:, 2:]))
+    given = ("algorithm.weight=0.8", "algorithm.weight_final_fraction=0.5", "epochs=1", "minibatch_slices=8")
+    algorithm, (batch,) = labelled(small(*PENDULUM, *distilled(target, *given)), 1)
+    found = {}
+
+    def loss(self, slices, output):
+        losses, ppo = type(self).loss(self, slices, output), PPO.loss(self, slices, output)
+        found.update({name: (float(term), float(ppo.terms.get(name, 0))) for name, term in losses.terms.items()})
+        found["error"] = float(imitation_error(output.distribution, slices[TEACHER_ACTION]).mean())
+        return losses
+
+    algorithm.loss = MethodType(loss, algorithm)
+    result = algorithm.update(batch, 0.5)
+    assert result["distill/weight"] == pytest.approx(0.6)  # halfway from 0.8 to 0.4
+    assert found["imitation"][0] == pytest.approx(0.6 * found["error"], rel=1e-5)
+    for name, share in {"objective": 0.4, "entropy": 0.4, "critic": 1.0}.items():
+        assert found[name][0] == pytest.approx(share * found[name][1], rel=1e-5)
+
+
+def test_the_teacher_is_frozen_and_only_its_states_are_saved(small, teacher_run):
+    algorithm, (batch,) = labelled(small(*PENDULUM, *distilled(teacher_run)), 1)
+    assert not [name for name, _ in algorithm.named_parameters() if "teacher" in name]
+    saved = algorithm.components()["teacher"].state_dict()
+    assert {name: tuple(value.shape) for name, value in saved.items()} == {
+        "recurrent_state_h": (4, 1, 8),
+        "recurrent_state_c": (4, 1, 8),
+    }
+    before = [parameter.clone() for parameter in algorithm.policy.parameters()]
+    algorithm.update(batch, 0.0)
+    assert not all(map(torch.equal, before, algorithm.policy.parameters()))
+
+
+@pytest.mark.parametrize("others", [[], ["buffer=replay", "buffer.frames=80"]], ids=["on policy", "replay"])
+def test_a_resumed_run_goes_on_exactly(recurrl_train, tiny, teacher_run, tmp_path, others):
+    falls = ("algorithm.weight_final_fraction=0", "total_frames=160", "checkpoint.every_frames=32")
+    given = (*PENDULUM, *distilled(teacher_run), *falls, *others, "backend=scan")
+    recurrl_train(*tiny, *given, "hydra.run.dir=whole", cwd=tmp_path).succeeded()
+    kept = "resume=whole/checkpoints/frames_000000000096"
+    recurrl_train(kept, "hydra.run.dir=resumed", cwd=tmp_path).succeeded()
+    whole_run, resumed = (without_times(metrics(tmp_path / name)) for name in ("whole", "resumed"))
+    assert resumed == whole_run
+    assert len({row["loss/imitation"] for row in whole_run}) == 5
+
+
+def test_a_teacher_that_does_not_fit_is_an_error_that_says_why(small, teacher_run, function, tmp_path):
+    def error(config):
+        with pytest.raises(ConfigError) as caught:
+            make_algorithm(config, fresh_policy(config))
+        return str(caught.value)
+
+    blind = "algorithm.critic_observation=[]"
+    found = error(small(*PENDULUM, *distilled(teacher_run, blind)))
+    assert found.startswith(
+        f"algorithm.teacher={teacher_run} observes {{'observation': (3,)}} and [], but the student's environment gives "
+        "{'observation': (2,)}. Give env.mask and algorithm.critic_observation=[hidden]"
+    )
+    assert error(small(*PENDULUM, *distilled(tmp_path / "none"))) == (
+        f"algorithm.teacher={tmp_path / 'none'} must exist. Give the folder of a run, a file or module:function."
+    )
+    assert error(small(*PENDULUM, *distilled(function(lambda seen: seen["observation"])))) == (
+        "algorithm.teacher=teachers:teacher must return actions of shape (1, 1) (got (1, 3)). Give a teacher of the "
+        "same environment."
+    )
+    assert error(small(*PENDULUM, *distilled(function(lambda seen: seen["goal"])))).startswith(
+        "algorithm.teacher=teachers:teacher cannot be used: it fails with KeyError: 'goal'. It takes"
+    )
+
+
+def test_a_student_without_the_sign_learns_to_turn_from_a_teacher_that_sees_it(compose, function):
+    def teacher(seen):
+        sign, way = seen["hidden"].unbind(-1)
+        return torch.where(way == 1, sign.long() * 2, 1)
+
+    given = (
+        "env.num_envs=16",
+        "frames_per_batch=512",
+        "slice_len=16",
+        "minibatch_slices=8",
+        "device=cpu",
+        "backend=scan",
+    )
+    config = compose("env=t_maze", "env.kwargs.length=3", *given, *distilled(function(teacher)))
+    policy = fresh_policy(config)
+    algorithm = make_algorithm(config, policy)
+    found = [algorithm.update(batch, 0.0)["loss/imitation"] for batch in rollouts(config, policy, 12)]
+    assert found[0] > 0.4  # a mean over ten epochs
+    assert found[-1] < 0.05
