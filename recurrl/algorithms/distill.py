@@ -12,11 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tensordict import TensorDict, TensorDictBase
+from tensordict import TensorDictBase
 from torch import Tensor, nn
 
 import recurrl
 from recurrl.algorithms.algorithm import Losses
+from recurrl.algorithms.importance import mean_of
 from recurrl.algorithms.ppo import PPO
 from recurrl.config import DistillConfig, EnvConfig, TrainConfig
 from recurrl.config.plugins import is_custom, load
@@ -79,7 +80,7 @@ class Distill(PPO):
         rest = {"objective": 1 - self.weight, "entropy": 1 - self.weight}
         terms = {name: rest.get(name, 1) * term for name, term in losses.terms.items()}
         error_SK = imitation_error(output.distribution, slices_SK[TEACHER_ACTION])
-        return losses._replace(terms={"imitation": self.weight * error_SK.mean(), **terms})
+        return losses._replace(terms={"imitation": self.weight * mean_of(error_SK, losses.mask), **terms})
 
     def components(self) -> dict[str, Any]:
         """Those of every algorithm, and the teacher's recurrent states."""
@@ -116,7 +117,7 @@ class Teacher:
             raw = one.raw
             specs = raw.observation_spec[0], raw.full_action_spec[0][ACTION]
             self._interface = Interface(env, *specs, privileged).to(device)
-            first = TensorDict({**one.reset_tensors(None), IS_INIT: torch.ones(1, 1, dtype=torch.bool)}, [1])
+            first = one.observation_spec.zero().set(IS_INIT, torch.ones(*one.batch_size, 1, dtype=torch.bool))
         advice = "It takes what the environment returns, of N environments, and returns its actions."
         with user_code(f"algorithm.teacher={target} cannot be used: it fails", advice), torch.no_grad():
             self._act, self._shapes = _opened(target, device)
