@@ -25,7 +25,11 @@ def composed_options(compose):
     composed = {}
     for row in zip_longest(*([pair for pair in OPTIONS if pair[0] == group] for group in GROUPS)):
         pairs = [pair for pair in row if pair is not None]
-        required = {("env", "gym"): "env.id=Acrobot-v1", ("algorithm", "distill"): "algorithm.teacher=run"}
+        required = {
+            ("env", "gym"): "env.id=Acrobot-v1",
+            ("env", "vec_env"): "env.id=simulators:rsl_vec_env",
+            ("algorithm", "distill"): "algorithm.teacher=run",
+        }
         needed = [value for pair, value in required.items() if pair in pairs]
         config = compose(*(f"{group}={option}" for group, option in pairs), *needed)
         composed |= {(group, option): getattr(config, group) for group, option in pairs}
@@ -37,6 +41,7 @@ def test_every_choice_of_every_group_composes_and_is_valid_where_it_can_run(
     defaults, composed_options, group, option, monkeypatch
 ):
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    monkeypatch.syspath_prepend(Path(__file__).parent / "envs")
     chosen = composed_options[group, option]
     assert chosen.name == option
     # GRPO needs whole episodes.
