@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from recurrl.cli.launcher import launch
 from recurrl.cli.messages import errors_as_messages
 from recurrl.cli.overrides import compose, overridden_keys
 from recurrl.config.composed import as_schema, resolved
@@ -33,7 +34,9 @@ def _checked(overrides: Sequence[str], config_dir: Path | None) -> str:
     Raises:
         ConfigError: the run would be rejected, or the check fails.
     """
-    config, explicit = as_schema(compose(overrides, config_dir)), overridden_keys(overrides)
+    composed = compose(overrides, config_dir)
+    launch(composed)
+    config, explicit = as_schema(composed), overridden_keys(overrides)
     if config.resume is not None:
         raise ConfigError("recurrl-check checks new runs; a resumed run checks itself. Leave resume out.")
     # With torch, which typos need not wait for.

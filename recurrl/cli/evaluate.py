@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from recurrl.cli.launcher import launch_saved
 from recurrl.cli.messages import errors_as_messages
 from recurrl.cli.overrides import TRUST
 from recurrl.cli.results import table
@@ -27,6 +28,8 @@ def evaluate_main() -> None:
     overrides = [text for text in texts if _OVERRIDE.fullmatch(text) and not Path(text).exists()]
     runs = [Path(text) for text in texts if text not in overrides]
     with errors_as_messages():
+        for run in runs:
+            launch_saved(run, options["trust_packages"])
         if not runs:
             raise ConfigError(f"{overrides[0]} changes the environment of a run. Give a run directory too.")
         files = [] if video is None else video_files(runs, Path(video) if video else None)

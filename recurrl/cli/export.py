@@ -4,6 +4,7 @@ import argparse
 import sys
 from pathlib import Path
 
+from recurrl.cli.launcher import launch_saved
 from recurrl.cli.messages import errors_as_messages
 from recurrl.cli.overrides import TRUST
 from recurrl.errors import require
@@ -35,6 +36,7 @@ def export_main() -> None:
     parser.add_argument("--trust-packages", action="store_true", help=TRUST)
     arguments = parser.parse_args()
     with errors_as_messages():
+        launch_saved(arguments.run, arguments.trust_packages)
         sys.stdout.write(_exported(arguments) if arguments.hub_folder is None else _hub_folder(arguments))
 
 

@@ -19,6 +19,7 @@ from omegaconf.errors import OmegaConfBaseException
 from recurrl import __version__
 from recurrl.cli.directories import run_directory
 from recurrl.cli.help import explained, help_of
+from recurrl.cli.launcher import launch, launch_saved
 from recurrl.cli.messages import message
 from recurrl.cli.overrides import arguments_of, check_choices, compose, job_overrides, prepared
 from recurrl.cli.sweep import followed, job_started, recorded
@@ -114,6 +115,7 @@ def _job(composed: DictConfig) -> float | None:
             check_choices(composed, HydraConfig.get())
             if is_sweep:
                 _name_group(composed)
+            launch(composed) if resume in (None, "auto") else launch_saved(Path(resume))
             config = as_schema(composed) if resume is None else None
             # This imports torch, which takes seconds.
             from recurrl.cli.job import run

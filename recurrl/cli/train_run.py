@@ -20,6 +20,7 @@ from recurrl.callbacks import Callback, IterationCallback
 from recurrl.checkpoint import AUTO
 from recurrl.cli.directories import run_directory
 from recurrl.cli.job import run as run_job
+from recurrl.cli.launcher import launch
 from recurrl.cli.load_run import load
 from recurrl.cli.overrides import compose, overridden_keys, parsed, text_of
 from recurrl.config.composed import as_schema, value_of
@@ -100,6 +101,7 @@ def train(
             del composed["hydra"]
         directory.mkdir(parents=True, exist_ok=True)
         with _in_words_of_python(), run_directory(directory, composed) as resume, _log_in(directory / "recurrl.log"):
+            launch(composed)
             typed = as_schema(composed) if resume is None else None
             run_job(composed, typed, strict, directory, started, callbacks, env)
     return Run(directory, read_summary(directory), env)

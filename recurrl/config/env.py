@@ -47,6 +47,7 @@ SAME_STEP, DISABLED, NEXT_STEP = RESETS = ("same_step", "disabled", "next_step")
 class VecEnvConfig(EnvConfig):
     """A simulator that steps all environments in one call, on tensors of its device."""
 
+    launcher: str | None = option("module:function that is called before torch is imported, such as Isaac's app")
     device: str = option("where the simulator runs: the argument device of what makes it, if it has one")
     resets: str = option(
         "a finished episode's next one begins in its last step (same_step), on request (disabled: reset has an "
@@ -57,6 +58,11 @@ class VecEnvConfig(EnvConfig):
         "the groups of observations that the policy sees; none: policy or actor, else all but the critic's"
     )
     critic_groups: list[str] = option("those that algorithm.critic_observation=[hidden] adds; none: critic")
+
+
+@dataclass
+class MjlabConfig(VecEnvConfig):
+    """A task of mjlab."""
 
 
 def wrapper_and_arguments(entry: Any) -> tuple[str, dict[str, Any]]:

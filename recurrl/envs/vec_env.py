@@ -173,7 +173,10 @@ class VecEnv(BatchedEnv):
     def _results(self, returned: Any) -> tuple[Any, Tensor, Tensor, Tensor, Mapping[str, Any]]:
         if isinstance(returned, tuple) and len(returned) == 5:
             observation, reward, terminated, truncated, info = returned
-            flags = self._flag("terminated", terminated), self._flag("truncated", truncated)
+            ended, cut = self._flag("terminated", terminated), self._flag("truncated", truncated)
+            # Isaac Lab and mjlab leave it to the learner that nothing follows a time limit that is part of the task.
+            is_finite = getattr(getattr(self._env, "cfg", None), "is_finite_horizon", False)
+            flags = (ended | cut, torch.zeros_like(cut)) if is_finite else (ended, cut)
         elif isinstance(returned, tuple) and len(returned) == 4:
             observation, reward, over, info = returned
             done = self._flag("done", over)

@@ -1,0 +1,56 @@
+"""Calls what a simulator needs before torch is imported, ``env.launcher``."""
+
+import sys
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+
+from omegaconf import DictConfig
+
+from recurrl.cli.saved_config import saved_config
+from recurrl.cli.signature import is_signed
+from recurrl.config.composed import value_of
+from recurrl.config.plugins import load
+from recurrl.errors import ConfigError, require
+from recurrl.runtime.run_directory import CONFIG_FILE, run_directory_of
+
+
+def launch(config: DictConfig) -> None:
+    """Calls the function that a configuration names, if it names one that this process has not called.
+
+    Raises:
+        ConfigError: there is no such function, or torch is imported.
+    """
+    name = value_of(config, "env.launcher")
+    if name is not None:
+        _call(str(name))
+
+
+@cache
+def _call(name: str) -> None:
+    require(
+        "torch" not in sys.modules,
+        f"env.launcher={name} must be called before torch is imported, and it is. Use the command line; or call the "
+        "function first, and leave env.launcher out.",
+    )
+    load(name, f"env.launcher={name}")()
+
+
+def launch_saved(run: Path, is_trusted: bool = False) -> None:
+    """The same for a run that is resumed or loaded.
+
+    What nobody trusts is not called: the run is refused where it is opened, as is one that does not exist. Nor is what
+    only a checkpoint without its run names, which is read with torch.
+
+    Args:
+        run: its directory, or a checkpoint.
+        is_trusted: whoever wrote its configuration.
+
+    Raises:
+        ConfigError: there is no such function, or torch is imported.
+    """
+    config = None
+    with suppress(ConfigError):
+        config = saved_config(run)
+    if config is not None and (is_trusted or is_signed(config, run_directory_of(run) / CONFIG_FILE)):
+        launch(config)
