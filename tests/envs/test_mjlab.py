@@ -70,14 +70,14 @@ def test_a_task_is_made_of_its_configuration_with_values_replaced(mjlab, compose
     assert rows["next", "truncated"][0, :, 0].any() != finite
 
 
-def test_unknown_tasks_and_values_are_rejected(mjlab, refused):
-    assert refused(*mjlab[2:], "env=mjlab", "env.id=Mjlab-Line") == (
+def test_unknown_tasks_and_values_are_rejected(mjlab, rejected):
+    assert rejected(*mjlab[2:], "env=mjlab", "env.id=Mjlab-Line") == (
         "env.id=Mjlab-Line is not a task of mjlab. Choose one of: Mjlab-Point."
     )
-    assert refused(*mjlab, "env.kwargs.groups.critic=1") == (
+    assert rejected(*mjlab, "env.kwargs.groups.critic=1") == (
         "env.kwargs.groups has no critic to replace. It has: actor."
     )
-    assert refused(*mjlab, "env.kwargs.sped=1").startswith("env.kwargs has no sped to replace. It has: scene, auto_re")
+    assert rejected(*mjlab, "env.kwargs.sped=1").startswith("env.kwargs has no sped to replace. It has: scene, auto_re")
 
 
 CARTPOLE = [

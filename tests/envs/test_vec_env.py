@@ -278,14 +278,16 @@ def test_without_evaluation_the_episodes_of_training_are_reported(recurrl_train,
     assert summary(tmp_path / "run")["eval_return_mean"] == row["train/return_mean"]
 
 
-def test_what_a_simulator_cannot_do_is_rejected_before_it_is_made(refused):
+def test_what_a_simulator_cannot_do_is_rejected_before_it_is_made(rejected):
     given = ("env=vec_env", "env.id=simulators:Simulation")
-    assert refused(*given, "env.num_envs=1").startswith("env.num_envs must be at least 2 with env.source=vec_env")
-    assert refused(*given, "+env.kwargs.speed=2").startswith(
+    assert rejected(*given, "env.num_envs=1").startswith("env.num_envs must be at least 2 with env.source=vec_env")
+    assert rejected(*given, "+env.kwargs.speed=2").startswith(
         "env.id=simulators:Simulation does not take env.kwargs.speed."
     )
-    assert refused(*given, "env.resets=sometimes").startswith("env.resets must be one of same_step, disabled, next_ste")
-    assert "does not support env.max_episode_steps=3" in refused(*given, "env.max_episode_steps=3")
+    assert rejected(*given, "env.resets=sometimes").startswith(
+        "env.resets must be one of same_step, disabled, next_ste"
+    )
+    assert "does not support env.max_episode_steps=3" in rejected(*given, "env.max_episode_steps=3")
 
 
 def test_resets_on_request_need_a_reset_that_can(compose):
