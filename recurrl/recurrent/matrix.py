@@ -1,16 +1,24 @@
 """Cells with a matrix as memory, which keys write to and queries read from.
 
-Shape legend: N heads, K key size, V value size, X size of a projected input, O output size.
+Each is a block as in the papers: it normalises its input, may convolve a part of it over the last steps, and adds to
+what the memories give a linear map of the input, in place of a residual connection.
+
+Shape legend: B rows, T steps, N heads, K key size, V value size, I input size, X size of a projected input, C features
+that are convolved, O output size.
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import ClassVar, NamedTuple
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
 
-from recurrl.recurrent.cell import Cell, States, Weights
+from recurrl.recurrent.cell import Cell, States, Weights, orthogonal
+from recurrl.recurrent.windows import convolved, windows
 
 
 class Access(NamedTuple):
@@ -30,10 +38,17 @@ class Access(NamedTuple):
     """
 
 
-class MatrixCell(Cell):
-    """A cell with a memory ``S`` ``[K, V]`` in each head, of which it defines the access and the output.
+Memories = Callable[[Access, Tensor, Tensor], tuple[Tensor, Tensor]]
+"""Computes what the queries read ``[B, T, N, V]`` and the memories ``[B, T, N, K, V]`` of all steps, from the access,
+the starts of segments ``[B, T]`` and the stored memories.
+"""
 
-    ``S' = αS + k·eᵀ`` with ``e = v``, or ``e = β(v − (αS)ᵀk)`` by the delta rule; read as ``y = S'ᵀq``.
+
+class MatrixCell(Cell):
+    """A cell with a memory ``S`` ``[K, V]`` in each head, of which it defines the access and what follows.
+
+    ``S' = αS + k·eᵀ`` with ``e = v``, or ``e = β(v − (αS)ᵀk)`` by the delta rule; read as ``y = S'ᵀq``. The output is
+    ``W·read(y) + D·input``.
 
     Args:
         hidden_size: features of the output, O.
@@ -42,26 +57,88 @@ class MatrixCell(Cell):
         value_size: V.
     """
 
+    CONVOLVED: ClassVar[int] = 0
+    """How many of the first ``sizes`` are convolved, each feature on its own, with those of the last steps."""
+
+    WINDOW: ClassVar[int] = 4
+    """Steps of the convolution."""
+
     def __init__(self, hidden_size: int, heads: int = 4, key_size: int = 16, value_size: int = 16) -> None:
         self.hidden_size, self.heads, self.key_size, self.value_size = hidden_size, heads, key_size, value_size
 
+    @property
+    @abstractmethod
+    def sizes(self) -> tuple[int, ...]:
+        """How many features of the projected input each of its parts has."""
+
     @abstractmethod
     def access(self, weights: Weights, x: Tensor) -> tuple[Access, Tensor]:
-        """The access, and what ``read`` needs of the input; for one step or for many: x is ``[..., X]``."""
+        """The access, and what ``read`` needs of the projected input; for one step or for many: x is ``[..., X]``."""
 
     @abstractmethod
     def read(self, weights: Weights, rest: Tensor, y: Tensor) -> Tensor:
-        """The output ``[..., O]`` from what the queries read, ``[..., N, V]``."""
+        """``[..., N · V]`` from what the queries read, ``[..., N, V]``."""
+
+    @property
+    def convolved(self) -> int:
+        """C."""
+        return sum(self.sizes[: self.CONVOLVED])
+
+    def parameters(self, input_size: int) -> dict[str, tuple[int, ...]]:
+        """The projection of the input, D, the convolution if there is one, and W."""
+        shapes = {"weight_in": (sum(self.sizes), input_size), "weight_skip": (self.hidden_size, input_size)}
+        if self.convolved:
+            shapes["weight_conv"] = (self.WINDOW, self.convolved)
+        return {**shapes, "weight_out": (self.hidden_size, self.heads * self.value_size)}
 
     def states(self) -> dict[str, tuple[int, ...]]:
-        """The memories."""
-        return {"": (self.heads, self.key_size, self.value_size)}
+        """The memories, and the earlier inputs of the convolution."""
+        memory: dict[str, tuple[int, ...]] = {"": (self.heads, self.key_size, self.value_size)}
+        return {**memory, "_window": (self.WINDOW - 1, self.convolved)} if self.convolved else memory
+
+    def initialize(self, name: str, parameter: Tensor) -> None:
+        """Orthogonal matrices; the convolution as torch's, uniform within ±1/√steps."""
+        if name == "weight_conv":
+            nn.init.uniform_(parameter, -(self.WINDOW**-0.5), self.WINDOW**-0.5)
+        else:
+            orthogonal(parameter, self.heads * self.value_size)
+
+    def project(self, weights: Weights, x: Tensor) -> Tensor:
+        """The parts, of the input divided by its root mean square, and ``D·input``."""
+        normal = functional.rms_norm(x, x.shape[-1:], eps=1e-6)
+        parts = functional.linear(normal, weights["weight_in"], weights.get("bias_in"))
+        return torch.cat((parts, functional.linear(x, weights["weight_skip"])), -1)
 
     def step(self, weights: Weights, x_BX: Tensor, states: States) -> tuple[Tensor, States]:
         """One step."""
-        (q, k, v, keep, correct), rest = self.access(weights, x_BX)
+        parts, skip = self._split(x_BX)
+        entering = parts[:, : self.convolved].unsqueeze(1)
+        window = torch.cat((states[1], entering), 1) if self.convolved else entering
+        (q, k, v, keep, correct), rest = self.access(weights, self._convolve(weights, parts, window))
         memory = keep.unsqueeze(-1).unsqueeze(-1) * states[0]
         if correct is not None:
             v = correct.unsqueeze(-1) * (v - (k.unsqueeze(-2) @ memory).squeeze(-2))
         memory = memory + k.unsqueeze(-1) * v.unsqueeze(-2)
-        return self.read(weights, rest, (q.unsqueeze(-2) @ memory).squeeze(-2)), (memory,)
+        y = self.read(weights, rest, (q.unsqueeze(-2) @ memory).squeeze(-2))
+        return skip + functional.linear(y, weights["weight_out"]), (memory, window[:, 1:])[: len(states)]
+
+    def sequence(
+        self, memories: Memories, weights: Weights, x_BTX: Tensor, starts_BT: Tensor, stored: States
+    ) -> tuple[Tensor, States]:
+        """All steps, with an implementation of the memories: the outputs ``[B, T, O]`` and the states."""
+        parts, skip = self._split(x_BTX)
+        entering = parts[..., : self.convolved]
+        window = windows(entering, starts_BT, stored[1]) if self.convolved else entering.unsqueeze(2)
+        access, rest = self.access(weights, self._convolve(weights, parts, window))
+        y, memory = memories(access, starts_BT, stored[0])
+        output = skip + functional.linear(self.read(weights, rest, y), weights["weight_out"])
+        return output, (memory, window[:, :, 1:])[: len(stored)]
+
+    def _split(self, x: Tensor) -> tuple[Tensor, ...]:
+        return x.split((sum(self.sizes), self.hidden_size), -1)
+
+    def _convolve(self, weights: Weights, parts: Tensor, window: Tensor) -> Tensor:
+        if not self.convolved:
+            return parts
+        mixed = convolved(window, weights["weight_conv"], weights.get("bias_conv"))
+        return torch.cat((mixed, parts[..., self.convolved :]), -1)

@@ -1,6 +1,6 @@
 """Windows over the steps of rows with resets.
 
-Shape legend: B rows, T steps, K entries of a stored window; any further dimensions are an entry's.
+Shape legend: B rows, T steps, K entries of a stored window, C features; any further dimensions are an entry's.
 """
 
 from __future__ import annotations
@@ -29,3 +29,15 @@ def windows(entries: Tensor, starts_BT: Tensor, stored: Tensor) -> Tensor:
     own = entries[row_B11, source_TK.clamp(min=0)]
     earlier = stored[row_B11, start_BT1, (before + length).clamp(0, length - 1)]
     return torch.where(before.view(*before.shape, *[1] * (own.ndim - 3)) < 0, earlier, own)
+
+
+def convolved(window: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """A short convolution, of each feature on its own: ``[..., C]`` from a window ``[..., K + 1, C]``.
+
+    Args:
+        window: the last entries, the oldest first.
+        weight: ``[K + 1, C]``.
+        bias: ``[C]``.
+    """
+    mixed = (window * weight).sum(-2)
+    return mixed if bias is None else mixed + bias

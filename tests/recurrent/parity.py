@@ -10,6 +10,7 @@ from torch import Tensor
 
 from recurrl.recurrent import RecurrentModule, set_recurrent_mode
 
+EPSILON = torch.finfo(torch.float32).eps
 PATTERNS = ("none", "first", "every step", "last", "random", "one row only")
 
 
@@ -44,10 +45,12 @@ def batch(module: RecurrentModule, is_init: Tensor) -> TensorDict:
     return TensorDict(data, is_init.shape[:2])
 
 
-def outputs_and_gradients(module: torch.nn.Module, data: TensorDict) -> dict[str, Tensor]:
+def outputs_and_gradients(
+    module: torch.nn.Module, data: TensorDict, neighbours: torch.Generator | None = None
+) -> dict[str, Tensor]:
     """The output, the returned states and all gradients, in the module's dtype and on its device.
 
-    The loss weights every element of the output and the states randomly.
+    The loss weights every element of the output and the states randomly; with ``neighbours``, by a neighbouring number.
     """
     first = next(module.parameters())
     state_keys: list[Any] = [key for key in data.keys(True, True) if key not in ("x", "is_init")]
@@ -56,14 +59,23 @@ def outputs_and_gradients(module: torch.nn.Module, data: TensorDict) -> dict[str
         result = module(data.copy().to(first.device).update(inputs))
     found = {"y": result["y"], **{f"next {key}": result["next", key] for key in state_keys}}
     generator = torch.Generator().manual_seed(2)
-    loss = sum(
-        (value * torch.randn(value.shape, dtype=torch.float64, generator=generator).to(value)).sum()
-        for value in found.values()
-    )
+    # Of float32, so that modules of both precisions get the same.
+    weights = [torch.randn(value.shape, dtype=torch.float64, generator=generator).float() for value in found.values()]
+    if neighbours is not None:
+        weights = [neighbouring(weight, neighbours) for weight in weights]
+    loss = sum((value * weight.to(value)).sum() for value, weight in zip(found.values(), weights, strict=True))
     # torch.compile prefixes parameter names.
     wanted = inputs | {name.rpartition(".")[2]: parameter for name, parameter in module.named_parameters()}
     gradients = torch.autograd.grad(loss, list(wanted.values()))
     return found | {f"gradient of {name}": value for name, value in zip(wanted, gradients, strict=True)}
+
+
+def neighbouring(value: Tensor, generator: torch.Generator) -> Tensor:
+    """Each number moved up or down by a unit in the last place of float32, in float64."""
+    if not value.is_floating_point():
+        return value
+    up = torch.randint(2, value.shape, generator=generator).bool()
+    return value.double() * torch.where(up, 1 + EPSILON, 1 - EPSILON)
 
 
 def relative_errors(found: dict[str, Tensor], expected: dict[str, Tensor]) -> dict[str, float]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from functools import cache
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch
 from found import CELLS, RUNS, layers_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from parity import PATTERNS, batch, outputs_and_gradients, relative_errors, resets
+from parity import PATTERNS, batch, neighbouring, outputs_and_gradients, relative_errors, resets
 from tensordict import TensorDict
 from torch import Tensor
 from torchrl.modules import GRUModule as TorchRLGRU
@@ -138,15 +139,38 @@ def test_every_torchrl_option_matches_torchrl(
     grid(run[:2] for run in RUNS if run[0] in WITH_DERIVATIVE and run[2] == "none"),
 )
 def test_float32_is_accurate_to_five_digits(cell: str, backend: str, size: tuple[int, ...], pattern: str) -> None:
-    """Relative error norm against the reference in float64, from the same float32 numbers."""
+    """Relative error norm against the reference in float64, from the same float32 numbers.
+
+    Less accurate may only be what the float32 numbers themselves do not determine: a sum that nearly cancels, as a
+    gradient may in a layer of one feature. Then the reference moves as much if the numbers move by their last place.
+    """
     is_init = resets(pattern, *size[:2])
     module = layers_of(cell, backend, "none", size, num_layers=2).float()
     reference = layers_of(cell, "reference", "none", size, num_layers=2)
     reference.load_state_dict(module.state_dict())
     data = batch(module, is_init)
-    errors = relative_errors(outputs_and_gradients(module, data), outputs_and_gradients(reference, data))
+    expected = outputs_and_gradients(reference, data)
+    errors = relative_errors(outputs_and_gradients(module, data), expected)
+    if max(errors.values()) < 1e-5:
+        return
+    moved = movements(reference, data, expected)
     for name, error in errors.items():
-        assert error < 1e-5, f"{name}: {error:.1e}"
+        assert error < max(1e-5, moved[name]), f"{name}: {error:.1e}, and {moved[name]:.1e} by the last place"
+
+
+def movements(reference: RecurrentModule, data: TensorDict, expected: dict[str, Tensor]) -> dict[str, float]:
+    """The most that each result moved, relatively, in 16 draws of neighbouring numbers throughout."""
+    generator = torch.Generator().manual_seed(0)
+    moved = dict.fromkeys(expected, 0.0)
+    for _ in range(16):
+        neighbour = deepcopy(reference)
+        with torch.no_grad():
+            for parameter in neighbour.parameters():
+                parameter.copy_(neighbouring(parameter, generator))
+        neighbours = data.apply(lambda value: neighbouring(value, generator))
+        found = relative_errors(outputs_and_gradients(neighbour, neighbours, generator), expected)
+        moved = {name: max(found[name], moved[name]) for name in moved}
+    return moved
 
 
 @pytest.mark.parametrize(("cell", "backend", "recompute"), RUNS)

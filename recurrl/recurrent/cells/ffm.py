@@ -3,8 +3,8 @@
     S' = γ ⊙ S + x̃·1ᵀ    γ = exp(−|α|)·exp(iω)ᵀ    x̃ = W₁·input ⊙ σ(W₂·input)
     output = LN(W₃·(Re S', Im S')) ⊙ g + W₅·input ⊙ (1 − g)    g = σ(W₄·input)
 
-Morad et al. 2023, https://arxiv.org/abs/2310.04128. α and ω are learned; initially the traces forget by up to a half
-in a step, and the periods are 1 to 1024 steps.
+Morad et al. 2023, https://arxiv.org/abs/2310.04128. α and ω are learned; initially, as in the authors' code, the traces
+are from one that forgets half in a step to one that has a hundredth left after 1024, and the periods 1 to 1024 steps.
 
 Shape legend: H hidden size, M traces, C contexts.
 """
@@ -20,7 +20,9 @@ from torch.nn import functional
 from recurrl.recurrent.cell import States, Weights, factory, orthogonal
 from recurrl.recurrent.linear import LinearCell, Terms
 
-DECAY, PERIOD = 0.5, 1024
+PERIOD = 1024
+SLOWEST, FASTEST = -math.log(0.01) / PERIOD, 0.673
+"""The initial α."""
 
 
 class FFM(LinearCell):
@@ -57,7 +59,7 @@ class FFM(LinearCell):
     def initialize(self, name: str, parameter: Tensor) -> None:
         """Evenly spaced decays and periods, orthogonal matrices, zero biases."""
         if name == "alpha":
-            parameter.copy_(torch.linspace(1e-6, DECAY, self.memory_size))
+            parameter.copy_(torch.linspace(SLOWEST, FASTEST, self.memory_size))
         elif name == "omega":
             parameter.copy_(2 * math.pi / torch.linspace(1, PERIOD, self.context_size))
         else:

@@ -1,10 +1,10 @@
 """Gated DeltaNet: a matrix as memory that forgets, and in which a value replaces what its key reads.
 
     S' = α(S − β·k kᵀS) + β·k vᵀ    α = exp(−exp(a)·softplus(w_a·input + b_a))    β = σ(w_b·input)
-    output = W(RMS(S'ᵀq) ⊙ silu(W_g·input))
+    output = W(RMS(S'ᵀq) ⊙ silu(W_g·input)) + D·input
 
-Yang et al. 2024, https://arxiv.org/abs/2412.06464, with q, k and v through silu, and q and k of length one; without the
-short convolutions there.
+Yang et al. 2024, https://arxiv.org/abs/2412.06464: q, k and v are short convolutions of maps of the normalised input,
+through silu, and q and k then of length one.
 
 Shape legend: H hidden size, N heads, K key size, V value size.
 """
@@ -17,44 +17,37 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from recurrl.recurrent.cell import Weights, factory, orthogonal
+from recurrl.recurrent.cell import Weights, factory
 from recurrl.recurrent.matrix import Access, MatrixCell
 
 
 class GatedDeltaNet(MatrixCell):
     """A matrix in each head."""
 
+    CONVOLVED = 3
+
     def parameters(self, input_size: int) -> dict[str, tuple[int, ...]]:
-        """The maps of the input in one (q, k, v, a, b, g), the rates of forgetting, and the output's map."""
-        values = self.heads * self.value_size
-        return {
-            "weight_in": (sum(self._sizes), input_size),
-            "log_rate": (self.heads,),
-            "bias_rate": (self.heads,),
-            "weight_out": (self.hidden_size, values),
-        }
+        """The block's, and the rates of forgetting."""
+        return {**super().parameters(input_size), "log_rate": (self.heads,), "bias_rate": (self.heads,)}
 
     @property
-    def _sizes(self) -> tuple[int, ...]:
+    def sizes(self) -> tuple[int, ...]:
+        """Of q, k, v, w_a, w_b and W_g."""
         keys, values = self.heads * self.key_size, self.heads * self.value_size
         return keys, keys, values, self.heads, self.heads, values
 
     def initialize(self, name: str, parameter: Tensor) -> None:
-        """Orthogonal matrices; rates and steps as in Mamba: 1 to 16, and 0.001 to 0.1 after the softplus."""
+        """Rates and steps as in Mamba: 1 to 16, and 0.001 to 0.1 after the softplus."""
         if name == "log_rate":
             nn.init.uniform_(parameter, 1, 16).log_()
         elif name == "bias_rate":
             nn.init.uniform_(parameter, math.log(0.001), math.log(0.1)).exp_().expm1_().log_()
         else:
-            orthogonal(parameter, self.heads * self.key_size)
-
-    def project(self, weights: Weights, x: Tensor) -> Tensor:
-        """The maps of the input."""
-        return functional.linear(x, weights["weight_in"])
+            super().initialize(name, parameter)
 
     def access(self, weights: Weights, x: Tensor) -> tuple[Access, Tensor]:
         """By the delta rule."""
-        q, k, v, rate, correct, rest = x.split(self._sizes, -1)
+        q, k, v, rate, correct, rest = x.split(self.sizes, -1)
         q, k, v = (functional.silu(each).unflatten(-1, (self.heads, -1)) for each in (q, k, v))
         keep = torch.exp(-weights["log_rate"].exp() * functional.softplus(rate + weights["bias_rate"]))
         q, k = (functional.normalize(each, dim=-1, eps=1e-6) for each in (q, k))
@@ -62,8 +55,7 @@ class GatedDeltaNet(MatrixCell):
 
     def read(self, weights: Weights, rest: Tensor, y: Tensor) -> Tensor:
         """Each head is normalised."""
-        y = functional.rms_norm(y, y.shape[-1:], eps=1e-5).flatten(-2)
-        return functional.linear(functional.silu(rest) * y, weights["weight_out"])
+        return functional.silu(rest) * functional.rms_norm(y, y.shape[-1:], eps=1e-5).flatten(-2)
 
 
 make = factory(GatedDeltaNet)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 
-import torch
 from torch import Tensor
 from torch.nn import functional
 
@@ -54,7 +53,7 @@ class LRU(StateSpaceCell):
     def read(self, weights: Weights, rest: Tensor, states: States) -> Tensor:
         """``y ⊙ σ(W·y + b)``."""
         y = functional.linear(states[0].flatten(-2), weights["weight_out"]) + rest
-        return y * torch.sigmoid(functional.linear(y, weights["weight_gate"], weights["bias_gate"]))
+        return y * functional.logsigmoid(functional.linear(y, weights["weight_gate"], weights["bias_gate"])).exp()
 
 
 make = factory(LRU)

@@ -1,9 +1,10 @@
 """Mamba-2: a selective state space whose state decays by one number in each head.
 
-    S' = exp(−Δ·exp(a))·S + Δ·B xᵀ    Δ = softplus(w·input + b)    y = S'ᵀC + D·x    output = W·RMS(y ⊙ silu(z))
+    S' = exp(−Δ·exp(a))·S + Δ·B xᵀ    Δ = softplus(w·input + b)    y = S'ᵀC + d·x
+    output = W·RMS(y ⊙ silu(z)) + D·input
 
-where x, z, B, C and Δ are maps of the input, B and C the same in all heads. Dao and Gu 2024,
-https://arxiv.org/abs/2405.21060, without the short convolution there.
+where x, B, C, z and the input of Δ are maps of the normalised input, B and C the same in all heads, and x, B and C then
+convolved over a few steps, through silu. Dao and Gu 2024, https://arxiv.org/abs/2405.21060.
 
 Shape legend: H hidden size, N heads, K state size (of keys B and queries C), V head size.
 """
@@ -16,31 +17,28 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from recurrl.recurrent.cell import Weights, factory, orthogonal
+from recurrl.recurrent.cell import Weights, factory
 from recurrl.recurrent.matrix import Access, MatrixCell
 
 
 class Mamba2(MatrixCell):
     """A matrix in each head."""
 
+    CONVOLVED = 3
+
     def parameters(self, input_size: int) -> dict[str, tuple[int, ...]]:
-        """The maps of the input in one (x, z, B, C, Δ), those of each head, and the output's."""
-        heads, values = self.heads, self.heads * self.value_size
-        return {
-            "weight_in": (sum(self._sizes), input_size),
-            "log_rate": (heads,),
-            "bias_step": (heads,),
-            "skip": (heads,),
-            "weight_out": (self.hidden_size, values),
-        }
+        """The block's, the convolution's bias, and those of each head."""
+        each = dict.fromkeys(("log_rate", "bias_step", "skip"), (self.heads,))
+        return {**super().parameters(input_size), "bias_conv": (self.convolved,), **each}
 
     @property
-    def _sizes(self) -> tuple[int, ...]:
+    def sizes(self) -> tuple[int, ...]:
+        """Of x, B, C, z and w."""
         values = self.heads * self.value_size
-        return values, values, self.key_size, self.key_size, self.heads
+        return values, self.key_size, self.key_size, values, self.heads
 
     def initialize(self, name: str, parameter: Tensor) -> None:
-        """Rates of 1 to 16, steps of 0.001 to 0.1, D of one, as in the paper; orthogonal matrices."""
+        """Rates of 1 to 16, steps of 0.001 to 0.1, d of one, as in the paper."""
         if name == "log_rate":
             nn.init.uniform_(parameter, 1, 16).log_()
         elif name == "bias_step":
@@ -48,15 +46,12 @@ class Mamba2(MatrixCell):
         elif name == "skip":
             nn.init.ones_(parameter)
         else:
-            orthogonal(parameter, self.heads * self.value_size)
-
-    def project(self, weights: Weights, x: Tensor) -> Tensor:
-        """The maps of the input."""
-        return functional.linear(x, weights["weight_in"])
+            super().initialize(name, parameter)
 
     def access(self, weights: Weights, x: Tensor) -> tuple[Access, Tensor]:
         """Keys are B, queries C, values Δ·x."""
-        v, gate, k, q, step = x.split(self._sizes, -1)
+        v, k, q, gate, step = x.split(self.sizes, -1)
+        v, k, q = (functional.silu(each) for each in (v, k, q))
         step = functional.softplus(step + weights["bias_step"])
         value = v.unflatten(-1, (self.heads, self.value_size))
         k, q = (each.unsqueeze(-2).expand(*value.shape[:-1], self.key_size) for each in (k, q))
@@ -68,7 +63,7 @@ class Mamba2(MatrixCell):
         """Gated, then normalised."""
         skip, gate = rest.chunk(2, -1)
         y = (y.flatten(-2) + skip) * functional.silu(gate)
-        return functional.linear(functional.rms_norm(y, y.shape[-1:], eps=1e-5), weights["weight_out"])
+        return functional.rms_norm(y, y.shape[-1:], eps=1e-5)
 
 
 make = factory(Mamba2)

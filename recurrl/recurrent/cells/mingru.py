@@ -13,7 +13,7 @@ Shape legend: H hidden size, I input size.
 from __future__ import annotations
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
 from recurrl.recurrent.cell import States, Weights, factory, orthogonal
@@ -41,8 +41,10 @@ class MinGRU(LinearCell):
         return {"": (self.hidden_size,)}
 
     def initialize(self, name: str, parameter: Tensor) -> None:
-        """Orthogonal for each gate, zero biases."""
+        """Orthogonal for each gate; a z between 0 and 1 for each unit, so that they forget at different rates."""
         orthogonal(parameter, self.hidden_size)
+        if name == "bias_ih":
+            nn.init.uniform_(parameter[: self.hidden_size]).logit_(eps=1e-2)
 
     def project(self, weights: Weights, x: Tensor) -> Tensor:
         """The gates, and for the highway the input as the last H features."""

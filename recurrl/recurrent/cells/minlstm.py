@@ -8,7 +8,7 @@ where ``x = W_ih·input + b_ih``, split in (f, i, h). Feng et al. 2024, https://
 from __future__ import annotations
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
 from recurrl.recurrent.cell import States, Weights, factory, orthogonal
@@ -33,8 +33,14 @@ class MinLSTM(LinearCell):
         return {"": (self.hidden_size,)}
 
     def initialize(self, name: str, parameter: Tensor) -> None:
-        """Orthogonal for each gate, zero biases."""
+        """Orthogonal for each gate; an f between 0 and 1 for each unit, so that they forget at different rates, and an
+        i of 1 − f.
+        """
         orthogonal(parameter, self.hidden_size)
+        if name == "bias_ih":
+            forget, enter, _ = parameter.chunk(3)
+            nn.init.uniform_(forget).logit_(eps=1e-2)
+            enter.copy_(-forget)
 
     def project(self, weights: Weights, x: Tensor) -> Tensor:
         """The gates."""

@@ -1,9 +1,10 @@
 """mLSTM: an LSTM with a matrix as memory, and without a recurrence through its gates.
 
-    C' = f·C + i·k vᵀ    f = σ(w_f·input + b_f)    i = σ(w_i·input + b_i)    output = W(LN(C'ᵀq) ⊙ σ(W_o·input + b_o))
+    C' = f·C + i·k vᵀ    f = σ(w_f·x + b_f)    i = σ(w_i·x + b_i)    output = W(LN(C'ᵀq) ⊙ σ(W_o·x + b_o)) + D·input
 
-Beck et al. 2024, https://arxiv.org/abs/2405.04517, with the input gate of Beck et al. 2025,
-https://arxiv.org/abs/2503.14376: a sigmoid instead of an exponential, so that there is nothing to stabilise.
+where x is the normalised input, v a map of it, and q and k short convolutions of maps of it, through silu. Beck et al.
+2024, https://arxiv.org/abs/2405.04517, with the input gate of Beck et al. 2025, https://arxiv.org/abs/2503.14376: a
+sigmoid instead of an exponential, so that there is nothing to stabilise.
 
 Shape legend: H hidden size, N heads, K key size, V value size.
 """
@@ -14,44 +15,41 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from recurrl.recurrent.cell import Weights, factory, orthogonal
+from recurrl.recurrent.cell import Weights, factory
 from recurrl.recurrent.matrix import Access, MatrixCell
 
 
 class MLSTM(MatrixCell):
     """A matrix in each head."""
 
+    CONVOLVED = 2
+
     def parameters(self, input_size: int) -> dict[str, tuple[int, ...]]:
-        """The maps of the input in one (q, k, v, i, f, o), and the output's."""
-        values = self.heads * self.value_size
-        rows = sum(self._sizes)
-        return {"weight_in": (rows, input_size), "bias_in": (rows,), "weight_out": (self.hidden_size, values)}
+        """The block's, with biases."""
+        return {**super().parameters(input_size), "bias_in": (sum(self.sizes),)}
 
     @property
-    def _sizes(self) -> tuple[int, ...]:
+    def sizes(self) -> tuple[int, ...]:
+        """Of q, k, v, i, f and o."""
         keys, values = self.heads * self.key_size, self.heads * self.value_size
         return keys, keys, values, self.heads, self.heads, values
 
     def initialize(self, name: str, parameter: Tensor) -> None:
-        """Orthogonal matrices; biases of 3 to 6 for the forget gates, zero for others, as in the paper."""
-        orthogonal(parameter, self.heads * self.key_size)
+        """Biases of 3 to 6 for the forget gates, zero for others, as in the paper."""
+        super().initialize(name, parameter)
         if name == "bias_in":
-            parameter.split(self._sizes)[4].copy_(torch.linspace(3, 6, self.heads))
-
-    def project(self, weights: Weights, x: Tensor) -> Tensor:
-        """The maps of the input."""
-        return functional.linear(x, weights["weight_in"], weights["bias_in"])
+            parameter.split(self.sizes)[4].copy_(torch.linspace(3, 6, self.heads))
 
     def access(self, weights: Weights, x: Tensor) -> tuple[Access, Tensor]:
         """Keys are scaled by 1/√K, values by the input gate."""
-        q, k, v, enter, forget, rest = x.split(self._sizes, -1)
-        q, k, v = (each.unflatten(-1, (self.heads, -1)) for each in (q, k * self.key_size**-0.5, v))
+        q, k, v, enter, forget, rest = x.split(self.sizes, -1)
+        q, k = functional.silu(q), functional.silu(k) * self.key_size**-0.5
+        q, k, v = (each.unflatten(-1, (self.heads, -1)) for each in (q, k, v))
         return Access(q, k, torch.sigmoid(enter).unsqueeze(-1) * v, torch.sigmoid(forget)), rest
 
     def read(self, weights: Weights, rest: Tensor, y: Tensor) -> Tensor:
         """Each head is normalised."""
-        y = functional.layer_norm(y, y.shape[-1:]).flatten(-2)
-        return functional.linear(torch.sigmoid(rest) * y, weights["weight_out"])
+        return torch.sigmoid(rest) * functional.layer_norm(y, y.shape[-1:]).flatten(-2)
 
 
 make = factory(MLSTM)

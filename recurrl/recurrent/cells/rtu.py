@@ -40,9 +40,9 @@ class RTU(LinearCell):
         return {"": (2, self.state_size)}
 
     def initialize(self, name: str, parameter: Tensor) -> None:
-        """λ uniform in the upper half of the unit disk: conjugates do the same. W orthogonal."""
+        """λ uniform in the unit disk, as in the paper; W orthogonal."""
         if name.startswith("log"):
-            initialize_ring(name, parameter, 0.0, 1.0, math.pi)
+            initialize_ring(name, parameter, 0.0, 1.0, 2 * math.pi)
         else:
             orthogonal(parameter, 2 * self.state_size)
 

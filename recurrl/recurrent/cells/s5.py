@@ -73,7 +73,7 @@ class S5(StateSpaceCell):
         """``y ⊙ σ(W·y)``."""
         y = 2 * functional.linear(states[0].flatten(-2), weights["weight_out"]) + rest
         y = functional.gelu(y)
-        return y * torch.sigmoid(functional.linear(y, weights["weight_gate"]))
+        return y * functional.logsigmoid(functional.linear(y, weights["weight_gate"])).exp()
 
 
 make = factory(S5)

@@ -3,7 +3,9 @@
     m' = max(log f + m, x_i)    c' = exp(log f + m − m')·c + exp(x_i − m')·tanh(x_z)    h' = σ(x_o) ⊙ c' / n'
 
 where x is the sum of both projections, split in (i, f, z, o), ``log f = log σ(x_f)``, and n' is c' with one in place of
-the tanh. m keeps the exponentials in range. Beck et al. 2024, https://arxiv.org/abs/2405.04517, with one head.
+the tanh. m keeps the exponentials in range: it is the logarithm of the largest weight in the mean, so that n is at
+least one. Before anything has entered, n is zero, and m' is x_i. Beck et al. 2024, https://arxiv.org/abs/2405.04517,
+with one head.
 """
 
 from __future__ import annotations
@@ -14,9 +16,6 @@ from torch.nn import functional
 
 from recurrl.recurrent.cell import States, factory
 from recurrl.recurrent.gated import GatedCell
-
-SMALLEST = 0.01
-"""Of n, to divide by: while hardly anything has entered, the output is small."""
 
 
 class SLSTM(GatedCell):
@@ -30,10 +29,10 @@ class SLSTM(GatedCell):
         _, c, n, m = states_BH
         i, f, z, o = (x_gates_BG + h_gates_BG).chunk(4, -1)
         kept = functional.logsigmoid(f) + m
-        m = torch.maximum(kept, i)
+        m = torch.where(n == 0, i, torch.maximum(kept, i))
         enter, forget = torch.exp(i - m), torch.exp(kept - m)
         c, n = forget * c + enter * torch.tanh(z), forget * n + enter
-        return torch.sigmoid(o) * c / n.clamp(min=SMALLEST), c, n, m
+        return torch.sigmoid(o) * c / n, c, n, m
 
 
 make = factory(SLSTM)

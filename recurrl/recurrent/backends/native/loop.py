@@ -77,9 +77,9 @@ def sequence(
                 f"backend=native under torch.compile needs gru, lstm or a linear cell (got {cell.name}). Choose "
                 "backend=reference, which the compiler unrolls, or run without torch.compile."
             )
-        access, rest = cell.access(weights, cell.project(weights, x_BTI))
-        y, matrices = memories(access, segments.starts_BT, stored_states[0])
-        return cell.read(weights, rest, y), (segments.only_ends(matrices),)
+        x_BTX = cell.project(weights, x_BTI)
+        output_BTO, states = cell.sequence(memories, weights, x_BTX, segments.starts_BT, stored_states)
+        return output_BTO, tuple(segments.only_ends(state) for state in states)
     assert isinstance(cell, AnalyticCell)
     return layer("native", cell, x_BTI, segments, stored_states, weights, keep=options.recompute == "none")
 
