@@ -100,6 +100,11 @@ class StateSpaceCell(LinearCell):
         return enters.unflatten(-1, (2, self.state_size)), skip
 
 
+def gated(y: Tensor, x: Tensor) -> Tensor:
+    """``y ⊙ σ(x)``, with gradients that keep their digits where σ is near one: autograd's have a factor of 1 − σ."""
+    return y * functional.logsigmoid(x).exp()
+
+
 def ring(weights: Weights) -> tuple[Tensor, Tensor]:
     """The coefficients ``λ = exp(−exp(log_decay) + i·exp(log_phase))`` ``[2, N]``, and ``√(1 − |λ|²)`` ``[N]``, which
     keeps the scale of a state that white noise enters (Orvieto et al. 2023).

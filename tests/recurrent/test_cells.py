@@ -21,6 +21,8 @@ from recurrl.recurrent.backends import Options, unsupported_reason
 from recurrl.recurrent.cell import Cell, States, Weights
 from recurrl.recurrent.cells import cell_names
 from recurrl.recurrent.cells.lstm import LSTM
+from recurrl.recurrent.linear import gated
+from recurrl.recurrent.windows import convolved, windows
 
 CPU = torch.device("cpu")
 
@@ -219,3 +221,43 @@ def test_a_gated_cell_needs_its_gates_only() -> None:
 def test_an_unknown_name_gets_the_names_there_are() -> None:
     with pytest.raises(ValueError, match=f"Unknown cell 'gruu'. Choose one of: {', '.join(cell_names())}"):
         layers("gruu", 3, 5)
+
+
+def test_a_short_convolution_is_torchs() -> None:
+    torch.manual_seed(0)
+    inputs, weight, bias = torch.randn(2, 9, 5), torch.randn(4, 5), torch.randn(5)
+    starts = torch.zeros(2, 9, dtype=torch.bool)
+    starts[:, 0] = True
+    found = convolved(windows(inputs, starts, torch.zeros(2, 9, 3, 5)), weight, bias)
+    expected = functional.conv1d(functional.pad(inputs.mT, (3, 0)), weight.T.unsqueeze(1), bias, groups=5).mT
+    torch.testing.assert_close(found, expected)
+
+
+def test_the_gradient_of_an_open_gate_keeps_its_digits() -> None:
+    gate = torch.tensor(14.0, requires_grad=True)
+    gated(torch.tensor(1.0), gate).backward()
+    exact = torch.sigmoid(torch.tensor(-14.0, dtype=torch.float64)) * torch.sigmoid(torch.tensor(14.0))
+    torch.testing.assert_close(gate.grad.double(), exact, rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("gate", [-90.0, -5.0, 0.0, 5.0])
+def test_slstms_first_output_does_not_depend_on_how_much_enters(gate: float) -> None:
+    """The weighted mean of one number is that number."""
+    module = layers("slstm", 3, 4).double()
+    with torch.no_grad():
+        module.layers.bias_ih_l0[:4] += gate
+    data = batch(module, resets("first", 2, 1)).exclude("recurrent_state_h", *module.state_keys)
+    weights = {name.removesuffix("_l0"): value for name, value in module.layers.named_parameters()}
+    x = functional.linear(data["x"][:, 0], weights["weight_ih"], weights["bias_ih"] + weights["bias_hh"])
+    _, _, z, o = x.chunk(4, -1)
+    torch.testing.assert_close(module(data)["y"][:, 0], torch.sigmoid(o) * torch.tanh(z))
+
+
+@pytest.mark.parametrize("cell", ["mingru", "minlstm"])
+def test_units_forget_at_different_rates_from_the_start(cell: str) -> None:
+    torch.manual_seed(0)
+    module = layers(cell, 3, 1000)
+    weights = {name.removesuffix("_l0"): value for name, value in module.layers.named_parameters()}
+    ((kept, _),), _ = module.cell.coefficients(weights, module.cell.project(weights, torch.zeros(3)))
+    quantiles = torch.tensor([0.1, 0.5, 0.9])
+    torch.testing.assert_close(kept.quantile(quantiles), quantiles, rtol=0, atol=0.05)

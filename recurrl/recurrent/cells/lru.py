@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from recurrl.recurrent.cell import States, Weights, factory, orthogonal
-from recurrl.recurrent.linear import StateSpaceCell, Terms, initialize_ring, ring
+from recurrl.recurrent.linear import StateSpaceCell, Terms, gated, initialize_ring, ring
 
 
 class LRU(StateSpaceCell):
@@ -53,7 +53,7 @@ class LRU(StateSpaceCell):
     def read(self, weights: Weights, rest: Tensor, states: States) -> Tensor:
         """``y ⊙ σ(W·y + b)``."""
         y = functional.linear(states[0].flatten(-2), weights["weight_out"]) + rest
-        return y * functional.logsigmoid(functional.linear(y, weights["weight_gate"], weights["bias_gate"])).exp()
+        return gated(y, functional.linear(y, weights["weight_gate"], weights["bias_gate"]))
 
 
 make = factory(LRU)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from recurrl.recurrent.cell import States, Weights, factory, orthogonal
-from recurrl.recurrent.linear import StateSpaceCell, Terms
+from recurrl.recurrent.linear import StateSpaceCell, Terms, gated
 from recurrl.recurrent.linear_recurrence import product
 
 BLOCK = 4
@@ -73,7 +73,7 @@ class S5(StateSpaceCell):
         """``y ⊙ σ(W·y)``."""
         y = 2 * functional.linear(states[0].flatten(-2), weights["weight_out"]) + rest
         y = functional.gelu(y)
-        return y * functional.logsigmoid(functional.linear(y, weights["weight_gate"])).exp()
+        return gated(y, functional.linear(y, weights["weight_gate"]))
 
 
 make = factory(S5)
