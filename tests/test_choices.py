@@ -28,6 +28,7 @@ def composed_options(compose):
         required = {
             ("env", "gym"): "env.id=Acrobot-v1",
             ("env", "vec_env"): "env.id=simulators:rsl_vec_env",
+            ("env", "mjlab"): "env.id=Mjlab-Cartpole-Balance",
             ("algorithm", "distill"): "algorithm.teacher=run",
         }
         needed = [value for pair, value in required.items() if pair in pairs]
@@ -47,7 +48,7 @@ def test_every_choice_of_every_group_composes_and_is_valid_where_it_can_run(
     # GRPO needs whole episodes.
     sizes = {"frames_per_batch": 16_000, "slice_len": 25, "total_frames": 16_000} if option == "grpo" else {}
     config = replace(defaults, **{group: chosen}, **sizes)
-    for package in (*config.env.packages, *(["tensorboard"] if option == "tensorboard" else [])):
+    for package in (*config.env.packages, *([option] if option in ("tensorboard", "mjlab") else [])):
         pytest.importorskip(package)
     if (group, option) in NOT_ON_A_CPU:
         with pytest.raises(ConfigError, match=f"{group}={option} "):

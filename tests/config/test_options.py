@@ -21,6 +21,7 @@ FREE_TEXT = {
     "env.ids": "patterns",
     "device": "checked with torch",
     "env.device": "checked with torch",
+    "env.launcher": "module:function",
     "env.actor_groups": "names of the environment",
     "env.critic_groups": "names of the environment",
     "resume": "a path",
