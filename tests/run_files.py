@@ -2,7 +2,9 @@
 
 import csv
 import json
+from collections.abc import Mapping
 
+import torch
 import yaml
 
 SUMMARY_KEYS = {
@@ -42,3 +44,18 @@ def learning_rates(run):
 def without_times(rows):
     """The rows as written, but for how long things took."""
     return [{name: value for name, value in row.items() if not name.startswith("time/")} for row in rows]
+
+
+def state_in(path):
+    """A file of a checkpoint: its values by their places, tensors as their dtypes, shapes and bytes."""
+    return dict(_leaves((), torch.load(path, weights_only=True)))
+
+
+def _leaves(place, value):
+    if isinstance(value, Mapping | list | tuple):
+        for key, inner in value.items() if isinstance(value, Mapping) else enumerate(value):
+            yield from _leaves((*place, key), inner)
+    elif isinstance(value, torch.Tensor):
+        yield place, (value.dtype, value.shape, value.contiguous().numpy().tobytes())
+    else:
+        yield place, value

@@ -177,9 +177,6 @@ class Diagnosis(Callback):
         """From a checkpoint."""
         for name in _STATE:
             setattr(self, f"_{name}", state[name])
-        # A string that occurs twice is written once, if it is one object, so equal ones would give another file.
-        titles = {title: title for title in WARNINGS}
-        self._issued = [titles.get(title, title) for title in state["issued"]]
 
 
 def _no_better_than_random(metrics: Metrics) -> dict[str, str]:

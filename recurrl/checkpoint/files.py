@@ -103,22 +103,13 @@ def copy(path: Path, to: Path, changes: Mapping[str, Any]) -> None:
     write(to, states, found.metadata | dict(changes), found.evaluation)
 
 
-class _ByValue:
-    """Pickles of values alone: without a memo, which shows whether two equal strings are one object."""
-
-    class Pickler(pickle.Pickler):
-        def __init__(self, *arguments: Any, **options: Any) -> None:
-            super().__init__(*arguments, **options)
-            self.fast = True
-
-
 def _save(state: Any, path: Path) -> None:
     if isinstance(state, Path):
         shutil.copyfile(state, path)
         return
     with path.open("xb") as file:
         try:
-            torch.save(state, file, _ByValue)
+            torch.save(state, file)
         except RuntimeError as error:
             # torch only says "unexpected pos" after an error of the operating system.
             raise (error.__context__ if isinstance(error.__context__, OSError) else error) from None

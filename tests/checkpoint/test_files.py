@@ -63,17 +63,6 @@ def test_what_was_written_is_read_back(written):
     assert str(files.manifest(written)[::2]) == str(({"frames": 32}, EVALUATION))
 
 
-def test_equal_states_are_equal_files_whichever_of_their_values_are_one_object(tmp_path):
-    def of(first, second):
-        values = {"names": [first, second], "again": {first: (second,)}, "both": [[first], [second]]}
-        files.write(tmp_path / "frames_1", {"state": values | {"weight": torch.ones(2)}}, {})
-        assert files.state(tmp_path / "frames_1", "state").items() >= values.items()
-        return files.manifest(tmp_path / "frames_1").checksums
-
-    one = "".join(["na", "me"])
-    assert of(one, one) == of("".join(["na", "me"]), "".join(["na", "me"]))
-
-
 def test_a_checkpoint_that_is_there_already_is_replaced(written):
     write(written, {"frames": 33}, policy=module(7))
     assert files.manifest(written)[::2] == ({"frames": 33}, None)

@@ -4,7 +4,7 @@ import signal
 from pathlib import Path
 
 import pytest
-from run_files import metrics, summary, without_times
+from run_files import metrics, state_in, summary, without_times
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1], ids=lambda number: number.name)
@@ -87,7 +87,7 @@ def test_a_run_that_was_interrupted_ends_as_one_that_was_not(train, tiny, tmp_pa
     train(*arguments, "hydra.run.dir=parts").succeeded()
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     assert without_times(metrics(parts)) == without_times(metrics(whole))
-    weights = [path.read_bytes() for run in (whole, parts) for path in _weights(run)]
+    weights = [state_in(path) for run in (whole, parts) for path in _weights(run)]
     assert len(weights) == 2
     assert weights[0] == weights[1]
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from disks import with_a_disk_of_its_own
-from run_files import metrics, summary, without_times
+from run_files import metrics, state_in, summary, without_times
 
 PROGRAM = Path(__file__).with_name("killed_again_and_again.py")
 
@@ -57,7 +57,7 @@ def test_a_run_ended_at_random_moments_ends_bit_for_bit_as_one_that_was_not(
 
 def _weights(run, frames):
     folder = run / "checkpoints" / f"frames_{frames:012d}"
-    states = {str(path.relative_to(folder)): path.read_bytes() for path in folder.glob("state-*.pt")}
+    states = {str(path.relative_to(folder)): state_in(path) for path in folder.glob("state-*.pt")}
     assert len(states) > 3
     return {name: state for name, state in states.items() if "policy" in name or "optimizer" in name}
 
