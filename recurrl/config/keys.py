@@ -114,8 +114,11 @@ def _advice(path: str, known: Collection[str]) -> str:
     near = [key for key in names if names[key] == name and (name == last or not group or key == f"{group}.{name}")]
     if near:
         return f"Did you mean {' or '.join(near)}?"
-    inside = [key.removeprefix(f"{group}.") for key in names if group and key.startswith(f"{group}.")]
-    return f"{group} has: {', '.join(inside)}." if inside else "recurrl-train --help all lists all keys."
+    inside = [key.removeprefix(f"{group}.") for key in key_paths() if group and key.startswith(f"{group}.")]
+    common = ", ".join(key for key in inside if key != "name")
+    found = f"{group} has: {common}. " * bool(common)
+    of_choice = f"recurrl-train --help all {group}=... lists those of a choice." if group in GROUPS else ""
+    return (found + of_choice).strip() or "recurrl-train --help all lists all keys."
 
 
 def differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:

@@ -33,7 +33,11 @@ def test_the_yamls_of_a_group_give_a_value_to_each_of_its_keys_and_to_no_others(
     [
         (["+gama=0.9"], "Unknown configuration key 'gama'. Did you mean algorithm.gamma"),
         (["++xyzzy=1"], "Unknown configuration key 'xyzzy'. recurrl-train --help all lists all keys."),
-        (["cell.xyzzy=1"], "Unknown configuration key 'cell.xyzzy'. cell has: context_size, heads, hidden_size, "),
+        (
+            ["cell.xyzzy=1"],
+            "Unknown configuration key 'cell.xyzzy'. cell has: hidden_size, num_layers. recurrl-train --help all "
+            "cell=... lists those of a choice.",
+        ),
         (["-m", "sed=0,1"], "Unknown configuration key 'sed'. Did you mean seed?"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
