@@ -29,6 +29,7 @@ def composed_options(compose):
             ("env", "gym"): "env.id=Acrobot-v1",
             ("env", "vec_env"): "env.id=simulators:rsl_vec_env",
             ("env", "mjlab"): "env.id=Mjlab-Cartpole-Balance",
+            ("env", "envpool"): "env.id=CartPole-v1",
             ("algorithm", "distill"): "algorithm.teacher=run",
         }
         needed = [value for pair, value in required.items() if pair in pairs]
@@ -48,7 +49,7 @@ def test_every_choice_of_every_group_composes_and_is_valid_where_it_can_run(
     # GRPO needs whole episodes.
     sizes = {"frames_per_batch": 16_000, "slice_len": 25, "total_frames": 16_000} if option == "grpo" else {}
     config = replace(defaults, **{group: chosen}, **sizes)
-    for package in (*config.env.packages, *([option] if option in ("tensorboard", "mjlab") else [])):
+    for package in (*config.env.packages, *([option] if option in ("tensorboard", "mjlab", "envpool") else [])):
         pytest.importorskip(package)
     if (group, option) in NOT_ON_A_CPU:
         with pytest.raises(ConfigError, match=f"{group}={option} "):

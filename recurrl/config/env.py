@@ -65,6 +65,11 @@ class MjlabConfig(VecEnvConfig):
     """A task of mjlab."""
 
 
+@dataclass
+class EnvpoolConfig(VecEnvConfig):
+    """An environment of EnvPool."""
+
+
 def wrapper_and_arguments(entry: Any) -> tuple[str, dict[str, Any]]:
     """The name and the arguments of an entry of ``env.wrappers``.
 

@@ -1,5 +1,6 @@
 """Simulators that ``module:function`` makes: environments of Isaac Lab, the ``VecEnv`` of rsl_rl, others on tensors."""
 
+from collections.abc import Collection
 from typing import Any
 
 import gymnasium
@@ -22,7 +23,7 @@ class VecEnvs(Source):
     Its arguments are ``num_envs``, ``device`` if it has that one, and ``env.kwargs``.
     """
 
-    honours = ("packages", "kwargs")
+    honours: Collection[str] = ("packages", "kwargs")
     is_simulator = True
     options: VecEnvConfig
 

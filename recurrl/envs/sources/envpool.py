@@ -1,0 +1,36 @@
+"""The environments of EnvPool, by their names."""
+
+from typing import Any
+
+from recurrl.config.env import EnvpoolConfig
+from recurrl.config.plugins import import_custom
+from recurrl.envs.sources.vec_env import VecEnvs
+from recurrl.errors import require
+
+
+class EnvPool(VecEnvs):
+    """Environments of EnvPool, stepped in C++. ``env.kwargs`` are further arguments of ``envpool.make_gymnasium``."""
+
+    honours = ("kwargs",)
+
+    def __init__(self, options: EnvpoolConfig) -> None:
+        super().__init__(options)
+
+    def check_maker(self) -> None:
+        """Rejects a name that EnvPool does not have."""
+        options, package = self.options, self._package()
+        require(
+            options.id in package.list_all_envs(),
+            f"env.id={options.id} is not an environment of EnvPool {package.__version__}. Look at "
+            "envpool.list_all_envs().",
+        )
+
+    def _package(self) -> Any:
+        return import_custom("envpool", f"env={self.options.name}")
+
+    def create(self, num_envs: int) -> Any:
+        """The environments, with Gymnasium's interface."""
+        return self._package().make_gymnasium(self.options.id, num_envs=num_envs, **self.options.kwargs)
+
+
+make = EnvPool
