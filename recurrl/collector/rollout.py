@@ -177,7 +177,7 @@ class Rollout:
 def _rows(steps: list[Tensors], device: torch.device) -> TensorDictBase:
     """The entries of T steps ``[N, ...]`` as rows ``[N, T]``."""
     entries = {key: torch.stack([step[key] for step in steps], 1).to(device) for key in steps[0]}
-    return TensorDict(entries, entries[LOG_PROB].shape)
+    return TensorDict(entries, entries[LOG_PROB].shape, device=device)
 
 
 def _leaves(name: str, value: Any) -> Tensors:

@@ -13,10 +13,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from recurrl.recurrent.backends.triton import kernels, tiles
 from recurrl.recurrent.operators import Layer, project, write_gradients
-from recurrl.recurrent.segments import Segments
 
 
 def forward(layer: Layer, x_BTI: Tensor, ends: list[Tensor], states: list[Tensor], gates_PA: Tensor) -> None:
@@ -66,8 +66,9 @@ def _two(states: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
 class Recurrence:
     """The launches of one layer over its lanes.
 
-    A *lane* is a segment: sorted by length, they keep all lanes of a program busy while it runs. Finding segments reads
-    the data, which a CUDA graph cannot do; while one is captured, a lane is a row.
+    A *lane* is a segment: sorted by length, they keep all lanes of a program busy while it runs. The device finds them,
+    without the host, which does not know how many there are: there are as many lanes as steps, most of them empty, and
+    at most P / (t + 1) longer than t steps. A program of empty lanes returns at once.
     """
 
     def __init__(self, layer: Layer, states: Sequence[Tensor]) -> None:
@@ -75,8 +76,8 @@ class Recurrence:
         self.hidden = w_hh.shape[1]
         self.weights = rounded(w_hh, layer.precision).roll(layer.split, 0).contiguous()
         """The recurrent weights, rounded to the matmul format, in the order of the gates."""
-        self._begin_N, self._length_N, self._lanes_of_S = _lanes(layer.segments)
-        self.lanes = len(self._begin_N)
+        self._begin_N, self._length_N = _lanes(starts_BT)
+        self.lanes, self._steps = starts_BT.numel(), starts_BT.shape[1]
         stored = layer.stored
         if any(
             state.stride() != (starts_BT.shape[1] * stored[0].stride(1), stored[0].stride(1), 1) for state in stored
@@ -89,32 +90,28 @@ class Recurrence:
 
     def launches(self, first: int) -> list[tuple[int, int]]:
         """The steps of each launch: all from ``first`` on where a program has all hidden units, else one."""
-        steps = len(self._lanes_of_S)
-        return [(first, steps)] if self._tiles.units >= self.hidden else [(t, t + 1) for t in range(first, steps)]
+        if self._tiles.units >= self.hidden:
+            return [(first, self._steps)]
+        return [(t, t + 1) for t in range(first, self._steps)]
 
     def run(
         self, kernel: Any, steps: tuple[int, int], weights: Tensor, memory: tuple[Tensor, ...], **constants: bool
     ) -> None:
-        """Launches the programs of the lanes that have these steps."""
-        lanes = self._lanes_of_S[max(steps[0], 0)]
+        """Launches the programs of the lanes that may have these steps."""
+        lanes = self.lanes // (max(steps[0], 0) + 1)
         grid = (-(-lanes // self._tiles.lanes), -(-self.hidden // self._tiles.units))
         of_lanes = (self._begin_N, self._length_N, *steps, self.lanes, self._stride)
         kernel[grid](weights, *self._read, *memory, *of_lanes, **self._constants, **constants)
 
 
-def _lanes(segments: Segments) -> tuple[Tensor, Tensor, list[int]]:
-    """Each lane's first step and length, longest lane first, and the number of lanes at each step."""
-    starts_BT = segments.starts_BT
-    if _is_capturing(starts_BT.device):
-        rows, steps = starts_BT.shape
-        begin_N = torch.arange(rows, device=starts_BT.device) * steps
-        return begin_N, torch.full((rows,), steps, dtype=torch.int32, device=starts_BT.device), [rows] * steps
-    packing = segments.packing
-    return packing.starts_N, (packing.ends_N - packing.starts_N + 1).int(), packing.batch_sizes
-
-
-def _is_capturing(device: torch.device) -> bool:
-    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+def _lanes(starts_BT: Tensor) -> tuple[Tensor, Tensor]:
+    """Each lane's first step and length, longest lane first; as many as there are steps, most of length 0."""
+    starts_P = starts_BT.flatten()
+    step_P = torch.arange(len(starts_P), device=starts_P.device)
+    next_P = torch.where(starts_P, step_P, len(starts_P)).flip(0).cummin(0).values.flip(0)
+    after_P = functional.pad(next_P[1:], (0, 1), value=len(starts_P))
+    length_N, begin_N = torch.where(starts_P, after_P - step_P, 0).sort(descending=True, stable=True)
+    return begin_N, length_N.int()
 
 
 def rounded(weight: Tensor, precision: str) -> Tensor:
