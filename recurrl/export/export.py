@@ -19,7 +19,7 @@ from recurrl.agent.interface import Tensors
 from recurrl.agent.step import IS_INIT, NEXT, NOISE_INPUT
 from recurrl.errors import require
 from recurrl.export.checking import TOLERANCE, Call, example, largest_difference, played
-from recurrl.export.layouts import RSL_RL, RslRl
+from recurrl.export.layouts import LAYERS_FIRST, RSL_RL, RslRl
 from recurrl.keys import ACTION_MASK, PREVIOUS_REWARD
 
 OPSET = 18
@@ -81,10 +81,8 @@ def export(
         warnings.simplefilter("ignore")  # the exporter's remarks on packages that it does not need
         logging.getLogger("torch.onnx").setLevel(logging.ERROR)
         outputs = (other or step)(inputs)
-        # Layouts of others have the batch after the layers of a state.
-        layered = () if other is None else (*states, *states.values())
         batch = torch.export.Dim("batch", min=1)
-        dims = {name: {int(name in layered): batch} for name in inputs}
+        dims = {name: {int(name in LAYERS_FIRST): batch} for name in inputs}
         program = torch.export.export(other or step, (inputs,), dynamic_shapes=(dims,))
         files = {}
         for name in formats:
@@ -107,7 +105,7 @@ def export(
                 "largest_difference": difference,
                 **({"opset": OPSET} if name == ONNX else {"torch": torch.__version__}),
             }
-        description = _described(agent, inputs, outputs, states, layered, run) | {"files": files}
+        description = _described(agent, inputs, outputs, states, run) | {"files": files}
         text = json.dumps(description, indent=2, ensure_ascii=False)
         (Path(temporary) / DESCRIPTION).write_text(text + "\n", encoding="utf-8")
         folder.mkdir(parents=True, exist_ok=True)
@@ -147,12 +145,7 @@ def _write_onnx(program: Any, path: Path, inputs: Tensors, outputs: Tensors) -> 
 
 
 def _described(
-    agent: Agent,
-    inputs: Tensors,
-    outputs: Tensors,
-    states: Mapping[str, str],
-    layered: Collection[str],
-    run: Mapping[str, Any],
+    agent: Agent, inputs: Tensors, outputs: Tensors, states: Mapping[str, str], run: Mapping[str, Any]
 ) -> dict[str, Any]:
     """``policy.json``, for those who write the program around the policy."""
     meanings = dict.fromkeys(inputs, "as the environment returns it, with its hidden entries, not scaled")
@@ -164,10 +157,8 @@ def _described(
         "observation_space": str(agent.observation_space),
         "action_space": str(agent.action_space),
         "actions": "drawn with the input noise" if NOISE_INPUT in inputs else "the most probable ones",
-        "inputs": {
-            name: {**_array(value, name in layered), "meaning": meanings[name]} for name, value in inputs.items()
-        },
-        "outputs": {name: _array(value, name in layered) for name, value in outputs.items()},
+        "inputs": {name: {**_array(name, value), "meaning": meanings[name]} for name, value in inputs.items()},
+        "outputs": {name: _array(name, value) for name, value in outputs.items()},
         "states": {name: {"output": output, "initial": "zeros"} for name, output in states.items()},
         "units": "Actions are in the environment's units. Outputs distribution.* are the parameters of the policy's "
         "distribution: continuous actions normalised, logits up to a constant.",
@@ -178,7 +169,7 @@ def _described(
     }
 
 
-def _array(value: torch.Tensor, layered: bool) -> dict[str, Any]:
+def _array(name: str, value: torch.Tensor) -> dict[str, Any]:
     shape: list[int | str] = list(value.shape)
-    shape[int(layered)] = "batch"
+    shape[int(name in LAYERS_FIRST)] = "batch"
     return {"dtype": str(value.dtype).removeprefix("torch."), "shape": shape}

@@ -14,6 +14,8 @@ from recurrl.keys import ACTION, OBSERVATION
 from recurrl.recurrent.layer import reset_states
 
 RSL_RL = "rsl_rl"
+LAYERS_FIRST = ("h_in", "c_in", "h_out", "c_out")
+"""The inputs and outputs whose second dimension is the batch."""
 
 
 class RslRl(nn.Module):
