@@ -143,7 +143,8 @@ class Algorithm(nn.Module):
         """The loss of a minibatch.
 
         Args:
-            slices_SK: the entries of rows, cut into slices.
+            slices_SK: the entries of rows, cut into slices. With ``loss_mask`` ``[S, K, 1]``, only steps where it is
+                true count: others are no transitions.
             output: of the policy on these slices, with gradient.
         """
         raise NotImplementedError

@@ -35,7 +35,7 @@ class Mjlab(VecEnvs):
         configuration = self._configuration()
         configuration.scene.num_envs, configuration.auto_reset = num_envs, self.options.resets != DISABLED
         envs = import_custom("mjlab.envs", f"env={self.options.name}")
-        return envs.ManagerBasedRlEnv(configuration, device=self.options.device)
+        return envs.ManagerBasedRlEnv(configuration, device=self.device())
 
 
 def _replace(of: Any, values: Mapping[str, Any], key: str) -> None:

@@ -15,6 +15,7 @@ from recurrl.envs.single import SingleEnv
 from recurrl.envs.source import Source
 from recurrl.envs.vec_env import VecEnv
 from recurrl.errors import require
+from recurrl.runtime.ranks import world
 
 
 class VecEnvs(Source):
@@ -47,10 +48,15 @@ class VecEnvs(Source):
             import_custom(package, f"env.packages=[{package}]")
         return load(self.options.id, f"env.id={self.options.id}")
 
+    def device(self) -> str:
+        """Where the simulator runs: with ``cuda``, on the GPU of this rank."""
+        configured = self.options.device
+        return f"cuda:{world().local_rank}" if configured == "cuda" else configured
+
     def create(self, num_envs: int) -> Any:
         """The simulator, with ``num_envs`` environments."""
         make, options = self._maker(), self.options
-        device = {"device": options.device} if "device" in (parameters_of(make) or ()) else {}
+        device = {"device": self.device()} if "device" in (parameters_of(make) or ()) else {}
         return make(num_envs=num_envs, **device, **options.kwargs)
 
     def make(self, num_envs: int) -> BatchedEnv:
