@@ -243,3 +243,13 @@ class NaNs(Points):
 
     def make(self, num_envs):
         return NaNTask(num_envs)
+
+
+def one_more(num_envs):
+    """Makes one environment too many."""
+    return Simulation(num_envs + 1)
+
+
+def deaf(num_envs, device):
+    """Runs on a CPU, whatever it is passed."""
+    return Simulation(num_envs)

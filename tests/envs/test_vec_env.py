@@ -294,3 +294,20 @@ def test_resets_on_request_need_a_reset_that_can(compose):
     config = compose(*simulated("env.resets=disabled", name="rsl_vec_env")).env
     with pytest.raises(ConfigError, match=r"env\.resets=disabled needs a reset with an argument env_ids, mask or opt"):
         make_batched_env(config, N, seed=0)
+
+
+@pytest.mark.parametrize(
+    ("name", "override", "message"),
+    [
+        ("one_more", "seed=0", r"env\.id=simulators:one_more must make 4 environments \(got 5\)"),
+        (
+            "deaf",
+            "env.device=meta",
+            r"env\.device must be where env\.id=simulators:deaf runs, which is cpu \(got meta\)",
+        ),
+    ],
+)
+def test_another_number_or_device_than_configured_is_rejected(compose, name, override, message):
+    config = compose(*simulated(override, name=name)).env
+    with pytest.raises(ConfigError, match=message):
+        make_batched_env(config, N, seed=0)

@@ -4,6 +4,7 @@ from collections.abc import Collection
 from typing import Any
 
 import gymnasium
+import torch
 
 from recurrl.config.env import VecEnvConfig
 from recurrl.config.plugins import import_custom, load
@@ -65,7 +66,16 @@ class VecEnvs(Source):
         with making(f"env.id={options.id}"):
             created = self.create(num_envs)
         with EnvChecks(options.id, num_envs).attributed("reset"):
-            return VecEnv(created, options)
+            env = VecEnv(created, options)
+        found, device = env.batch_size[0], torch.device(self.device())
+        advice = "Have it take num_envs, and make as many."
+        require(found == num_envs, f"env.id={options.id} must make {num_envs} environments (got {found}). {advice}")
+        require(
+            env.device.type == device.type,
+            f"env.device must be where env.id={options.id} runs, which is {env.device.type} (got {options.device}). "
+            f"Give env.device={env.device.type}, or have it run on its argument device.",
+        )
+        return env
 
     def plain(self) -> gymnasium.Env[Any, Any]:
         """The first environment of the simulator; the others take its actions too."""
