@@ -19,7 +19,7 @@ from recurrl.policy import make_policy
 from recurrl.recurrent.cells import cell_names
 from recurrl.recurrent.segments import Segments
 
-GPU = torch.device("cuda", 0)
+GPU, FAKE = torch.device("cuda", 0), FakeTensorMode()  # one mode: cells keep constants by device
 PACKED = "segments.py"
 """It finds segments on the host, for kernels that do not take resets."""
 VARIANTS = {
@@ -133,7 +133,7 @@ class Answered(TorchDispatchMode):
 
 
 @pytest.mark.skipif(torch.version.cuda is None, reason="needs a CUDA build of torch")
-@pytest.mark.parametrize("overrides", VARIANTS.values(), ids=VARIANTS)
+@pytest.mark.parametrize("overrides", [*VARIANTS.values(), *((f"cell={name}",) for name in cell_names())], ids=" ".join)
 @pytest.mark.parametrize("backend", ["reference", "scan"])
 def test_rollout_and_loss_are_on_the_policys_gpu(on, monkeypatch, backend, overrides):
     config, rollout = on(GPU, f"backend={backend}", *overrides)
@@ -141,7 +141,7 @@ def test_rollout_and_loss_are_on_the_policys_gpu(on, monkeypatch, backend, overr
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.nn.Module, "to", lambda module, *_, **__: module)  # is made there; cannot be moved
     packing = Segments(torch.zeros(4, 4, dtype=torch.bool)).packing  # of a minibatch without resets
-    with FakeTensorMode(), Answered():
+    with FAKE, Answered():
         indices = {each.name: getattr(packing, each.name) for each in fields(packing) if each.type == "Tensor"}
         there = {name: torch.zeros(index.shape, dtype=torch.long, device=GPU) for name, index in indices.items()}
         monkeypatch.setattr(Segments, "packing", replace(packing, **there))
