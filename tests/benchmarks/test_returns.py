@@ -22,7 +22,7 @@ from recurrl.returns import interquartile_mean
 LEARNING = {"env.reward_scale", "env.normalize_reward", "env.num_envs", "frames_per_batch", "epochs", "lr", "slice_len"}
 TASKS = {task.name: task for task in all_tasks()}
 each_task = pytest.mark.parametrize("task", TASKS.values(), ids=TASKS)
-SMALL = ["total_frames=1024", "evaluation.every_frames=1024", "evaluation.episodes=1"]
+SMALL = ["total_frames=1024", "frames_per_batch=1024", "evaluation.every_frames=1024", "evaluation.episodes=1"]
 DOCS = Path(__file__).parents[2] / "docs"
 
 
@@ -33,7 +33,7 @@ def run_of(final: float = 400.0, curve: dict[int, float] | None = None, seconds:
 def test_suites_have_their_tasks_and_a_quick_selection_of_them():
     suites = chosen(["all"], None, quick=False)
     counts = {suite: len(tasks) for suite, tasks in suites.items()}
-    assert counts == {"control": 12, "memory": 24, "minigrid": 4, "noise": 5, "popgym": 22}
+    assert counts == {"control": 13, "memory": 24, "minigrid": 4, "noise": 5, "popgym": 22}
     for suite, tasks in chosen(["all"], None, quick=True).items():
         assert 1 <= len(tasks) <= 5
         assert set(tasks) <= set(suites[suite])
