@@ -71,7 +71,7 @@ def _parts(rollout: Rollout, algorithm: Algorithm) -> list[tuple[Any, str, str]]
         (collection, "_rows", "collect/writing the rows"),
         (algorithm, "prepare", "learn/advantages"),
         (algorithm.buffer, "extend", "learn/buffer"),
-        (algorithm.states, "enter", "learn/initial states of slices"),
+        (algorithm.states, "set_initial_states", "learn/initial states of slices"),
         (algorithm.states, "drift", "learn/state drift"),
         (algorithm, "backward", "learn/losses and gradients"),
         (nn.utils, "clip_grad_norm_", "learn/gradient clipping"),

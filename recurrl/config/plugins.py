@@ -205,7 +205,7 @@ def import_custom(module_name: str, setting: str) -> ModuleType:
     """
     top = module_name.partition(".")[0]
     # An extra is never imported from the current folder: in a downloaded one, nobody expects such a file.
-    if top in EXTRAS and top not in sys.modules and importlib.util.find_spec(top) is None:
+    if top in EXTRAS and importlib.util.find_spec(top) is None:
         raise ConfigError(f"{setting} needs the package {top}. Install it with: pip install 'recurrl[{EXTRAS[top]}]'")
     here = str(Path.cwd())
     if here not in sys.path:

@@ -3,6 +3,7 @@
 import math
 import sys
 from dataclasses import dataclass, field
+from importlib.machinery import ModuleSpec
 from types import ModuleType
 
 import pytest
@@ -40,6 +41,7 @@ class Env(Simulation):
 @pytest.fixture
 def mjlab(monkeypatch):
     modules = {name: ModuleType(name) for name in ("mjlab", "mjlab.tasks", "mjlab.tasks.registry", "mjlab.envs")}
+    modules["mjlab"].__spec__ = ModuleSpec("mjlab", None)
     modules["mjlab.envs"].ManagerBasedRlEnv = Env
     modules["mjlab.tasks.registry"].list_tasks = lambda: ["Mjlab-Point"]
     modules["mjlab.tasks.registry"].load_env_cfg = lambda _: Configuration()
