@@ -8,6 +8,7 @@ from functools import partial
 import torch
 from tensordict import TensorDictBase
 from torch import Tensor, nn
+from torch.nn import functional
 
 from recurrl.algorithms.advantages import advantage_metrics, next_values, reevaluate, standardized, vtrace
 from recurrl.algorithms.algorithm import Algorithm, Losses
@@ -91,8 +92,8 @@ class PPO(Algorithm):
     def loss(self, slices_SK: TensorDictBase, output: SequenceOutput) -> Losses:
         """The clipped surrogate, the value loss and the entropy bonus of a minibatch."""
         distribution, value = output.distribution, output.value
-        advantage, mask = slices_SK[ADVANTAGE].squeeze(-1), slices_SK.get(LOSS_MASK)
-        mask = None if mask is None else mask.squeeze(-1)
+        advantage, mask_SK1 = slices_SK[ADVANTAGE].squeeze(-1), slices_SK.get(LOSS_MASK)
+        mask = None if mask_SK1 is None else mask_SK1.squeeze(-1)
         if self.options.normalize_advantage == "minibatch":
             advantage = standardized(advantage, mask)
         log_ratio = distribution.log_prob(slices_SK[ACTION]) - slices_SK[LOG_PROB]
@@ -100,7 +101,7 @@ class PPO(Algorithm):
         if self.options.entropy_coeff == 0:
             entropy = entropy.detach()  # only logged
         assert value is not None
-        critic, value_metrics = self._critic_loss(value, slices_SK)
+        critic, value_metrics = self._critic_loss(value, slices_SK, mask_SK1)
         terms = {
             "objective": mean_of(-clipped_surrogate(log_ratio, advantage, self.log_clip_range), mask),
             "critic": self.options.critic_coeff * critic,
@@ -108,23 +109,28 @@ class PPO(Algorithm):
         }
         if self.monte_carlo_head is not None:
             estimate, target = self.monte_carlo_head(output.features), slices_SK[MONTE_CARLO_TARGET]
-            squares = ((each - estimate).square().squeeze(-1) for each in (target, value))
-            monte_carlo, discrepancy = (mean_of(each, mask) for each in squares)
-            terms["monte_carlo"] = self.options.critic_coeff * monte_carlo
-            terms["discrepancy"] = self.options.discrepancy_coeff * discrepancy
+            terms["monte_carlo"] = self.options.critic_coeff * _squared_error(estimate, target, mask_SK1)
+            terms["discrepancy"] = self.options.discrepancy_coeff * _squared_error(value, estimate, mask_SK1)
         weight = None if mask is None else mask.sum().to(value.dtype)
         metrics = {"policy/entropy": entropy.detach(), **value_metrics}
         return Losses(terms, metrics, log_ratio.detach(), mask, weight)
 
-    def _critic_loss(self, value: Tensor, slices_SK: TensorDictBase) -> tuple[Tensor, dict[str, Tensor]]:
-        target, mask, limit = slices_SK[VALUE_TARGET], slices_SK.get(LOSS_MASK), self.options.clip_value
+    def _critic_loss(
+        self, value: Tensor, slices_SK: TensorDictBase, mask: Tensor | None
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        target, limit = slices_SK[VALUE_TARGET], self.options.clip_value
         if limit is None:
-            return mean_of((value - target).square(), mask), {}
+            return _squared_error(value, target, mask), {}
         stored = slices_SK[VALUE]
         moved = value - stored
         clipped = moved.clamp(-limit, limit)
         larger = torch.maximum((value - target).square(), (stored + clipped - target).square())
         return mean_of(larger, mask), {"value/clip_fraction": mean_of((clipped != moved).to(value.dtype), mask)}
+
+
+def _squared_error(value: Tensor, target: Tensor, mask: Tensor | None) -> Tensor:
+    # One operation where nothing is masked, for speed.
+    return functional.mse_loss(value, target) if mask is None else mean_of((value - target).square(), mask)
 
 
 def _value_metrics(value: Tensor, target: Tensor) -> dict[str, float]:
