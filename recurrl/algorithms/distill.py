@@ -179,15 +179,15 @@ def _run(path: Path, device: torch.device) -> tuple[Act, Shapes]:
     shapes = {entry.name: tuple(entry.spec.shape) for entry in interface.observed}
 
     def act(raw: Tensors, state: States, is_init_N: Tensor) -> tuple[Any, States]:
-        given = {name_of(key): values for key, values in raw.items()}
-        seen = {name: tuple(given[name].shape[1:]) for name in (*shapes, *interface.added) if name in given}
+        named = {name_of(key): values for key, values in raw.items()}
+        seen = {name: tuple(named[name].shape[1:]) for name in (*shapes, *interface.added) if name in named}
         require(
             seen.keys() >= set(interface.added) and shapes.items() <= seen.items(),
             f"algorithm.teacher={path} observes {shapes} and {interface.added}, but the student's environment gives "
             f"{seen}. Give env.mask and algorithm.critic_observation=[hidden] for what only the teacher sees, or "
             "another teacher.",
         )
-        outputs = step({**state, **given, IS_INIT: is_init_N})
+        outputs = step({**state, **named, IS_INIT: is_init_N})
         action = nested({entry.path: outputs[entry.name] for entry in interface.actions if entry.path})
         return action or outputs[ACTION], {name: outputs[f"next.{name}"] for name in state}
 
@@ -227,7 +227,7 @@ def _torchscript(path: Path, device: torch.device) -> tuple[Act, Shapes]:
     module = torch.jit.load(path, map_location=device).eval()
     require(
         not hasattr(module, "hidden_state"),
-        f"algorithm.teacher={path} must have no recurrent state of its own, which is that of one environment. Export "
+        f"algorithm.teacher={path} must have no recurrent state inside, which is that of one environment. Export "
         "it to ONNX, where states are inputs and outputs.",
     )
     return lambda raw, state, _: (module(raw[OBSERVATION].float()), state), {}

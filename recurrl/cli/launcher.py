@@ -39,7 +39,7 @@ def _call(name: str) -> None:
 def launch_saved(run: Path, is_trusted: bool = False) -> None:
     """The same for a run that is resumed or loaded.
 
-    What nobody trusts is not called: the run is refused where it is opened, as is one that does not exist. Nor is what
+    What nobody trusts is not called: the run is rejected where it is opened, as is one that does not exist. Nor is what
     only a checkpoint without its run names, which is read with torch.
 
     Args:

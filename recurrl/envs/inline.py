@@ -27,7 +27,7 @@ class InlineEnv(BatchedEnv):
     Args:
         envs: the environments.
         env_id: their id, for errors.
-        masked: their info has a mask of actions, which is given as the entry ``action_mask``.
+        masked: their info has a mask of actions, the entry ``action_mask``.
 
     Attributes:
         envs: the environments.

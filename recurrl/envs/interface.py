@@ -97,13 +97,13 @@ class Interface(nn.Module):
 
     def _added(self, observation: Composite, seen: Sequence[Shown], hidden: bool) -> list[Shown]:
         """What the policy sees beside the environment's own observation."""
-        masked, given = self.env.action_mask_from_info, set(observation.keys())
+        masked, present = self.env.action_mask_from_info, set(observation.keys())
         require(
-            not masked or ACTION_MASK in given,
+            not masked or ACTION_MASK in present,
             "env.action_mask_from_info=true needs an environment that gives a mask of actions, and "
             f"env.id={self.env.id} does not. Set it to false.",
         )
-        beside = [ACTION_MASK] * masked + [HIDDEN] * (hidden and HIDDEN in given)
+        beside = [ACTION_MASK] * masked + [HIDDEN] * (hidden and HIDDEN in present)
         specs = {name: observation[name] for name in beside}
         if self.env.previous_action:
             low, high = map(torch.cat, zip(*(part.flat_bounds for part in self.parts), strict=True))
@@ -121,8 +121,8 @@ class Interface(nn.Module):
     def observation(self, raw: Mapping[NestedKey, Tensor]) -> Tensors:
         """The leaves of the policy's observation ``[N, ...]``, for raw entries, those of :attr:`shown` at least."""
         found: Tensors = {}
-        for given, shown, columns in self._table:
-            value = raw[given]
+        for key, shown, columns in self._table:
+            value = raw[key]
             found[shown] = value if columns is None else value.index_select(-1, self.get_buffer(columns))
         return found
 
@@ -130,9 +130,9 @@ class Interface(nn.Module):
         """The reverse of :meth:`observation`, for a mapping with those leaves: raw entries, without hidden columns."""
         parts: dict[NestedKey, list[Tensor]] = {}
         columns: dict[NestedKey, list[Tensor]] = {}
-        for given, shown, name in self._table:
-            parts.setdefault(given, []).append(observation[shown])
-            columns.setdefault(given, []).extend([] if name is None else [self.get_buffer(name)])
+        for key, shown, name in self._table:
+            parts.setdefault(key, []).append(observation[shown])
+            columns.setdefault(key, []).extend([] if name is None else [self.get_buffer(name)])
         return {
             key: torch.cat(values, -1).index_select(-1, torch.cat(columns[key]).argsort())
             if columns[key]

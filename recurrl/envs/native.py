@@ -35,7 +35,7 @@ class NativeVectorEnv(BatchedEnv):
     Args:
         vector: the vector environment.
         env_id: its registered id.
-        masked: its info has a mask of actions for each environment, which is given as the entry ``action_mask``.
+        masked: its info has a mask of actions for each environment, the entry ``action_mask``.
 
     Raises:
         ConfigError: it uses NEXT_STEP autoreset, or the policy cannot handle its spaces.

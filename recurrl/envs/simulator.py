@@ -12,7 +12,7 @@ _made: list[tuple[EnvConfig, VecEnv]] = []
 
 
 def simulator(source: Source) -> VecEnv:
-    """What a source made when it was asked first; one with other options is closed first.
+    """What a source made at its first request; one with other options is closed before.
 
     Raises:
         ConfigError: it cannot be made as configured.

@@ -44,7 +44,7 @@ class VecEnv(BatchedEnv):
     - ``disabled``: on request, by the argument ``env_ids`` of ``reset``, which has indices, or ``mask``, or
       ``options={"reset_mask": mask}``, whichever ``reset`` has.
     - ``next_step``: in the step after the last, whose action has no effect. That step is marked by the entry
-      ``inserted``; it is an episode of its own that terminates.
+      ``inserted``; it is a whole episode, which terminates.
 
     The metrics are the means of ``info["log"]`` over the steps that have it.
 
