@@ -217,7 +217,7 @@ def values_of_a_checkpoint_differ(drawn):
             values["settings"] = _changed(drawn, values["settings"])
         else:
             values[drawn.draws.choice(("frames", "return_mean", "tracker_ids", "settings"))] = drawn.draws.choice(plain)
-        json.loads(json.dumps(manifest, default=str))
+        manifest["metadata"] = json.loads(json.dumps(values, default=str))
 
     resealed(path, change)
 
@@ -279,9 +279,17 @@ def draw(seed, good, run, outside, marker):
     return Hostile(names, [path for path in dict.fromkeys(drawn.foreign) if os.path.lexists(path)])
 
 
-def fingerprints(paths):
-    """What must not change of each path: what it is, and what it holds."""
-    return {path: tuple(_fingerprint(path)) for path in paths}
+def fingerprints(paths, run):
+    """What must not change of each path: what it is, and what it holds; wherever its checkpoint was moved to."""
+    return {path: tuple(_fingerprint(_moved(path, run))) for path in paths}
+
+
+def _moved(path, run):
+    checkpoints, replaced = run / "checkpoints", run / "replaced"
+    if os.path.lexists(path) or not path.is_relative_to(checkpoints) or not replaced.is_dir():
+        return path
+    found = (folder / path.relative_to(checkpoints) for folder in replaced.iterdir())
+    return next(filter(os.path.lexists, found), path)
 
 
 def _fingerprint(path):

@@ -41,7 +41,7 @@ def test_a_hostile_run_directory_is_a_run_or_is_rejected_and_nothing_foreign_in_
     for seed in range(first, first + count):
         run, outside = tmp_path / "stranger" / "run", tmp_path / "outside"
         made = draw(seed, finished_run, run, outside, stranger)
-        before = fingerprints(made.foreign)
+        before = fingerprints(made.foreign, run)
         for name, command in commands.items():
             description = f"seed {seed}: {', '.join(made.changes)}; {name}"
             # Whoever waits for a pipe waits for ever.
@@ -49,7 +49,7 @@ def test_a_hostile_run_directory_is_a_run_or_is_rejected_and_nothing_foreign_in_
             outcome = command(run)
             faulthandler.cancel_dump_traceback_later()
             shutil.rmtree(tmp_path / "out", ignore_errors=True)
-            found = fingerprints(made.foreign)
+            found = fingerprints(made.foreign, run)
             wrong = {
                 "a traceback": "Traceback" in outcome.err + outcome.out,
                 "an exit code without an error": outcome.code != (1 if outcome.error else 0),
