@@ -106,9 +106,9 @@ def make_callbacks(
 
     A run that is interrupted during an evaluation so has a checkpoint, from which a resumed run repeats it.
     """
-    check = []
+    check, share = [], share_of(config, world())
     if config.consistency_check:
-        check.append(ConsistencyCheck(partial(check_consistency, config=share_of(config, world()))))
+        check.append(ConsistencyCheck(partial(check_consistency, config=share)))
     if world().rank > 0:
         return Callbacks([*check, EpisodeStatistics(), SaveCheckpoint(config, settings, {}, None, restarts)])
     trackers = make_trackers(config.logger, run_dir, settings, None if start is None else start.resumed)
@@ -121,7 +121,7 @@ def make_callbacks(
             EpisodeStatistics(),
             diagnosis,
             save,
-            Evaluation(restarts),
+            Evaluation(restarts, share.env),
             *(each if isinstance(each, Callback) else UserCallback(each, policy, config.env) for each in callbacks),
             Log(trackers, diagnosis, config.total_frames),
             CompleteCheckpoint(config.checkpoint.keep_last, save if callbacks else None),

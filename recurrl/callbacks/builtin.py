@@ -7,7 +7,6 @@ import math
 from collections import deque
 from collections.abc import Callable, Mapping
 from copy import deepcopy
-from dataclasses import replace
 from itertools import chain
 from operator import itemgetter
 from statistics import fmean, pstdev
@@ -21,7 +20,7 @@ from recurrl.callbacks.callback import Callback
 from recurrl.callbacks.diagnosis import Diagnosis
 from recurrl.checkpoint import ranks
 from recurrl.collector.restarts import RESTARTS, STALENESS, Restarts
-from recurrl.config import TrainConfig
+from recurrl.config import EnvConfig, TrainConfig
 from recurrl.envs import EPISODE_LENGTH, EPISODE_RETURN
 from recurrl.envs.batched import episodes_ended
 from recurrl.errors import ConfigError, EnvError, RunError
@@ -229,10 +228,11 @@ class Evaluation(Callback):
 
     Args:
         restarts: counts restarts of environments.
+        env: this rank's share of the environments, for which it has a simulator.
     """
 
-    def __init__(self, restarts: Restarts) -> None:
-        self._restarts = restarts
+    def __init__(self, restarts: Restarts, env: EnvConfig) -> None:
+        self._restarts, self._env = restarts, env
 
     def on_iteration(self, trainer: Trainer, metrics: dict[str, float]) -> None:
         """Evaluates if it is due.
@@ -254,7 +254,9 @@ class Evaluation(Callback):
         while trainer.evaluation is None:
             try:
                 if trainer.config.evaluation.episodes:
-                    trainer.evaluation = _evaluated(trainer, seeds(trainer.config.seed, errors + 1)[-1], is_last)
+                    trainer.evaluation = _evaluated(
+                        trainer, self._env, seeds(trainer.config.seed, errors + 1)[-1], is_last
+                    )
                 else:
                     trainer.evaluation = _of_training(metrics)
             except StoppedError:
@@ -278,11 +280,9 @@ def _of_training(metrics: Mapping[str, float]) -> dict[str, float]:
     return {**found, "eval/episodes": min(metrics["train/episodes"], WINDOW)}
 
 
-def _evaluated(trainer: Trainer, seed: int, is_last: bool) -> dict[str, float]:
+def _evaluated(trainer: Trainer, env: EnvConfig, seed: int, is_last: bool) -> dict[str, float]:
     """The metrics of an evaluation; of the last one also what the configuration adds to it."""
     options, stopped = trainer.config.evaluation, lambda: trainer.request.made
-    # A rank's share, for which it has a simulator.
-    env = replace(trainer.config.env, num_envs=trainer.config.env.num_envs // world().size)
     returns = evaluation.evaluate(env, trainer.policy, options.episodes, seed, KEPT, stopped)
     metrics = {
         "eval/return_mean": fmean(returns),

@@ -1,7 +1,7 @@
 """Cells with a matrix as memory, which keys write to and queries read from.
 
-Each is a block as in the papers: it normalises its input, may convolve a part of it over the last steps, and adds to
-what the memories give a linear map of the input, in place of a residual connection.
+Each is a block as in the papers: it normalises its input, convolves a part of it over the last steps, and adds to what
+the memories give a linear map of the input, in place of a residual connection.
 
 Shape legend: B rows, T steps, N heads, K key size, V value size, I input size, X size of a projected input, C features
 that are convolved, O output size.
@@ -9,6 +9,7 @@ that are convolved, O output size.
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections.abc import Callable
 from typing import ClassVar, NamedTuple
@@ -57,7 +58,7 @@ class MatrixCell(Cell):
         value_size: V.
     """
 
-    CONVOLVED: ClassVar[int] = 0
+    CONVOLVED: ClassVar[int]
     """How many of the first ``sizes`` are convolved, each feature on its own, with those of the last steps."""
 
     WINDOW: ClassVar[int] = 4
@@ -85,16 +86,17 @@ class MatrixCell(Cell):
         return sum(self.sizes[: self.CONVOLVED])
 
     def parameters(self, input_size: int) -> dict[str, tuple[int, ...]]:
-        """The projection of the input, D, the convolution if there is one, and W."""
-        shapes = {"weight_in": (sum(self.sizes), input_size), "weight_skip": (self.hidden_size, input_size)}
-        if self.convolved:
-            shapes["weight_conv"] = (self.WINDOW, self.convolved)
-        return {**shapes, "weight_out": (self.hidden_size, self.heads * self.value_size)}
+        """The projection of the input, D, the convolution, and W."""
+        return {
+            "weight_in": (sum(self.sizes), input_size),
+            "weight_skip": (self.hidden_size, input_size),
+            "weight_conv": (self.WINDOW, self.convolved),
+            "weight_out": (self.hidden_size, self.heads * self.value_size),
+        }
 
     def states(self) -> dict[str, tuple[int, ...]]:
         """The memories, and the earlier inputs of the convolution."""
-        memory: dict[str, tuple[int, ...]] = {"": (self.heads, self.key_size, self.value_size)}
-        return {**memory, "_window": (self.WINDOW - 1, self.convolved)} if self.convolved else memory
+        return {"": (self.heads, self.key_size, self.value_size), "_window": (self.WINDOW - 1, self.convolved)}
 
     def initialize(self, name: str, parameter: Tensor) -> None:
         """Orthogonal matrices; the convolution as torch's, uniform within ±1/√steps."""
@@ -112,33 +114,37 @@ class MatrixCell(Cell):
     def step(self, weights: Weights, x_BX: Tensor, states: States) -> tuple[Tensor, States]:
         """One step."""
         parts, skip = self._split(x_BX)
-        entering = parts[:, : self.convolved].unsqueeze(1)
-        window = torch.cat((states[1], entering), 1) if self.convolved else entering
+        window = torch.cat((states[1], parts[:, : self.convolved].unsqueeze(1)), 1)
         (q, k, v, keep, correct), rest = self.access(weights, self._convolve(weights, parts, window))
         memory = keep.unsqueeze(-1).unsqueeze(-1) * states[0]
         if correct is not None:
             v = correct.unsqueeze(-1) * (v - (k.unsqueeze(-2) @ memory).squeeze(-2))
         memory = memory + k.unsqueeze(-1) * v.unsqueeze(-2)
         y = self.read(weights, rest, (q.unsqueeze(-2) @ memory).squeeze(-2))
-        return skip + functional.linear(y, weights["weight_out"]), (memory, window[:, 1:])[: len(states)]
+        return skip + functional.linear(y, weights["weight_out"]), (memory, window[:, 1:])
 
     def sequence(
         self, memories: Memories, weights: Weights, x_BTX: Tensor, starts_BT: Tensor, stored: States
     ) -> tuple[Tensor, States]:
         """All steps, with an implementation of the memories: the outputs ``[B, T, O]`` and the states."""
         parts, skip = self._split(x_BTX)
-        entering = parts[..., : self.convolved]
-        window = windows(entering, starts_BT, stored[1]) if self.convolved else entering.unsqueeze(2)
+        window = windows(parts[..., : self.convolved], starts_BT, stored[1])
         access, rest = self.access(weights, self._convolve(weights, parts, window))
         y, memory = memories(access, starts_BT, stored[0])
         output = skip + functional.linear(self.read(weights, rest, y), weights["weight_out"])
-        return output, (memory, window[:, :, 1:])[: len(stored)]
+        return output, (memory, window[:, :, 1:])
 
     def _split(self, x: Tensor) -> tuple[Tensor, ...]:
         return x.split((sum(self.sizes), self.hidden_size), -1)
 
     def _convolve(self, weights: Weights, parts: Tensor, window: Tensor) -> Tensor:
-        if not self.convolved:
-            return parts
         mixed = convolved(window, weights["weight_conv"], weights.get("bias_conv"))
         return torch.cat((mixed, parts[..., self.convolved :]), -1)
+
+
+def initialize_rate(name: str, parameter: Tensor) -> None:
+    """Mamba's rates, 1 to 16 after the exponential, or its steps, 0.001 to 0.1 after the softplus."""
+    if name == "log_rate":
+        nn.init.uniform_(parameter, 1, 16).log_()
+    else:
+        nn.init.uniform_(parameter, math.log(0.001), math.log(0.1)).exp_().expm1_().log_()

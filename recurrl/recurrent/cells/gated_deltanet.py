@@ -11,14 +11,12 @@ Shape legend: H hidden size, N heads, K key size, V value size.
 
 from __future__ import annotations
 
-import math
-
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 
 from recurrl.recurrent.cell import Weights, factory
-from recurrl.recurrent.matrix import Access, MatrixCell
+from recurrl.recurrent.matrix import Access, MatrixCell, initialize_rate
 
 
 class GatedDeltaNet(MatrixCell):
@@ -38,10 +36,8 @@ class GatedDeltaNet(MatrixCell):
 
     def initialize(self, name: str, parameter: Tensor) -> None:
         """Rates and steps as in Mamba: 1 to 16, and 0.001 to 0.1 after the softplus."""
-        if name == "log_rate":
-            nn.init.uniform_(parameter, 1, 16).log_()
-        elif name == "bias_rate":
-            nn.init.uniform_(parameter, math.log(0.001), math.log(0.1)).exp_().expm1_().log_()
+        if name in ("log_rate", "bias_rate"):
+            initialize_rate(name, parameter)
         else:
             super().initialize(name, parameter)
 

@@ -11,14 +11,12 @@ Shape legend: H hidden size, N heads, K state size (of keys B and queries C), V 
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from recurrl.recurrent.cell import Weights, factory
-from recurrl.recurrent.matrix import Access, MatrixCell
+from recurrl.recurrent.matrix import Access, MatrixCell, initialize_rate
 
 
 class Mamba2(MatrixCell):
@@ -39,10 +37,8 @@ class Mamba2(MatrixCell):
 
     def initialize(self, name: str, parameter: Tensor) -> None:
         """Rates of 1 to 16, steps of 0.001 to 0.1, d of one, as in the paper."""
-        if name == "log_rate":
-            nn.init.uniform_(parameter, 1, 16).log_()
-        elif name == "bias_step":
-            nn.init.uniform_(parameter, math.log(0.001), math.log(0.1)).exp_().expm1_().log_()
+        if name in ("log_rate", "bias_step"):
+            initialize_rate(name, parameter)
         elif name == "skip":
             nn.init.ones_(parameter)
         else:
