@@ -70,7 +70,7 @@ def run(arguments: argparse.Namespace) -> None:
     by_novelty = {cell: _by_novelty(cell, device, arguments.repetitions) for cell in cells}
     text = "\n\n".join(
         [
-            f"Measured on {machine(device)}.",
+            f"# The layer: all figures\n\nMeasured on {machine(device)}.",
             _table(cases),
             _small_table("Resets, four per row (256 rows of 64 steps, 64 inputs, 128 hidden)", by_distribution),
             _small_table("Frames (rows of 64 steps, four random resets, 64 inputs, 128 hidden)", by_size),

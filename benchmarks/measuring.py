@@ -106,7 +106,7 @@ def _status(field: str) -> float:
 def machine(device: torch.device) -> str:
     """Hardware and versions, in one line."""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else _processor()
-    return f"{name}, {torch.get_num_threads()} threads, torch {torch.__version__}, Python {platform.python_version()}"
+    return f"{name}, threads: {torch.get_num_threads()}, torch {torch.__version__}, Python {platform.python_version()}"
 
 
 def _processor() -> str:

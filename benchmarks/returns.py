@@ -271,13 +271,13 @@ def report(selection: Mapping[str, Sequence[Task]], results: Mapping[Job, Result
     lines = [
         "# Returns",
         "",
-        f"Measured on {machine(torch.device('cpu'))}; one thread a run, several runs at a time. One recipe for all "
+        f"Measured on {machine(torch.device('cpu'))}; several runs at a time, each on one thread. One recipe for all "
         f"tasks{given}. Written by `python scripts/benchmark.py returns --suite {','.join(selection)}` at commit "
         f"{_commit()}; tasks without a return were not measured.",
         "",
         "*Return* is of the last evaluation, of most probable actions, and *sampled* of training's last 100 episodes: "
         "interquartile means over seeds, with 95% bootstrap intervals. *Solved* is how many seeds reached the threshold"
-        " in an evaluation; frames and seconds to it are medians over seeds. No policy returns more than *at most*.",
+        " in an evaluation; frames and seconds to it are medians over seeds. *At most* is what no policy can exceed.",
     ]
     for suite, tasks in selection.items():
         lines += [

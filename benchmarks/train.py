@@ -95,7 +95,9 @@ def run(arguments: argparse.Namespace) -> None:
         )
     ]
     notes = [f"Not compared because it is not installed: {loop} (pip install {NEEDS[loop]})." for loop in missing]
-    text = "\n\n".join([f"Measured on {machine(torch.device('cpu'))}.", *notes, table(figures)])
+    text = "\n\n".join(
+        [f"# Training: all figures\n\nMeasured on {machine(torch.device('cpu'))}.", *notes, table(figures)]
+    )
     publish(text + "\n", arguments.output, "train.md")
     if arguments.output is not None:
         plot(figures, arguments.output / "train.png")
