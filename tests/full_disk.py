@@ -3,11 +3,12 @@
 Usage: full_disk.py FOLDER FREE_KIB,... ARGUMENT...
 """
 
+import errno
 import json
 import os
-import re
 import shutil
 import sys
+import threading
 from pathlib import Path
 
 from conftest import _run
@@ -30,22 +31,25 @@ def leave_free(disk, kib):
 def result_of(outcome, run):
     """What a command came to, and in which state the files are."""
     found = files.checkpoints_in(run / "checkpoints")
-    # TensorBoard's writer thread prints what stopped it; the run's own message follows when it flushes.
-    printed = re.sub(
-        r"Exception in thread .*?/event_file_writer.py.*?\nOSError: [^\n]*\n", "", outcome.err, flags=re.DOTALL
-    )
     return {
         "code": outcome.code,
         "error": outcome.error,
         "err": outcome.err,
-        "traceback": "Traceback" in printed + outcome.out,
+        "traceback": "Traceback" in outcome.err + outcome.out,
         "damaged": [str(path) for path in found if files.damage(path) is not None],
         "frames": [path.name for path in found],
         "hidden": [path.name for path in run.rglob(".*") if path.name != ".hydra"] if run.exists() else [],
     }
 
 
+def print_other_errors(failed):
+    """Leaves a full disk unsaid in TensorBoard's writer thread: the run's own message follows when it flushes."""
+    if getattr(failed.exc_value, "errno", None) != errno.ENOSPC:
+        threading.__excepthook__(failed)
+
+
 def main():
+    threading.excepthook = print_other_errors
     disk, sizes, *arguments = sys.argv[1:]
     run = Path(disk) / "run"
     for kib in map(int, sizes.split(",")):
