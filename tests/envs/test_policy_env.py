@@ -16,7 +16,7 @@ from recurrl.build import make_rollouts
 from recurrl.collector.rollout import Rollout
 from recurrl.envs import BatchedEnv, Source, make_batched_env, make_env
 from recurrl.envs.policy_env import PolicyEnv
-from recurrl.errors import ConfigError, EnvError
+from recurrl.errors import EnvError
 
 COUNT = 3
 LOW, HIGH = -2.0, 6.0
@@ -201,12 +201,6 @@ def test_a_step_and_a_reset_read_nothing_from_a_device(compose):
     assert {key: tuple(value.shape) for key, value in now.items()} == {
         ("observation", name): (COUNT, 2 if name == "observation" else 1) for name in names
     }
-
-
-@pytest.mark.parametrize("made_by", ["one by one", "a vector environment"])
-def test_a_mask_that_does_not_fit_is_an_error(made_by, configured):
-    with pytest.raises(ConfigError, match=r"env\.mask=\[3\] is out of range: the observation has 3 entries"):
-        make_batched_env(configured(made_by, "env.mask=[3]"), COUNT, seed=0)
 
 
 class Gates(gymnasium.Env):
