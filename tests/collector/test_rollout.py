@@ -1,6 +1,5 @@
 """The rollout: the same transitions as by TorchRL's collectors, from any environment."""
 
-from collections.abc import Callable
 from functools import partial
 
 import pytest
@@ -9,17 +8,15 @@ from collected import fresh_policy
 from tasks import VECTOR
 from torchrl.collectors import Collector, MultiSyncCollector
 from torchrl.envs import Compose as Transforms
-from torchrl.envs import ExplorationType, GymEnv, RenameTransform, SerialEnv, StepCounter, TransformedEnv
+from torchrl.envs import ExplorationType, GymEnv, SerialEnv, StepCounter, TransformedEnv
 from torchrl.envs.utils import set_exploration_type
 
 from recurrl.build import make_rollouts
 from recurrl.collector.rollout import Rollout
-from recurrl.config import EnvConfig, TrainConfig
+from recurrl.config import EnvConfig
 from recurrl.envs import Source, make_env
-from recurrl.errors import ConfigError, NonFiniteError
+from recurrl.errors import NonFiniteError
 from recurrl.policy import Policy, PolicyModule
-
-Compose = Callable[..., TrainConfig]
 
 OPTIONS = ("cell.hidden_size=12", "encoder.sizes=[16]", "env.num_envs=5", "frames_per_batch=200", "seed=3")
 DISCRETE = ("env=gym", "env.id=FrozenLake-v1", "env.max_episode_steps=9")
@@ -125,20 +122,6 @@ class Plain(Source):
         return TransformedEnv(SerialEnv(num_envs, one), Transforms(StepCounter(max_steps=9, step_count_key="steps")))
 
 
-class WithoutObservation(Plain):
-    """Another name for the observation."""
-
-    def make(self, num_envs):
-        return TransformedEnv(super().make(num_envs), RenameTransform(["observation"], ["sight"]))
-
-
-class Unbatched(Plain):
-    """A single environment."""
-
-    def make(self, num_envs):
-        return GymEnv("CartPole-v1", categorical_action_encoding=True)
-
-
 def test_environments_of_torchrl_enter_by_an_adapter(small, caplog):
     config = small(*OPTIONS, f"env.source={__name__}:Plain", "env.mask=[]")
     policy = make(config)
@@ -159,21 +142,6 @@ def test_environments_of_torchrl_enter_by_an_adapter(small, caplog):
     rollout.load_state_dict(state)
     assert "Unfinished episodes are restarted: TorchRL's TransformedEnv" in caplog.text
     rollout.shutdown()
-
-
-@pytest.mark.parametrize(
-    ("source", "error"),
-    [
-        (WithoutObservation, "made an environment without the entry 'observation'; it has steps, sight"),
-        (Unbatched, r"must make a TorchRL environment of batch size \[5\] \(got one of batch size \[\]\)"),
-    ],
-)
-def test_environments_that_do_not_fit_are_rejected(source, error, small):
-    config = small(*OPTIONS, "env.mask=[]")
-    policy = make(config)
-    config.env.source = f"{__name__}:{source.__name__}"
-    with pytest.raises(ConfigError, match=error):
-        Rollout(make_rollouts(config, policy))
 
 
 class Cautious(Policy):
