@@ -7,8 +7,6 @@ when it has taken SECONDS, or when an evaluation reaches the task's threshold.
 Shape legend: N environments.
 """
 
-from __future__ import annotations
-
 import csv
 import json
 import sys
@@ -158,7 +156,7 @@ def train(task: Task, seed: int, every: int, folder: Path, seconds: float) -> No
         evaluated = VecNormalize(evaluated, training=False, norm_reward=False)
     model = RecurrentPPO("MlpLstmPolicy", env, seed=seed, device="cpu", **settings)
     evaluations = Evaluations(task, evaluated, every, seconds)
-    model.update(frames, evaluations)
+    model.learn(frames, evaluations)
     if not evaluations.rows or evaluations.rows[-1]["frames"] < model.num_timesteps:
         evaluations.evaluate()
     folder.mkdir(parents=True, exist_ok=True)
