@@ -18,7 +18,7 @@ import recurrl.runtime.environment  # noqa: F401 (before torchrl, whose import f
 STARTED = time.time()
 """When this process began to import the package: the beginning of its first run."""
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 __all__ = ["Callback", "Run", "__version__", "load", "make_replay_buffer", "train"]
 
 _MODULES = {
