@@ -4,8 +4,6 @@ Learning is the layer forwards and backwards, on one thread, by ``backend=auto``
 of all repetitions: other programs on the machine lengthen them little.
 """
 
-from __future__ import annotations
-
 import argparse
 import time
 

@@ -1,7 +1,5 @@
 """Command-line options shared by several benchmarks."""
 
-from __future__ import annotations
-
 import argparse
 import sys
 from pathlib import Path
@@ -19,7 +17,7 @@ def add_output(parser: argparse.ArgumentParser, *files: str) -> None:
 
 
 def publish(text: str, folder: Path | None, file: str) -> None:
-    """Prints the text and, if a folder is given, writes it to a file there."""
+    """Prints the text and, with a folder, writes it to a file there."""
     sys.stdout.write(text)
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)

@@ -1,7 +1,5 @@
 """The configuration of a run, from overrides as for training."""
 
-from __future__ import annotations
-
 from recurrl.cli.overrides import compose
 from recurrl.config import TrainConfig
 from recurrl.config.composed import typed

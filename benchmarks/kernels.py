@@ -5,8 +5,6 @@ instructions are counted in the generated code. Each line is the worst of a laye
 architecture; --json has the figures of each kernel.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -4,8 +4,6 @@ All run interleaved on the same data. Plain torch cannot reset mid-sequence: it 
 the cost of resets.
 """
 
-from __future__ import annotations
-
 import argparse
 import itertools
 import statistics
@@ -245,7 +243,7 @@ def _ratios(case: Case) -> str:
 
 
 def fit_line(by_frames: dict[str, float]) -> tuple[float, float, float]:
-    """Fits a line to time over frames, given microseconds per frame by number of frames.
+    """Fits a line to time over frames, from microseconds per frame by number of frames.
 
     Returns:
         The intercept and slope in microseconds, and the largest relative deviation from the line.

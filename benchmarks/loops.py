@@ -1,7 +1,5 @@
 """Training loops in separate processes, driven one call at a time."""
 
-from __future__ import annotations
-
 import importlib.util
 import logging
 import sys

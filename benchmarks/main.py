@@ -1,7 +1,5 @@
 """The command line: one subcommand for each module that has ``run``."""
 
-from __future__ import annotations
-
 import argparse
 import importlib
 import pkgutil

@@ -1,7 +1,5 @@
 """Timing and memory measurement."""
 
-from __future__ import annotations
-
 import ctypes
 import gc
 import platform
@@ -34,7 +32,7 @@ def interleaved(runs: Mapping[str, Run], repetitions: int, device: torch.device)
                 torch.cuda.synchronize(device)
             if repetition > 0:
                 times[name].append(time.perf_counter() - begin)
-    return {name: statistics.median(taken) for name, taken in times.items()}
+    return {name: statistics.median(seconds) for name, seconds in times.items()}
 
 
 def peak_memory(run: Run, device: torch.device) -> float | None:

@@ -3,8 +3,6 @@
 ``env=gym env.packages=[benchmarks.noise] env.id=noise/Bandit-v0``
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import gymnasium
@@ -57,9 +55,9 @@ class Recall(gymnasium.Env[Any, Any]):
 
     def step(self, action: Any) -> Outcome:
         """Answers, and shows the next symbol."""
-        asked, reward = self.step_count - self.delay, 0.0
-        if asked >= 0:
-            noisy = float(action == self.shown[asked]) + self.deviation * self.np_random.normal()
+        shown_at, reward = self.step_count - self.delay, 0.0
+        if shown_at >= 0:
+            noisy = float(action == self.shown[shown_at]) + self.deviation * self.np_random.normal()
             reward = noisy / (self.steps - self.delay)
         self.step_count += 1
         return self.shown[self.step_count], reward, self.step_count == self.steps, False, {}

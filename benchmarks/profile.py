@@ -4,8 +4,6 @@ The parts are timed in place while training runs; the remainder is the loop arou
 configuration: python scripts/benchmark.py profile cell=lstm env.num_envs=8 frames_per_batch=1024
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 import time

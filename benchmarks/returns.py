@@ -7,8 +7,6 @@ evaluation with a 95% bootstrap interval, the return of training, whose actions 
 task's threshold, the control without memory, the return with the memory zeroed, and the published figure.
 """
 
-from __future__ import annotations
-
 import argparse
 import importlib.util
 import math
@@ -57,7 +55,7 @@ class Task:
     Attributes:
         name: its key in a yaml.
         suites: that yaml's, and others it is also in.
-        overrides: what is given to ``recurrl-train``: the environment, and nothing about learning.
+        overrides: of ``recurrl-train``: the environment, and nothing about learning.
         frames: of each run.
         threshold: the return that counts as solved.
         quick: the suites whose quick selection it is in.
@@ -94,7 +92,7 @@ class Job:
         return root / self.task.name / self.cell / str(self.seed)
 
     def overrides(self, root: Path) -> list[str]:
-        """What ``recurrl-train`` is given."""
+        """The overrides of ``recurrl-train``."""
         run = [f"cell={self.cell}", f"seed={self.seed}", f"total_frames={self.task.frames}", "device=cpu"]
         every = f"evaluation.every_frames={self.task.frames // EVALUATIONS}"
         folder = f"hydra.run.dir={self.folder(root)}"
@@ -108,8 +106,8 @@ class Result:
     Attributes:
         final: the return of the last evaluation, of most probable actions.
         sampled: that of training's last 100 episodes, of sampled actions; NaN if it was not measured.
-        zeroed: likewise with the states zeroed at each step; NaN without a memory.
-        random: likewise of random actions; NaN if it was not measured.
+        zeroed: the return with the states zeroed at each step; NaN without a memory.
+        random: the return of random actions; NaN if it was not measured.
         curve: evaluation returns by frames.
         seconds: of training, in total.
     """
@@ -197,8 +195,8 @@ def chosen(suites: Sequence[str], names: Sequence[str] | None, quick: bool) -> d
     """
     tasks = {task.name: task for task in all_tasks()}
     known = [path.stem for path in SUITES]
-    for option, given, possible in (("suite", suites, [*known, "all"]), ("tasks", names or (), list(tasks))):
-        for name in given:
+    for option, requested, possible in (("suite", suites, [*known, "all"]), ("tasks", names or (), list(tasks))):
+        for name in requested:
             if name not in possible:
                 sys.exit(f"--{option} must be among {', '.join(possible)} (got {name}).")
     if names is not None:
@@ -240,8 +238,8 @@ def _train_one(job: Job, root: Path, overrides: Sequence[str]) -> bool:
     folder = job.folder(root)
     folder.mkdir(parents=True, exist_ok=True)
     if job.cell == PEER:
-        given = (job.task.name, job.seed, job.task.frames // EVALUATIONS, folder, PEER_SECONDS)
-        command = [sys.executable, "-m", "benchmarks.peers.sb3_training", *map(str, given)]
+        arguments = (job.task.name, job.seed, job.task.frames // EVALUATIONS, folder, PEER_SECONDS)
+        command = [sys.executable, "-m", "benchmarks.peers.sb3_training", *map(str, arguments)]
     else:
         command = [sys.executable, "-m", "recurrl", *job.overrides(root), *overrides]
     paths = os.pathsep.join((str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")))  # of benchmarks.noise
@@ -267,12 +265,12 @@ def result(folder: Path) -> Result | None:
 def report(selection: Mapping[str, Sequence[Task]], results: Mapping[Job, Result], overrides: Sequence[str]) -> str:
     """The page, as Markdown: a table a suite, which also has the tasks that were not measured."""
     cells = list(dict.fromkeys(job.cell for job in results if job.cell not in (CONTROL, PEER)))
-    given = f", with `{' '.join(overrides)}`" if overrides else ""
+    changed = f", with `{' '.join(overrides)}`" if overrides else ""
     lines = [
         "# Returns",
         "",
         f"Measured on {machine(torch.device('cpu'))}; several runs at a time, each on one thread. One recipe for all "
-        f"tasks{given}. Written by `python scripts/benchmark.py returns --suite {','.join(selection)}` at commit "
+        f"tasks{changed}. Written by `python scripts/benchmark.py returns --suite {','.join(selection)}` at commit "
         f"{_commit()}; tasks without a return were not measured.",
         "",
         "*Return* is of the last evaluation, of most probable actions, and *sampled* of training's last 100 episodes: "
@@ -346,7 +344,7 @@ def _against_peer(task: Task, cell: str, results: Mapping[Job, Result]) -> Itera
     )
     solved = sum(map(math.isfinite, their_frames))
     ratio = statistics.median_high(
-        [taken if math.isfinite(taken) else run.seconds for taken, run in zip(their_seconds, theirs, strict=True)]
+        [needed if math.isfinite(needed) else run.seconds for needed, run in zip(their_seconds, theirs, strict=True)]
     ) / statistics.median_high(seconds)
     yield (
         f"| {task.name} | {task.threshold:g} | {cell} | {len(ours)} | {_median(frames, ',.0f')} | "
@@ -378,24 +376,12 @@ def _row(task: Task, cell: str, results: Mapping[Job, Result]) -> Iterator[str]:
 
 def _line(task: Task, *measured: str, random: float = math.nan) -> str:
     """The row of a task: cell, seeds and returns, what it came to, and what is known of the task."""
-    missing = ["–"] * (9 - len(measured))
-    cell, seeds, final, sampled, *others = [*measured, *missing]
+    cells = [*measured, *["–"] * (9 - len(measured))]
     cited = "{:g} ({:,}; {})".format(*task.published) if task.published else "–"
     known = _rounded(random if task.random is None else task.random)
     at_most = "–" if task.at_most is None else f"{task.at_most:g}"
-    fields = [
-        task.name,
-        f"{task.frames:,}",
-        cell,
-        seeds,
-        final,
-        sampled,
-        f"{task.threshold:g}",
-        *others,
-        known,
-        at_most,
-    ]
-    return "| " + " | ".join([*fields, cited]) + " |"
+    fields = [task.name, f"{task.frames:,}", *cells[:4], f"{task.threshold:g}", *cells[4:], known, at_most, cited]
+    return "| " + " | ".join(fields) + " |"
 
 
 def _of(task: Task, cell: str, results: Mapping[Job, Result]) -> list[Result]:

@@ -5,8 +5,6 @@ take turns, an iteration at a time, so that a slowdown of the machine affects al
 Memory is measured with each loop alone.
 """
 
-from __future__ import annotations
-
 import argparse
 import random
 import statistics

@@ -1,18 +1,8 @@
 """Policies and what they collect, made as a run makes them."""
 
-from collections.abc import Callable
-from typing import Any
-
 import torch
-from tensordict import TensorDictBase
 
 from recurrl.build import make_collector, make_policy_for, set_process_state
-from recurrl.config import TrainConfig
-from recurrl.policy import Policy
-
-Compose = Callable[..., TrainConfig]
-Collect = Callable[[TrainConfig], tuple[Policy, TensorDictBase]]
-Register = Callable[[Callable[[], Any]], str]
 
 
 def fresh_policy(config, std=0.0):

@@ -1,7 +1,6 @@
-"""The start-up check: one line when right, and an error message for each fault, which is injected here."""
+"""The start-up check: one line when right, and an error message for each mistake, which is injected here."""
 
 import re
-from typing import Any
 
 import gymnasium
 import numpy as np
@@ -101,7 +100,7 @@ def plus(value):
 
 ZEROED = {("next", STATE): ((2, 4), torch.zeros_like), STATE: ((2, 5), torch.zeros_like)}
 LED_TO = "is not what the previous step .* led to"
-FAULTS = [
+MISTAKES = [
     (ZEROED, rf"\('next', '{STATE}'\) of environment 2, step 4, was 0 when collected but is .*zeroed"),
     ({STATE: ((1, 3), torch.zeros_like)}, rf"'{STATE}' of environment 1, step 3, {LED_TO}.*zeroed, for example"),
     ({"is_init": ((3, 2), torch.ones_like)}, "environment 3, step 2, is marked by 'is_init' .*, but no"),
@@ -110,7 +109,7 @@ FAULTS = [
 ]
 
 
-@pytest.mark.parametrize(("changes", "message"), FAULTS)
+@pytest.mark.parametrize(("changes", "message"), MISTAKES)
 def test_a_wrong_entry_is_caught_where_it_is(changes, message, config):
     policy, batch = collected(config, std=0.5)
     for key, (index, change) in changes.items():
@@ -128,7 +127,7 @@ def test_a_state_that_outlives_its_episode_is_caught(config):
 # Observations
 
 
-class ResetsItself(gymnasium.Wrapper[Any, Any, Any, Any]):
+class ResetsItself(gymnasium.Wrapper):
     """Hands out the first observation of the next episode as the last of this one."""
 
     first = None
@@ -167,7 +166,7 @@ def test_a_wrong_observation_after_resets_is_caught_though_no_episode_ends_in_th
     assert "after each of 8 resets" in complaint(config, policy, batch)
 
 
-class Coin(gymnasium.Env[Any, Any]):
+class Coin(gymnasium.Env):
     """Shows one of two sides, or always the same: equal observations around a reset mean nothing."""
 
     observation_space, action_space = spaces.Discrete(2), spaces.Discrete(2)

@@ -1,7 +1,6 @@
 """Evaluation: whole episodes, and what the policy's memory is worth in them."""
 
 import random
-from typing import Any, cast
 
 import gymnasium
 import numpy as np
@@ -16,7 +15,7 @@ from recurrl.evaluation import KEPT, SHUFFLED, ZEROED, _treated, evaluate, memor
 from recurrl.runtime.seeds import seed_process
 
 
-class Cue(gymnasium.Env[Any, Any]):
+class Cue(gymnasium.Env):
     """Shows one of two sides at the first step, and nothing after it; each later step pays for naming it."""
 
     observation_space, action_space = spaces.Box(-1, 1, (1,), np.float32), spaces.Discrete(2)
@@ -142,7 +141,7 @@ def test_long_episodes_return_what_their_rewards_add_up_to(compose, register):
     assert evaluate(config.env, policy, 2, 0) == pytest.approx([exact] * 2, rel=1e-12)
     episodes = EpisodeStatistics()
     for batch in rollouts(config, policy, 3):
-        episodes.on_rollout(cast(Any, None), batch)
+        episodes.on_rollout(None, batch)
     assert [each for each, *_ in episodes.episodes] == pytest.approx([exact] * 2, rel=1e-12)
 
 
@@ -153,7 +152,7 @@ class Endless(Cue):
         return np.zeros(1, np.float32), 1.0, False, False, {}
 
 
-def test_an_episode_that_never_ends_counts_with_the_return_it_has_and_it_is_said(
+def test_an_episode_that_never_ends_counts_with_the_return_it_has_and_is_a_warning(
     compose, register, monkeypatch, caplog
 ):
     config = compose("env=gym", f"env.id={register(Endless)}", "device=cpu")

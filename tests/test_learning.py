@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[1]
 
 
 def train(console, tmp_path, *overrides):
-    """The summary of a run with the given overrides and no others."""
+    """The summary of a run with these overrides and no others."""
     outcome = console("recurrl-train", "hydra.run.dir=run", *overrides, cwd=tmp_path).succeeded()
     found = summary(tmp_path / "run")
     assert found["warnings"] == {}

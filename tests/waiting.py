@@ -34,20 +34,20 @@ class Waits(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
-        given = [leaf for leaf in tree_leaves((args, kwargs)) if is_meta(leaf)]
-        if func is aten._local_scalar_dense.default and given:
+        metas = [leaf for leaf in tree_leaves((args, kwargs)) if is_meta(leaf)]
+        if func is aten._local_scalar_dense.default and metas:
             self._note()
-            return True if given[0].dtype == torch.bool else 1.0 if given[0].is_floating_point() else 1
-        if func in SIZES and given:
+            return True if metas[0].dtype == torch.bool else 1.0 if metas[0].is_floating_point() else 1
+        if func in SIZES and metas:
             self._note()
-            return given[0].new_zeros(given[0].numel(), given[0].ndim, dtype=torch.long)
-        if func in INDEXING and given and any(each is not None and each.dtype == torch.bool for each in args[1]):
+            return metas[0].new_zeros(metas[0].numel(), metas[0].ndim, dtype=torch.long)
+        if func in INDEXING and metas and any(each is not None and each.dtype == torch.bool for each in args[1]):
             self._note()
             args = (args[0], [index for each in args[1] for index in everywhere(each)], *args[2:])
-        if func is aten._to_copy.default and given and torch.device(kwargs.get("device") or "meta").type == "cpu":
+        if func is aten._to_copy.default and metas and torch.device(kwargs.get("device") or "meta").type == "cpu":
             self._note()
-            return torch.ones(given[0].shape, dtype=kwargs.get("dtype") or given[0].dtype)
-        if func is aten.copy_.default and given and not is_meta(args[0]):
+            return torch.ones(metas[0].shape, dtype=kwargs.get("dtype") or metas[0].dtype)
+        if func is aten.copy_.default and metas and not is_meta(args[0]):
             self._note()
             return args[0].fill_(1)
         return func(*args, **kwargs)

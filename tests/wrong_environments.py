@@ -1,11 +1,9 @@
 """Environments that must not be trained in."""
 
-from typing import Any
-
 import gymnasium
 
 
-class Stale(gymnasium.Wrapper[Any, Any, Any, Any]):
+class Stale(gymnasium.Wrapper):
     """Hands out the last observation of an episode as the first of the next."""
 
     last = None

@@ -5,8 +5,6 @@ Not CleanRL itself, which is a collection of scripts and not a package.
 Shape legend: N environments, M rows of a minibatch, T steps.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import gymnasium
@@ -42,8 +40,8 @@ class Agent(nn.Module):
         features = []
         for encoded_N, keeps_N1 in zip(self.encoder(observation_TN), keeps_TN1, strict=True):
             entering = tuple(keeps_N1 * state for state in states)
-            given: Any = entering if self.states == 2 else entering[0]
-            output, left = self.cell(encoded_N.unsqueeze(0), given)
+            state: Any = entering if self.states == 2 else entering[0]
+            output, left = self.cell(encoded_N.unsqueeze(0), state)
             states = left if self.states == 2 else (left,)
             features.append(output[0])
         features_TN = torch.stack(features)
@@ -69,8 +67,8 @@ class CleanRLLoop:
         self.initial = tuple(state.clone() for state in self.states)
         rows = []
         for _ in range(self.task.steps):
-            given = self.observation_N[None], self.states, self.is_init_N[None]
-            distribution, value_1N, self.states = self.agent(*given)
+            inputs = self.observation_N[None], self.states, self.is_init_N[None]
+            distribution, value_1N, self.states = self.agent(*inputs)
             action_1N = distribution.sample()
             row = (self.observation_N, self.is_init_N, action_1N[0], distribution.log_prob(action_1N)[0], value_1N[0])
             observation, reward, terminated, truncated, _ = self.envs.step(action_1N[0].numpy())

@@ -1,7 +1,5 @@
 """recurrl's training loop."""
 
-from __future__ import annotations
-
 import gc
 
 from benchmarks.configuration import configuration

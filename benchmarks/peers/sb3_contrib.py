@@ -1,7 +1,5 @@
 """sb3-contrib's RecurrentPPO with the task's network and one LSTM shared by actor and critic."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from sb3_contrib import RecurrentPPO

@@ -3,8 +3,6 @@
 Shape legend: N environments, M rows of a minibatch, T steps.
 """
 
-from __future__ import annotations
-
 import tempfile
 from typing import Any
 
@@ -60,7 +58,7 @@ class Network(CategoricalMixin, DeterministicMixin, Model):
     def _trunk(self, inputs: dict[str, Any]) -> tuple[Tensor, dict[str, Any]]:
         encoded, states = self.encoder(inputs["observations"]), inputs["rnn"]
         if not self.training:
-            output, left = self.cell(encoded.unsqueeze(1), self._given([state.contiguous() for state in states]))
+            output, left = self.cell(encoded.unsqueeze(1), self._cell_state([state.contiguous() for state in states]))
             return output.flatten(0, 1), {"rnn": self._list(left)}
         steps = self.task.steps
         encoded_MT = encoded.view(-1, steps, self.task.hidden)
@@ -68,13 +66,13 @@ class Network(CategoricalMixin, DeterministicMixin, Model):
         ends_MT = (inputs["terminated"] | inputs["truncated"]).view(-1, steps)
         pieces, begin = [], 0
         for end in [*(ends_MT[:, :-1].any(0).nonzero().flatten() + 1).tolist(), steps]:
-            output, left = self.cell(encoded_MT[:, begin:end], self._given(states))
+            output, left = self.cell(encoded_MT[:, begin:end], self._cell_state(states))
             states = [state * (~ends_MT[:, end - 1]).view(1, -1, 1) for state in self._list(left)]
             pieces.append(output)
             begin = end
         return torch.cat(pieces, 1).flatten(0, 1), {"rnn": states}
 
-    def _given(self, states: list[Tensor]) -> Any:
+    def _cell_state(self, states: list[Tensor]) -> Any:
         return tuple(states) if self.states == 2 else states[0]
 
     def _list(self, states: Any) -> list[Tensor]:

@@ -1,7 +1,5 @@
 """The task that all loops train on, and what a loop does."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any, Protocol
 

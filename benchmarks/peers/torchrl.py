@@ -1,7 +1,5 @@
 """A loop of TorchRL's components, assembled as in its tutorials on recurrent policies and PPO."""
 
-from __future__ import annotations
-
 import torch
 from tensordict import TensorDictBase
 from tensordict.nn import ProbabilisticTensorDictModule, ProbabilisticTensorDictSequential, TensorDictModule
@@ -10,16 +8,7 @@ from torch import nn
 from torchrl.collectors import Collector
 from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
 from torchrl.data.replay_buffers.samplers import SamplerWithoutReplacement
-from torchrl.envs import (
-    Compose,
-    EnvBase,
-    GymWrapper,
-    InitTracker,
-    RewardSum,
-    SerialEnv,
-    StepCounter,
-    TransformedEnv,
-)
+from torchrl.envs import Compose, EnvBase, GymWrapper, InitTracker, RewardSum, SerialEnv, StepCounter, TransformedEnv
 from torchrl.modules import GRUModule, LSTMModule, OneHotCategorical, set_recurrent_mode
 from torchrl.objectives import ClipPPOLoss
 from torchrl.objectives.value import GAE

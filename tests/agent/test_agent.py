@@ -1,7 +1,6 @@
 """Agents: what goes in and out is the plain environment's, and what they do is what an evaluation does."""
 
 import re
-from typing import Any
 
 import gymnasium
 import numpy as np
@@ -20,7 +19,7 @@ PREVIOUS = ("env.previous_action=true", "env.previous_reward=true")
 PENDULUM = ("Pendulum-v1", "env.mask=[2]", "env.max_episode_steps=30")
 
 
-class Tuples(gymnasium.Env[Any, Any]):
+class Tuples(gymnasium.Env):
     """Observations and actions are tuples, with a number in units of its own."""
 
     observation_space = spaces.Tuple((spaces.Box(-9, 9, (2,), np.float64), spaces.Discrete(3)))
@@ -52,11 +51,11 @@ def stacked(space, values):
     return np.stack(values)
 
 
-def taken(action, i):
+def action_of(action, i):
     """One environment's action of a batch."""
     if isinstance(action, dict):
-        return {key: taken(part, i) for key, part in action.items()}
-    return tuple(taken(part, i) for part in action) if isinstance(action, tuple) else action[i]
+        return {key: action_of(part, i) for key, part in action.items()}
+    return tuple(action_of(part, i) for part in action) if isinstance(action, tuple) else action[i]
 
 
 def played(agent, seed, episodes):
@@ -73,10 +72,9 @@ def played(agent, seed, episodes):
     while running.any():
         masks = np.stack([info["action_mask"] for info in infos]) if options.action_mask_from_info else None
         batch = stacked(agent.observation_space, observed)
-        given = {"reward": rewards, "action_mask": masks}
-        action, state = agent.act(batch, state, begins, **given)
+        action, state = agent.act(batch, state, begins, reward=rewards, action_mask=masks)
         for i, env in enumerate(envs):
-            observed[i], rewards[i], ended, cut, infos[i] = env.step(taken(action, i))
+            observed[i], rewards[i], ended, cut, infos[i] = env.step(action_of(action, i))
             totals[i] += float(rewards[i]) if running[i] else 0.0
             running[i] &= not (ended or cut)
             begins[i] = ended or cut
@@ -235,7 +233,7 @@ def test_states_and_flags_that_do_not_fit_are_rejected(agent_of):
 def test_what_the_policy_sees_besides_must_be_passed(agent_of):
     agent, _ = agent_of(CUE, *PREVIOUS)
     observation = np.zeros(3, np.float32)
-    _, state = agent.act(observation, agent.initial_state())  # nothing was given before the first step
+    _, state = agent.act(observation, agent.initial_state())  # there was no reward before the first step
     with pytest.raises(ConfigError, match="Pass reward="):
         agent.act(observation, state)
     masked, _ = agent_of(MASKED, "env.action_mask_from_info=true", mask_in="info", action="discrete")

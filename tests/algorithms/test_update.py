@@ -3,7 +3,6 @@
 import math
 import threading
 from copy import deepcopy
-from typing import Any
 
 import gymnasium
 import numpy as np
@@ -82,7 +81,7 @@ def test_what_is_logged_of_values_is_of_the_batch_as_it_was_collected(small):
     assert metrics["value/explained_variance"] == pytest.approx(expected.item(), rel=1e-4)
 
 
-class Paying(gymnasium.Env[Any, Any]):
+class Paying(gymnasium.Env):
     """Pays one at each step, for ever; the first copy that comes to step ``fails_at`` raises, once."""
 
     observation_space, action_space = gymnasium.spaces.Box(-1, 1, (1,), np.float32), gymnasium.spaces.Discrete(2)

@@ -13,7 +13,7 @@ def test_threads_and_output_are_options_and_no_files_are_written_by_default():
     assert "folder for one.md and one.png" in " ".join(parser.format_help().split())
 
 
-def test_a_table_is_printed_and_written_only_to_a_given_folder(tmp_path, capsys):
+def test_a_table_is_printed_and_written_only_to_an_explicit_folder(tmp_path, capsys):
     publish("a table\n", None, "one.md")
     assert list(tmp_path.iterdir()) == []
     publish("a table\n", tmp_path / "new" / "folder", "one.md")

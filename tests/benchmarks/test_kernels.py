@@ -10,7 +10,7 @@ from benchmarks.main import main
 from recurrl.recurrent.backends.triton import tiles
 
 
-def assert_good(figures: Figures) -> None:
+def assert_good(figures):
     if figures.hidden_size <= 128:
         assert figures.spills == 0, figures
     assert figures.has_barrier, figures
@@ -19,7 +19,7 @@ def assert_good(figures: Figures) -> None:
 
 
 @pytest.mark.parametrize("architecture", [80, 90, 100])
-def test_kernels_compile_for_a_gpu_that_is_not_here(architecture: int, capsys: pytest.CaptureFixture[str]) -> None:
+def test_kernels_compile_for_a_gpu_that_is_not_here(architecture, capsys):
     layer = ["--cells", "gru", "--hidden", "32", "--precisions", "bf16", "--architectures", str(architecture)]
     main(["kernels", *layer, "--json"])
     found = [Figures(**figures) for figures in json.loads(capsys.readouterr().out)]
@@ -28,7 +28,7 @@ def test_kernels_compile_for_a_gpu_that_is_not_here(architecture: int, capsys: p
         assert_good(figures)
 
 
-def test_a_table_has_a_line_for_each_layer_with_the_worst_of_its_kernels() -> None:
+def test_a_table_has_a_line_for_each_layer_with_the_worst_of_its_kernels():
     found = [
         Figures(kernel, "gru", 64, "bf16", architecture, registers - architecture, spills, 3 * 1024, 6, True)
         for architecture in (80, 90)
@@ -37,14 +37,14 @@ def test_a_table_has_a_line_for_each_layer_with_the_worst_of_its_kernels() -> No
     assert table(found).splitlines()[2:] == ["| gru | 64 | bf16 | 120, 110 | 4, 4 | 3, 3 | 6, 6 |"]
 
 
-def test_an_unknown_architecture_is_an_error() -> None:
+def test_an_unknown_architecture_is_an_error():
     with pytest.raises(SystemExit, match=r"--architectures must be among 80, 86, 90, 100 \(got 70\)"):
         main(["kernels", "--architectures", "70,80"])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("cell", "precision"), list(product(tiles.CELLS, tiles.PRECISIONS)))
-def test_every_choice_of_the_rule_is_good(cell: str, precision: str) -> None:
+def test_every_choice_of_the_rule_is_good(cell, precision):
     layers = [Layer(cell, size, precision, each) for size in (25, 32, 64, 128, 256) for each in SHARED_MEMORY]
     layers += [Layer(cell, size, precision, 90) for size in (17, 50, 96, 100, 200, 512, 1024)]
     for figures in compile_elsewhere(layers):

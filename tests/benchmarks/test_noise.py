@@ -3,7 +3,6 @@
 from collections import Counter
 from functools import cache
 from statistics import fmean
-from typing import Any
 
 import gymnasium
 import numpy as np
@@ -15,7 +14,7 @@ from benchmarks.returns import all_tasks
 TASKS = {task.name: task for task in all_tasks() if task.suites[0] == "noise"}
 
 
-def bandit(pulls: int) -> float:
+def bandit(pulls):
     """The return of Bayes' rule with uniform priors, by dynamic programming over what both arms have shown."""
     value = np.zeros((pulls + 2,) * 3)
     won, lost, won_other = np.meshgrid(*[np.arange(pulls + 1)] * 3, indexing="ij")
@@ -28,7 +27,7 @@ def bandit(pulls: int) -> float:
     return float(value[0, 0, 0]) / pulls
 
 
-def walk(half: int, slip: float, steps: int, best: bool) -> float:
+def walk(half, slip, steps, best):
     """The return of the best or of random actions, by dynamic programming over positions; the goal is on the right."""
     value = np.zeros(2 * half + 1)
     end = np.zeros_like(value)
@@ -41,7 +40,7 @@ def walk(half: int, slip: float, steps: int, best: bool) -> float:
     return float(value[half])
 
 
-def search(env: noise.Search) -> tuple[float, float]:
+def search(env):
     """A bound on the best return, and the return of random actions.
 
     Before the first find nothing is learnt, so a policy visits one cell a step, each at a time no policy can improve on
@@ -50,7 +49,7 @@ def search(env: noise.Search) -> tuple[float, float]:
     distances = Counter(abs(x) + abs(y) for x, y in env.cells)
 
     @cache
-    def best(left: tuple[int, ...]) -> int:
+    def best(left):
         at = len(env.cells) - sum(left) + 1
         rest = [(i, distance) for i, distance in enumerate(sorted(distances)) if left[i]]
         finds = {i: 1 + (env.steps - max(at, distance)) // distance for i, distance in rest}
@@ -75,16 +74,16 @@ def search(env: noise.Search) -> tuple[float, float]:
         ("noisy_recall", lambda env: (1.0, 1 / env.symbols)),
     ],
 )
-def test_the_best_return_and_that_of_random_actions_are_those_of_the_yaml(name: str, compute: Any):
+def test_the_best_return_and_that_of_random_actions_are_those_of_the_yaml(name, compute):
     env = gymnasium.make(TASKS[name].overrides[-1].partition("=")[2])
     assert compute(env.unwrapped) == pytest.approx((TASKS[name].at_most, TASKS[name].random), rel=1e-3)
 
 
 @pytest.mark.parametrize("name", TASKS)
-def test_random_actions_return_what_the_yaml_says_and_episodes_are_those_of_their_seed(name: str):
+def test_random_actions_return_what_the_yaml_says_and_episodes_are_those_of_their_seed(name):
     env = gymnasium.make(TASKS[name].overrides[-1].partition("=")[2])
 
-    def episode(seed: int) -> list[Any]:
+    def episode(seed):
         env.action_space.seed(seed)
         steps, ended = [[np.asarray(env.reset(seed=seed)[0]).tolist(), 0.0]], False
         while not ended:

@@ -4,7 +4,6 @@ import importlib.util
 
 import pytest
 import torch
-from collected import Compose
 
 from benchmarks.main import main
 from benchmarks.profile import profile, table
@@ -14,7 +13,7 @@ from benchmarks.train import table as train_table
 SMALL = ("env.num_envs=2", "frames_per_batch=32", "slice_len=8", "minibatch_slices=4", "epochs=1", "cell.hidden_size=8")
 
 
-def test_ratios_compare_the_same_cell_at_the_same_number_of_environments() -> None:
+def test_ratios_compare_the_same_cell_at_the_same_number_of_environments():
     figures = [
         Figures("recurrl", "lstm", 8, 1024, 0.05, 0.15, 400.0),
         Figures("recurrl", "gru", 8, 1024, 9.0, 9.0, 400.0),
@@ -26,9 +25,7 @@ def test_ratios_compare_the_same_cell_at_the_same_number_of_environments() -> No
 
 
 @pytest.mark.slow
-def test_a_peer_that_is_not_installed_is_named_with_what_to_install(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_peer_that_is_not_installed_is_named_with_what_to_install(monkeypatch, capsys):
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
     threads = torch.get_num_threads()
     small = ["--envs", "4", "--steps", "8", "--epochs", "1", "--hidden", "8", "--repetitions", "1", "--no-memory"]
@@ -40,7 +37,7 @@ def test_a_peer_that_is_not_installed_is_named_with_what_to_install(
     assert "| 4 | recurrl | gru |" in out
 
 
-def test_parts_of_an_iteration_are_no_more_than_the_whole_and_nothing_stays_patched(compose: Compose) -> None:
+def test_parts_of_an_iteration_are_no_more_than_the_whole_and_nothing_stays_patched(compose):
     threads, backward = torch.get_num_threads(), torch.Tensor.backward
     config = compose(*SMALL)
     times = profile(config, 5)

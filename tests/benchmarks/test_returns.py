@@ -7,15 +7,12 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
-import gymnasium
 import numpy as np
 import pytest
 
 from benchmarks import returns
-from benchmarks.returns import Job, Result, Task, all_tasks, bootstrap_95, chosen, report, result, verdict
-from recurrl.config import TrainConfig
+from benchmarks.returns import Job, Result, all_tasks, bootstrap_95, chosen, report, result, verdict
 from recurrl.envs.source import source_of
 from recurrl.returns import interquartile_mean
 
@@ -26,7 +23,7 @@ SMALL = ["total_frames=1024", "frames_per_batch=1024", "evaluation.every_frames=
 DOCS = Path(__file__).parents[2] / "docs"
 
 
-def run_of(final: float = 400.0, curve: dict[int, float] | None = None, seconds: float = 8.0) -> Result:
+def run_of(final=400.0, curve=None, seconds=8.0):
     return Result(final, 390.0, 20.0, 10.0, curve or {1000: 480.0, 2000: final}, seconds)
 
 
@@ -53,8 +50,8 @@ def test_a_suite_or_task_that_does_not_exist_is_an_error_with_those_that_do():
 
 
 @each_task
-def test_a_task_says_what_its_environment_is_and_nothing_about_learning(task: Task, compose):
-    config: TrainConfig = compose(*task.overrides, f"total_frames={task.frames}")
+def test_a_task_says_what_its_environment_is_and_nothing_about_learning(task, compose):
+    config = compose(*task.overrides, f"total_frames={task.frames}")
     keys = {override.partition("=")[0] for override in task.overrides}
     assert {key.partition(".")[0] for key in keys} in ({"env"}, {"experiment"})
     assert not keys & LEARNING
@@ -63,9 +60,9 @@ def test_a_task_says_what_its_environment_is_and_nothing_about_learning(task: Ta
     assert task.at_most is None or task.threshold <= task.at_most
 
 
-def velocities(env: gymnasium.Env[Any, Any]) -> Any:
+def velocities(env):
     """What the simulation of a task with hidden velocities says they are, in the units of its observation."""
-    inner: Any = env.unwrapped
+    inner = env.unwrapped
     if hasattr(inner, "data"):
         return np.clip(
             inner.data.qvel, *((-10, 10) if inner.spec.name in ("Hopper", "Walker2d") else (-np.inf, np.inf))
@@ -79,7 +76,7 @@ def velocities(env: gymnasium.Env[Any, Any]) -> Any:
 
 
 @pytest.mark.parametrize("task", [task for task in TASKS.values() if task.suites[0] == "control"], ids=lambda t: t.name)
-def test_control_hides_the_velocities_and_nothing_else(task: Task, compose):
+def test_control_hides_the_velocities_and_nothing_else(task, compose):
     source = source_of(compose(*task.overrides).env)
     with source.plain() as env:
         env.reset(seed=0)
@@ -94,7 +91,7 @@ def test_control_hides_the_velocities_and_nothing_else(task: Task, compose):
 
 @pytest.mark.slow
 @each_task
-def test_a_task_starts_trains_an_iteration_and_is_evaluated(task: Task, tmp_path: Path, recurrl_train):
+def test_a_task_starts_trains_an_iteration_and_is_evaluated(task, tmp_path, recurrl_train):
     job = Job(task, "gru", 0)
     short = ["env.max_episode_steps=64"] if "control" in task.suites else []
     recurrl_train(*job.overrides(tmp_path), *SMALL, *short, cwd=tmp_path).succeeded()
@@ -121,7 +118,7 @@ def test_the_time_to_a_threshold_is_that_of_the_first_evaluation_that_reaches_it
     assert run.frames_to(2.0) == math.inf
 
 
-def test_only_a_finished_run_has_a_result(tmp_path: Path):
+def test_only_a_finished_run_has_a_result(tmp_path):
     assert result(tmp_path) is None
     (tmp_path / "summary.json").write_text(json.dumps({"status": "interrupted"}))
     assert result(tmp_path) is None
@@ -144,7 +141,7 @@ def test_the_table_has_a_row_for_each_task_and_cell_with_its_control_and_what_is
 
 
 @pytest.mark.parametrize("suite", ["control", "memory", "minigrid", "noise", "popgym"])
-def test_the_page_has_the_tasks_of_each_suite_and_their_published_figures(suite: str):
+def test_the_page_has_the_tasks_of_each_suite_and_their_published_figures(suite):
     section = (
         (DOCS / "returns.md").read_text(encoding="utf-8").partition(f"## Suite: {suite}\n")[2].partition("\n## ")[0]
     )
@@ -167,7 +164,7 @@ def test_the_time_to_a_return_is_compared_with_that_of_a_peer_also_if_it_never_r
     ours = run_of(500.0, {1000: 100.0, 2000: 480.0})
     solved, unsolved = run_of(480.0, {4000: 480.0}, 80.0), run_of(90.0, {4000: 90.0}, 150.0)
 
-    def row(*theirs: Result) -> str:
+    def row(*theirs):
         peers = {Job(task, returns.PEER, seed): each for seed, each in enumerate(theirs)}
         return report({"control": [task]}, {Job(task, "gru", 0): ours, **peers}, []).splitlines()[-1]
 
@@ -177,7 +174,7 @@ def test_the_time_to_a_return_is_compared_with_that_of_a_peer_also_if_it_never_r
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [task.name for task in TASKS.values() if task.sb3_contrib is not None])
-def test_a_peer_trains_on_a_task_of_the_suite(name: str, tmp_path: Path):
+def test_a_peer_trains_on_a_task_of_the_suite(name, tmp_path):
     """Needs ``pip install sb3-contrib``."""
     run = Job(TASKS[name], returns.PEER, 0).folder(tmp_path)
     command = [sys.executable, "-m", "benchmarks.peers.sb3_training", name, "0", "256", str(run), "1"]
@@ -189,13 +186,13 @@ def test_a_peer_trains_on_a_task_of_the_suite(name: str, tmp_path: Path):
 
 
 @pytest.mark.slow
-def test_runs_that_are_finished_are_kept_and_those_that_were_stopped_are_resumed(tmp_path: Path, capsys):
+def test_runs_that_are_finished_are_kept_and_those_that_were_stopped_are_resumed(tmp_path, capsys):
     parser = argparse.ArgumentParser()
     returns.add_arguments(parser)
     small = ["total_frames=2048", "evaluation.every_frames=1024", "evaluation.episodes=2"]
     where = ["--runs", str(tmp_path / "runs"), "--output", str(tmp_path / "out")]
-    asked = ["--tasks", "memory_chain,bernoulli_bandit", "--seeds", "2", "--cells", "gru,none", *where]
-    returns.run(parser.parse_args([*asked, *small]))
+    arguments = ["--tasks", "memory_chain,bernoulli_bandit", "--seeds", "2", "--cells", "gru,none", *where]
+    returns.run(parser.parse_args([*arguments, *small]))
     summaries = sorted((tmp_path / "runs").rglob("summary.json"))
     assert len(summaries) == 8
     for suite in ("memory", "noise"):
@@ -203,6 +200,6 @@ def test_runs_that_are_finished_are_kept_and_those_that_were_stopped_are_resumed
     assert capsys.readouterr().out.count("| gru | 2 |") == 2
     times = [path.stat().st_mtime_ns for path in summaries]
     summaries[0].unlink()
-    returns.run(parser.parse_args([*asked, *small]))
+    returns.run(parser.parse_args([*arguments, *small]))
     assert [path.stat().st_mtime_ns for path in summaries[1:]] == times[1:]
     assert summaries[0].exists()

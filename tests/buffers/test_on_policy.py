@@ -13,7 +13,7 @@ OPTIONS = BufferConfig(name="on_policy")
 
 
 def rows_of_episodes(lengths, rows, steps):
-    """Rows filled with episodes of the given lengths, again and again; each frame has a number of its own."""
+    """Rows filled with episodes of these lengths, again and again; each frame has a number of its own."""
     starts = torch.zeros(rows * steps, dtype=torch.bool)
     position, episode = 0, 0
     while position < rows * steps:

@@ -80,20 +80,20 @@ for arguments in json.loads(sys.argv[1]):
             print("torch was imported" if "torch" in sys.modules else "torch was not imported", "by", *arguments)
     os.wait()
 """
-MISTYPED = ("--seed 1", "learning_rate=1", "cell=gruu", "lr=abc", "hydra.run.dir=taken")
+MISTYPED = ("--seed 1", "learning_rate=1", "cell=gruu", "lr=abc", "hydra.run.dir=existing")
 
 
 def test_help_and_mistyped_commands_are_answered_without_importing_torch(tmp_path):
-    (tmp_path / "taken").mkdir()
-    (tmp_path / "taken" / "metrics.csv").touch()
-    asked = ("--help", "--hydra-help", "--version", "--cfg job", *MISTYPED)
-    program = [sys.executable, "-c", LIGHT, json.dumps([words.split() for words in asked])]
+    (tmp_path / "existing").mkdir()
+    (tmp_path / "existing" / "metrics.csv").touch()
+    commands = ("--help", "--hydra-help", "--version", "--cfg job", *MISTYPED)
+    program = [sys.executable, "-c", LIGHT, json.dumps([words.split() for words in commands])]
     done = subprocess.run(program, cwd=tmp_path, capture_output=True, text=True)
-    for words in asked:
+    for words in commands:
         assert f"torch was not imported by {words}\n" in done.stdout, done.stderr
     assert "Traceback" not in done.stderr
     assert done.stderr.count("error: ") == len(MISTYPED)
-    assert [path.name for path in tmp_path.iterdir()] == ["taken"]
+    assert [path.name for path in tmp_path.iterdir()] == ["existing"]
 
 
 def test_the_package_runs_as_a_module(tmp_path):

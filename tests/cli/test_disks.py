@@ -95,7 +95,7 @@ def test_a_summary_that_cannot_be_written_fails_the_run_with_an_error_message(tr
     assert "Traceback" not in outcome.err
 
 
-def test_of_a_run_that_failed_the_error_is_what_is_said_and_the_summary_comes_second(train, tiny, register, full_after):
+def test_the_error_of_a_failed_run_comes_before_that_of_its_summary(train, tiny, register, full_after):
     class Raising(gymnasium.Env):
         observation_space, action_space = gymnasium.spaces.Discrete(3), gymnasium.spaces.Discrete(2)
 

@@ -1,4 +1,4 @@
-"""Runs that are asked to end, and runs that resume."""
+"""Runs that a signal ends, and runs that resume."""
 
 import signal
 from pathlib import Path

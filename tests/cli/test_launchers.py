@@ -45,11 +45,11 @@ def test_there_are_no_more_jobs_than_cores_for_their_threads(monkeypatch, thread
     assert jobs_at_once(threads) == jobs
 
 
-@pytest.mark.parametrize(("given", "jobs"), [((), 3), (("hydra.launcher.n_jobs=2",), 2)])
-def test_joblib_has_that_number_of_jobs_unless_another_is_given(train, monkeypatch, given, jobs):
+@pytest.mark.parametrize(("explicit", "jobs"), [((), 3), (("hydra.launcher.n_jobs=2",), 2)])
+def test_joblib_runs_that_number_of_jobs_or_an_explicit_one(train, monkeypatch, explicit, jobs):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(6)))
     # A single job, which is rejected at once.
-    outcome = train("-m", "hydra/launcher=joblib", "num_threads=2", "lr=abc", "hydra.sweep.dir=sweep", *given)
+    outcome = train("-m", "hydra/launcher=joblib", "num_threads=2", "lr=abc", "hydra.sweep.dir=sweep", *explicit)
     assert f"n_jobs={jobs}," in outcome.out
 
 

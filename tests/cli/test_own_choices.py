@@ -1,4 +1,4 @@
-"""Choices of a user's own through the commands: options, sweeps, yamls, resuming, and code that nobody asked for."""
+"""Choices of a user's own through the commands: options, sweeps, yamls, resuming, and code that is not trusted."""
 
 import pytest
 from run_files import metrics, settings, summary
@@ -67,7 +67,7 @@ def own_run(train, tiny, package, tmp_path):
 # Options
 
 
-def test_options_are_taken_from_the_command_line_and_recorded(own_run):
+def test_options_of_the_command_line_are_recorded(own_run):
     assert (own_run / "notes.txt").read_text() == "notes 0.25 {}"
     assert settings(own_run)["logger"] == {"name": OWN, "share": 0.25, "title": "notes", "nested": {}}
     assert summary(own_run)["status"] == "completed"

@@ -18,8 +18,8 @@ REPLAY = ["buffer=replay", "buffer.replay_ratio=3", "total_frames=192", "checkpo
 )
 def test_a_resumed_run_with_replay_goes_on_exactly(train, tiny, tmp_path, others):
     # After the resume, the ring is full and rows are split by its end.
-    given = [*tiny, *REPLAY, "buffer.frames=80", *others, "backend=scan"]
-    train(*given, "hydra.run.dir=whole").succeeded()
+    arguments = [*tiny, *REPLAY, "buffer.frames=80", *others, "backend=scan"]
+    train(*arguments, "hydra.run.dir=whole").succeeded()
     outcome = train("resume=whole/checkpoints/frames_000000000096", "hydra.run.dir=resumed").succeeded()
     whole, resumed = (without_times(metrics(tmp_path / name)) for name in ("whole", "resumed"))
     assert resumed == whole

@@ -4,9 +4,7 @@ import os
 import shlex
 import shutil
 import sys
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import gymnasium
 import pytest
@@ -49,7 +47,7 @@ OWN = {
 
 
 @pytest.fixture
-def imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def imported(tmp_path, monkeypatch):
     """A path that exists once the user's module in the current folder has been imported."""
     (tmp_path / "my_parts.py").write_text(PARTS, encoding="utf-8")
     (tmp_path / "my yamls" / "cell").mkdir(parents=True)
@@ -62,7 +60,7 @@ def imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 @pytest.fixture
-def own_run(train: Callable[..., Any], tiny: list[str], imported: Path, tmp_path: Path) -> Path:
+def own_run(train, tiny, imported, tmp_path):
     """A finished run with code of the user's own, which has not been imported since."""
     outcome = train(*tiny, "cell=my_parts:my_cell", "hydra.run.dir=run")
     assert outcome.code == 0, outcome.err
@@ -104,18 +102,18 @@ def test_of_a_run_that_no_command_line_can_name_the_call_is_printed(
     tiny, tmp_path, monkeypatch, signalled, capfd, passed, named
 ):
     class Idle:
-        def on_iteration(self, metrics: Any, policy: Any) -> None:
+        def on_iteration(self, metrics, policy):
             pass
 
-    given = passed | ({"callbacks": [Idle()]} if "callbacks" in passed else {})
+    arguments = passed | ({"callbacks": [Idle()]} if "callbacks" in passed else {})
     signalled(2)
     with pytest.raises(KeyboardInterrupt):
-        recurrl.train(tiny, run_dir=tmp_path / "run", **given)
+        recurrl.train(tiny, run_dir=tmp_path / "run", **arguments)
     call, _, reason = capfd.readouterr().err.partition("To resume: ")[2].partition(", because ")
     assert reason.startswith(f"no command line can name its {named}\n")
-    for name in given:
-        call = call.replace(f"{name}=...", f"{name}=given['{name}']")
-    resumed = eval(call, {"recurrl": recurrl, "given": given})
+    for name in arguments:
+        call = call.replace(f"{name}=...", f"{name}=arguments['{name}']")
+    resumed = eval(call, {"recurrl": recurrl, "arguments": arguments})
     assert (resumed.directory, resumed.summary["frames"]) == (tmp_path / "run", 64)
 
 
@@ -138,54 +136,54 @@ def test_commands_take_a_run_of_this_user_without_further_permission(train, eval
 # Attacks
 
 
-def key_of_the_user() -> Path:
+def key_of_the_user():
     return Path(os.environ["XDG_STATE_HOME"]) / "recurrl" / "key"
 
 
-def edited(run: Path, old: str, new: str) -> Path:
+def edited(run, old, new):
     text = (run / "config.yaml").read_text()
     (run / "config.yaml").write_text(text.replace(old, new) if old else text + new)
     return run
 
 
-def copied(run: Path) -> Path:
+def copied(run):
     return shutil.copytree(run, run.with_name("copy"))
 
 
-def moved_and_linked(run: Path) -> Path:
+def moved_and_linked(run):
     run.symlink_to(run.rename(run.with_name("moved")))
     return run
 
 
-def with_a_linked_configuration(run: Path) -> Path:
+def with_a_linked_configuration(run):
     forged = run.with_name("forged")
     shutil.copytree(run / "checkpoints", forged / "checkpoints")
     (forged / "config.yaml").symlink_to(run / "config.yaml")
     return forged
 
 
-def without_a_configuration(run: Path) -> Path:
+def without_a_configuration(run):
     (run / "config.yaml").unlink()
     return run / LAST
 
 
-def a_checkpoint_that_is_a_run(run: Path) -> Path:
+def a_checkpoint_that_is_a_run(run):
     """In a signed run: a checkpoint, with a configuration of its own."""
     return shutil.copytree(run, run / "checkpoints" / "within", ignore=shutil.ignore_patterns("within"))
 
 
-def with_a_linked_key(run: Path) -> Path:
+def with_a_linked_key(run):
     key_of_the_user().symlink_to(key_of_the_user().rename(key_of_the_user().with_name("theirs")))
     return run
 
 
 LAST = "checkpoints/frames_000000000064"
-UNSIGNED: dict[str, Callable[[Path], Path]] = {
+UNSIGNED = {
     "without a configuration": without_a_configuration,
     "a checkpoint alone": lambda run: shutil.copytree(run / LAST, run.with_name("alone")),
     "edited after the signature": lambda run: edited(run, "", "init_from_another: 1\n"),
 }
-ATTACKS: dict[str, Callable[[Path], Path]] = {
+ATTACKS = {
     **UNSIGNED,
     "edited": lambda run: edited(run, "my_parts:my_cell", "my_parts:other_cell"),
     "edited elsewhere": lambda run: edited(run, "  kwargs: {}", "  kwargs: {command: rm}"),
@@ -225,7 +223,7 @@ def test_no_attack_makes_a_run_trusted(own_run, train, imported, tmp_path, monke
 
 
 def test_where_no_key_can_be_kept_a_run_is_not_signed(train, evaluate, tiny, imported, tmp_path, monkeypatch):
-    def no_home(path: str) -> str:
+    def no_home(path):
         return path
 
     monkeypatch.delenv("XDG_STATE_HOME")

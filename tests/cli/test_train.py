@@ -69,7 +69,7 @@ def test_the_summary_of_a_run_agrees_with_its_metrics(console_run):
     assert found["startup_time_s"] + found["train_time_s"] < found["wall_time_s"]
 
 
-def test_evaluation_and_checkpoints_come_as_often_as_asked_and_at_the_end(train, tiny, tmp_path):
+def test_evaluation_and_checkpoints_come_as_often_as_configured_and_at_the_end(train, tiny, tmp_path):
     every = ("checkpoint.every_frames=64", "evaluation.every_frames=96")
     train(*tiny, "total_frames=160", *every, "hydra.run.dir=run").succeeded()
     run = tmp_path / "run"

@@ -51,8 +51,8 @@ def test_what_does_not_fit_stays_as_initialised_and_is_named_with_both_shapes(sm
     config = small("cell=lstm", "env=gym", "env.id=Acrobot-v1", "env.mask=[4,5]", "algorithm.critic=feedforward")
     policy = make_policy_for(config)
     before = {name: value.clone() for name, value in policy.state_dict().items()}
-    taken, differing, lacking = checkpoint.warm_start(policy, finished_run)
-    assert taken.endswith("frames_000000000064: trunk.core.lstm, critic_head")
+    loaded, differing, lacking = checkpoint.warm_start(policy, finished_run)
+    assert loaded.endswith("frames_000000000064: trunk.core.lstm, critic_head")
     assert "does not fit, and stays as initialised: trunk.preprocess (" in differing
     assert "trunk.encoder.1.weight is 8×2 there and 8×4 here" in differing
     assert "actor_head.network.weight is 2×8 there and 3×8 here" in differing
@@ -72,12 +72,12 @@ def test_a_run_that_nothing_fits_is_rejected(train, tiny, finished_run, tmp_path
     assert not (tmp_path / "run" / "checkpoints").exists()
 
 
-def test_the_standard_deviation_that_is_given_is_kept(train, tiny):
+def test_an_explicit_initial_std_is_kept(train, tiny):
     task = (*tiny, "env=pendulum_no_velocity")
     train(*task, "hydra.run.dir=source").succeeded()
-    given = train(*task, "init_from=source", "policy.initial_std=0.2", "hydra.run.dir=given")
-    assert "stays as initialised: actor_head.network (policy.initial_std was given)" in given.out, given.err
-    assert "stays as initialised" not in train(*task, "init_from=source", "hydra.run.dir=taken").out
+    explicit = train(*task, "init_from=source", "policy.initial_std=0.2", "hydra.run.dir=explicit")
+    assert "stays as initialised: actor_head.network (policy.initial_std was given)" in explicit.out, explicit.err
+    assert "stays as initialised" not in train(*task, "init_from=source", "hydra.run.dir=loaded").out
 
 
 def test_a_resumed_run_does_not_take_the_weights_again(train, tiny, copied, tmp_path, signalled):

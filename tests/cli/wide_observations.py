@@ -1,12 +1,10 @@
 """A wrapper that makes the frames of a run large."""
 
-from typing import Any
-
 import gymnasium
 import numpy as np
 
 
-class Wide(gymnasium.ObservationWrapper[Any, Any, Any]):
+class Wide(gymnasium.ObservationWrapper):
     """Repeats the observation until it has ``size`` entries."""
 
     def __init__(self, env, size):

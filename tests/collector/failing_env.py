@@ -15,9 +15,9 @@ class ArmError(Exception):
 
 
 class Failing(gymnasium.Env):
-    """Fails at a step, in the way that is asked for; step 0 is the reset.
+    """Fails at a step, in the configured way; step 0 is the reset.
 
-    Given a marker, a file, only the first copy that comes to it fails, and writes the marker.
+    With a marker, a file, only the first copy that comes to it fails, and writes the marker.
     """
 
     observation_space = gymnasium.spaces.Box(-1, 1, (2,), np.float32)

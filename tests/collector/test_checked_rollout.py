@@ -3,7 +3,6 @@
 from collections import defaultdict, deque
 from copy import deepcopy
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from test_processes import OPTIONS, make_policy, value_everything
@@ -19,8 +18,8 @@ class InProcess:
     """Runs workers in this process."""
 
     def __init__(self):
-        self.frames, self.workers = 0, defaultdict[int, Worker](Worker)
-        self.results = defaultdict[int, deque[Any]](deque)
+        self.frames, self.workers = 0, defaultdict(Worker)
+        self.results = defaultdict(deque)
 
     def start(self, worker, rollouts, seed):
         self.call(worker, "start", deepcopy(rollouts), seed)

@@ -149,7 +149,7 @@ def test_the_state_of_another_number_of_environments_does_not_fit_in_workers_eit
 
 
 @pytest.mark.slow
-def test_a_worker_that_was_killed_is_named_when_its_state_is_asked_for(small):
+def test_a_worker_that_was_killed_is_named_when_its_state_is_requested(small):
     with Parts(small(*OPTIONS, "collector=multi_sync")).collector() as collector:
         collector.collect()
         os.kill(collector.host.processes[1].pid, signal.SIGKILL)

@@ -1,12 +1,10 @@
 """A CartPole with a handle that cannot be saved. Imported by workers, as ``env.packages`` names it."""
 
-from typing import Any
-
 import gymnasium
 import numpy as np
 
 
-class Handle(gymnasium.Wrapper[Any, Any, Any, Any]):
+class Handle(gymnasium.Wrapper):
     """A CartPole; a blind one shows zeros."""
 
     def __init__(self, blind=False):

@@ -73,7 +73,7 @@ EVENTS = {
         "total_frames": 128,
     },
     "checkpoint.keep_last": {"total_frames": 96, "checkpoint.every_frames": 32},
-    "collector.on_env_error": {"env.kwargs": {"fault": "raise"}},
+    "collector.on_env_error": {"env.kwargs": {"failure": "raise"}},
 }
 """What has to happen for a key to matter."""
 
@@ -142,7 +142,7 @@ def changed(composed, key, value):
     return result
 
 
-def observed(composed, run_dir, given=()):
+def observed(composed, run_dir, explicit=()):
     """All that a run shows of itself: its error, or its metrics, weights, files, layers and settings of the process."""
     shutil.rmtree(run_dir, ignore_errors=True)
     run_dir.mkdir(parents=True)
@@ -156,10 +156,10 @@ def observed(composed, run_dir, given=()):
         patch.chdir(run_dir)
         try:
             config = typed(composed)
-            check_config(config, given)
+            check_config(config, explicit)
             checkpoint.to_resume(config.resume, run_dir)
             with time_limit.time_limit(config.collector.timeout_s):
-                build.make_trainer(config, run_dir, plain(composed), report, StopRequest(), None, given).fit()
+                build.make_trainer(config, run_dir, plain(composed), report, StopRequest(), None, explicit).fit()
         except ConfigError as error:
             return {"rejected": str(error)}
         except Exception as error:

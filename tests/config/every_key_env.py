@@ -1,4 +1,4 @@
-"""An environment for the test of every key: any kind of observation and of action, and faults on request."""
+"""An environment for the test of every key: any kind of observation and of action, and failures on request."""
 
 from copy import deepcopy
 
@@ -31,7 +31,7 @@ class Kind(gymnasium.Env):
         sees: the kind of observation.
         does: the kind of action.
         length: of the longest episodes.
-        fault: ``raise`` raises at the third step of an episode; ``huge`` returns a reward there whose square overflows.
+        failure: at the third step of an episode; ``raise`` raises, ``huge`` returns a reward whose square overflows.
             Not in the first environments, which only the checks before a run step.
 
     Attributes:
@@ -40,11 +40,11 @@ class Kind(gymnasium.Env):
 
     made = 0
 
-    def __init__(self, sees="vector", does="discrete", length=6, fault=""):
+    def __init__(self, sees="vector", does="discrete", length=6, failure=""):
         self.observation_space, self.action_space = deepcopy(OBSERVATIONS[sees]), ACTIONS[does]
         Kind.made += 1
         self.length, self.does = length, does
-        self.fault = fault if Kind.made > 3 else ""
+        self.failure = failure if Kind.made > 3 else ""
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
@@ -56,11 +56,11 @@ class Kind(gymnasium.Env):
 
     def step(self, action):
         self.steps += 1
-        if self.steps == 3 and self.fault == "raise":
+        if self.steps == 3 and self.failure == "raise":
             raise RuntimeError("the simulator crashed")
         flat = spaces.flatten(self.action_space, action)
         reward = self.reward * float(np.tanh(flat) @ np.arange(1, 1 + flat.size))
-        reward = 1e30 if self.steps == 3 and self.fault == "huge" else reward
+        reward = 1e30 if self.steps == 3 and self.failure == "huge" else reward
         return self.observation_space.sample(), reward, self.steps >= self.left, False, self._info()
 
     def _info(self):

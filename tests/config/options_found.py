@@ -4,7 +4,7 @@ import importlib
 from dataclasses import Field, fields, is_dataclass
 from pathlib import Path
 from types import UnionType
-from typing import Any, NamedTuple, Union, get_args, get_origin, get_type_hints
+from typing import NamedTuple, Union, get_args, get_origin, get_type_hints
 
 from recurrl.config import TrainConfig
 from recurrl.config.options import meaning_of
@@ -17,9 +17,9 @@ class Option(NamedTuple):
     """A field of a dataclass of options, and its key."""
 
     cls: type
-    field: Field[Any]
+    field: Field
     key: str
-    kinds: tuple[Any, ...]
+    kinds: tuple
     """The types of its values, or of the entries of its lists, without None."""
 
     @property

@@ -30,23 +30,23 @@ BY_THE_SPACES = [
 ]
 
 
-@pytest.mark.parametrize(("overrides", "given", "goes_with"), BY_THE_CONFIGURATION)
-def test_a_value_that_has_no_effect_is_rejected_with_what_it_goes_with(rejected, overrides, given, goes_with):
-    assert rejected("device=cpu", *overrides, given) == (
-        f"{given.replace('_000', '000')} has no effect without {goes_with}. Leave it out, or choose {goes_with}."
+@pytest.mark.parametrize(("overrides", "override", "needed"), BY_THE_CONFIGURATION)
+def test_a_value_that_has_no_effect_is_rejected_with_what_it_needs(rejected, overrides, override, needed):
+    assert rejected("device=cpu", *overrides, override) == (
+        f"{override.replace('_000', '000')} has no effect without {needed}. Leave it out, or choose {needed}."
     )
 
 
-@pytest.mark.parametrize(("env", "given", "goes_with"), BY_THE_SPACES)
+@pytest.mark.parametrize(("env", "override", "needed"), BY_THE_SPACES)
 def test_a_value_that_has_no_effect_in_the_environment_is_rejected_before_anything_is_written(
-    recurrl_train, recurrl_check, compose_untyped, tmp_path, env, given, goes_with
+    recurrl_train, recurrl_check, compose_untyped, tmp_path, env, override, needed
 ):
     env_id = compose_untyped(f"env={env}").env.id
-    expected = f"{given} has no effect without {goes_with}, which env.id={env_id} does not have. Leave it out."
-    outcome = recurrl_train("device=cpu", f"env={env}", given, cwd=tmp_path)
+    expected = f"{override} has no effect without {needed}, which env.id={env_id} does not have. Leave it out."
+    outcome = recurrl_train("device=cpu", f"env={env}", override, cwd=tmp_path)
     assert outcome.error == expected
     assert list(tmp_path.iterdir()) == []
-    assert recurrl_check("device=cpu", f"env={env}", given, cwd=tmp_path).error == expected
+    assert recurrl_check("device=cpu", f"env={env}", override, cwd=tmp_path).error == expected
 
 
 def test_a_value_of_the_packages_yamls_is_left_alone(recurrl_train, tiny, tmp_path):
@@ -54,9 +54,7 @@ def test_a_value_of_the_packages_yamls_is_left_alone(recurrl_train, tiny, tmp_pa
     recurrl_train(*tiny, *tuned, cwd=tmp_path).succeeded()
 
 
-def test_a_value_that_a_resumed_run_had_is_left_alone_and_one_that_is_given_is_not(
-    recurrl_train, finished_run, tmp_path
-):
+def test_a_value_that_a_resumed_run_had_is_left_alone_and_an_explicit_one_is_not(recurrl_train, finished_run, tmp_path):
     ours = (f"resume={finished_run}", "lr_schedule=adaptive", "total_frames=96", "hydra.run.dir=run")
     error = recurrl_train(*ours, "lr_final_fraction=0.2", cwd=tmp_path).error
     assert error.startswith("lr_final_fraction=0.2 has no effect without lr_schedule=linear.")

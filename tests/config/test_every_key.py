@@ -1,4 +1,4 @@
-"""Every key of the configuration does something, or a value that the user gives for it is rejected."""
+"""Every key of the configuration does something, or an explicit value of it is rejected."""
 
 import logging
 import random
@@ -20,7 +20,7 @@ from recurrl.validation import check_config
 
 logger = logging.getLogger(__name__)
 
-SHOWN, REFUSED, ALONE, SILENT = "shown", "rejected", "the only choice", "silent"
+SHOWN, REJECTED, ALONE, SILENT = "shown", "rejected", "the only choice", "silent"
 
 SPACES = [("dict", "dict"), ("index", "bounded")]
 """What environments see and do."""
@@ -56,14 +56,14 @@ class Trial:
         values = others(key, kind, meaning, OmegaConf.select(composed, key))
         outcomes = set()
         for value in values:
-            seen = observed(changed(composed, key, value), self.folder, given=(key,))
+            seen = observed(changed(composed, key, value), self.folder, explicit=(key,))
             if "rejected" in seen:
-                outcomes.add(REFUSED)
+                outcomes.add(REJECTED)
             elif any(seen.get(name) != base.get(name) for name in {**seen, **base}.keys() - random_names):
                 return SHOWN
             else:
                 outcomes.add(SILENT)
-        return SILENT if SILENT in outcomes else REFUSED if outcomes else ALONE
+        return SILENT if SILENT in outcomes else REJECTED if outcomes else ALONE
 
 
 def silent_keys(trial, counts, prefixes=("",)):
@@ -78,10 +78,10 @@ def silent_keys(trial, counts, prefixes=("",)):
                 yield key
 
 
-def is_legal(composed, given=()):
+def is_legal(composed, explicit=()):
     """True for a configuration that a run accepts."""
     try:
-        check_config(typed(composed), given)
+        check_config(typed(composed), explicit)
     except ConfigError:
         return False
     return True
@@ -111,12 +111,12 @@ def in_every_pair(compose, folder):
             result = changed(result, "algorithm.critic_observation", ["hidden"] if choice["env"] == "memory" else [])
         return changed(result, "algorithm.group_size", 2) if choice["algorithm"] == "grpo" else result
 
-    def given(choice):
+    def explicit_keys(choice):
         return [key for group, key in key_of.items() if choice[group] != usual_names[group]]
 
     def draft_with(pair):
         choice = {group: drawn.choice(of) for group, of in groups.items()} | pair
-        # Without a cell these have no effect, and are rejected if they are given.
+        # Without a cell these have no effect, and are rejected if they are explicit.
         usual = ("backend", "recompute", "precision") if choice["cell"] == NO_CELL else ()
         return choice | {group: usual_names[group] for group in usual if group not in pair}
 
@@ -126,7 +126,7 @@ def in_every_pair(compose, folder):
         drafts.sort(key=lambda draft: -len(missing & set(combinations(draft.items(), 2))))
         for draft in drafts if pair in missing else ():
             found = composed(draft)
-            if is_legal(found, given(draft)) and "rejected" not in observed(found, folder):
+            if is_legal(found, explicit_keys(draft)) and "rejected" not in observed(found, folder):
                 missing -= set(combinations(draft.items(), 2))
                 variant = _varied(found, drawn)
                 # What an environment lacks, such as a mask of actions, shows in its run only. So does a policy that
@@ -160,7 +160,7 @@ def judged(trials, folder, *prefixes):
 def test_no_option_of_the_default_network_and_algorithm_is_silent(compose_untyped, tmp_path):
     counts, silent = judged([("defaults", compose_untyped(*TINY))], tmp_path, "algorithm.", "encoder.", "policy.")
     assert counts[SHOWN] >= 10
-    assert counts[REFUSED] >= 5
+    assert counts[REJECTED] >= 5
     assert not silent
 
 
@@ -178,7 +178,7 @@ WRONG = [["/proc/nope", "Acrobot-v1"], {"nope": 1}, "/proc/nope", "Acrobot-v1"]
     ],
 )
 def test_no_value_of_the_wrong_kind_is_silent(compose_untyped, tmp_path, choice, prefix):
-    trial, counts = Trial(compose_untyped(*TINY, choice), tmp_path / "run"), Counter[str]()
+    trial, counts = Trial(compose_untyped(*TINY, choice), tmp_path / "run"), Counter()
     _, base, random_names = trial.base()
     found = [key for key, _, _ in keys(trial.composed) if key.startswith(prefix)]
     for key, value in product(found, WRONG):
@@ -188,13 +188,13 @@ def test_no_value_of_the_wrong_kind_is_silent(compose_untyped, tmp_path, choice,
                 composed = compose([*TINY, choice, f"{key if key == 'env.id' else group}={text_of(value)}"])
             else:
                 OmegaConf.update(composed, key, value, merge=False, force_add=True)
-            seen = observed(composed, trial.folder, given=(key,))
+            seen = observed(composed, trial.folder, explicit=(key,))
         except ConfigError:
             seen = {"rejected": True}
         shown = any(seen.get(name) != base.get(name) for name in {**seen, **base}.keys() - random_names)
-        counts[f"silent: {key}={value}" if not shown else REFUSED if "rejected" in seen else SHOWN] += 1
-    assert set(counts) <= {REFUSED, SHOWN}
-    assert counts[REFUSED] >= 3 * len(found)
+        counts[f"silent: {key}={value}" if not shown else REJECTED if "rejected" in seen else SHOWN] += 1
+    assert set(counts) <= {REJECTED, SHOWN}
+    assert counts[REJECTED] >= 3 * len(found)
 
 
 @pytest.mark.slow

@@ -1,7 +1,5 @@
 """The commands and snippets of README.md and docs/ work as they stand there."""
 
-from __future__ import annotations
-
 import os
 import re
 import shlex
@@ -9,10 +7,8 @@ import shutil
 import subprocess
 import sys
 import tomllib
-from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import pytest
 from documented import ROOT, Command, commands, snippets
@@ -26,7 +22,7 @@ SCRIPTS = {path.name for path in (ROOT / "scripts").iterdir()}
 RUN = re.compile(r"outputs/<date>/<time>|outputs/mine\b|\bRUN\b")
 
 
-def program(command: Command) -> tuple[str, list[str]]:
+def program(command):
     """The installed command, or the script, and its arguments."""
     first, *rest = command.words
     if first == "python" and rest[0] == "-m":
@@ -45,28 +41,26 @@ def program(command: Command) -> tuple[str, list[str]]:
     return first, rest
 
 
-def of(*names: str) -> list[Any]:
+def of(*names):
     """The commands of these programs, as parameters of a test."""
     return [pytest.param(command, id=str(command)) for command in COMMANDS.values() if program(command)[0] in names]
 
 
-def test_every_command_is_of_a_kind_that_is_tested() -> None:
+def test_every_command_is_of_a_kind_that_is_tested():
     assert len(COMMANDS) > 50
     ours = {*PROJECT["scripts"], "benchmark", "dashboard", "reference", "scaling"}
     known = {program(command)[0] for command in COMMANDS.values()} - OTHERS - ours
     assert known <= {"pip", "docker", "kubectl", "cd"}
 
 
-def test_the_files_that_commands_deploy_exist() -> None:
+def test_the_files_that_commands_deploy_exist():
     words = {word for command in COMMANDS.values() for word in command.words if word.startswith("deploy/")}
     assert len(words) >= 5
     assert [word for word in words if not (ROOT / word).is_file()] == []
 
 
 @pytest.mark.parametrize("command", of("recurrl-train", "recurrl-check"))
-def test_a_run_can_be_configured_so(
-    command: Command, recurrl_train: Callable[..., Any], finished_run: Path, tmp_path: Path
-) -> None:
+def test_a_run_can_be_configured_so(command, recurrl_train, finished_run, tmp_path):
     _, arguments = program(command)
     arguments = [_single(RUN.sub(str(finished_run), word)) for word in arguments if word != "-m"]
     arguments = [word.replace("seed=S", "seed=1") for word in arguments]
@@ -78,7 +72,7 @@ def test_a_run_can_be_configured_so(
 
 
 @pytest.mark.parametrize("command", of("recurrl-evaluate"))
-def test_a_run_can_be_evaluated_so(command: Command, recurrl_evaluate: Callable[..., Any], finished_run: Path) -> None:
+def test_a_run_can_be_evaluated_so(command, recurrl_evaluate, finished_run):
     _, arguments = program(command)
     done = recurrl_evaluate(*(RUN.sub(str(finished_run), word) for word in arguments), cwd=finished_run)
     assert done.code == 0, done.err
@@ -86,9 +80,7 @@ def test_a_run_can_be_evaluated_so(command: Command, recurrl_evaluate: Callable[
 
 @pytest.mark.slow
 @pytest.mark.parametrize("command", of("recurrl-export"))
-def test_a_run_can_be_exported_so(
-    command: Command, console: Callable[..., Any], finished_run: Path, tmp_path: Path
-) -> None:
+def test_a_run_can_be_exported_so(command, console, finished_run, tmp_path):
     run = shutil.copytree(finished_run, tmp_path / "run")
     name, arguments = program(command)
     done = console(name, *(RUN.sub(str(run), word) for word in arguments), cwd=tmp_path)
@@ -96,27 +88,25 @@ def test_a_run_can_be_exported_so(
 
 
 @pytest.mark.parametrize("command", of("benchmark"))
-def test_a_benchmark_takes_such_arguments(command: Command) -> None:
+def test_a_benchmark_takes_such_arguments(command):
     parser().parse_args(program(command)[1])
 
 
 @pytest.mark.parametrize("command", of("dashboard"))
-def test_a_dashboard_can_be_made_so(command: Command, tmp_path: Path) -> None:
+def test_a_dashboard_can_be_made_so(command, tmp_path):
     script = [sys.executable, str(ROOT / "scripts/dashboard.py"), *program(command)[1]]
     subprocess.run(script, cwd=tmp_path, env={**os.environ, "WANDB_MODE": "offline"}, check=True, timeout=60)
     assert (tmp_path / "wandb_workspace.json").exists()
 
 
 @pytest.mark.parametrize("command", of("pip"))
-def test_the_extras_exist(command: Command) -> None:
+def test_the_extras_exist(command):
     for extras in re.findall(r"\[([\w,]+)\]", shlex.join(command.words)):
         assert set(extras.split(",")) <= set(PROJECT["optional-dependencies"])
 
 
 @pytest.mark.parametrize(("page", "code"), list(snippets("python")), ids=lambda value: value if len(value) < 40 else "")
-def test_a_snippet_runs(
-    page: str, code: str, tiny: list[str], finished_run: Path, tmp_path: Path, monkeypatch: Any
-) -> None:
+def test_a_snippet_runs(page, code, tiny, finished_run, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     if "recurrl.train(" not in code:
         shutil.copytree(finished_run, "outputs/mine")
@@ -128,7 +118,7 @@ def test_a_snippet_runs(
     exec(compile(short, page, "exec"), vars(module))
 
 
-def _single(word: str) -> str:
+def _single(word):
     """The first of several values of a sweep."""
     key, separator, values = word.partition("=")
     return word if "[" in values else f"{key}{separator}{values.partition(',')[0]}"

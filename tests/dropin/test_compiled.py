@@ -1,13 +1,9 @@
 """``torch.compile(module, fullgraph=True)`` works on modules as they are constructed, and equals eager mode."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
 import textwrap
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -17,21 +13,17 @@ from torch import nn
 from recurrl.recurrent import GRUModule, LSTMModule
 
 MODULES = {"gru": GRUModule, "lstm": LSTMModule}
-FORMS: dict[str, dict[str, Any]] = {
-    "default": {},
-    "python": {"python_based": True},
-    "scan": {"recurrent_backend": "scan", "bidirectional": True},
-}
+FORMS = {"default": {}, "python": {"python_based": True}, "scan": {"recurrent_backend": "scan", "bidirectional": True}}
 
 
 ONE_GRAPH = [(kind, form) for kind in MODULES for form in FORMS]
 
 
-def make(kind: str, **options: Any) -> nn.Module:
+def make(kind, **options):
     return MODULES[kind](4, 5, in_key="x", out_key="y", default_recurrent_mode=True, **options)
 
 
-def check_equal(compiled: Any, module: nn.Module) -> None:
+def check_equal(compiled, module):
     torch.manual_seed(0)
     data = TensorDict({"x": torch.randn(3, 6, 4), "is_init": torch.rand(3, 6, 1) < 0.3}, [3, 6])
     outputs = []
@@ -47,7 +39,7 @@ def check_equal(compiled: Any, module: nn.Module) -> None:
     ("kind", "form"),
     [pytest.param(*item, marks=() if item == ("lstm", "default") else pytest.mark.slow) for item in ONE_GRAPH],
 )
-def test_a_module_is_one_graph(kind: str, form: str) -> None:
+def test_a_module_is_one_graph(kind, form):
     allowed, torch._dynamo.config.allow_rnn = torch._dynamo.config.allow_rnn, False
     module = make(kind, **FORMS[form])
     torch._dynamo.config.allow_rnn = False
@@ -57,7 +49,7 @@ def test_a_module_is_one_graph(kind: str, form: str) -> None:
 
 
 @pytest.mark.slow
-def test_a_wrapped_module_of_torch_is_one_graph() -> None:
+def test_a_wrapped_module_of_torch_is_one_graph():
     module = GRUModule(gru=nn.GRU(4, 5, batch_first=True), in_key="x", out_key="y", default_recurrent_mode=True)
     check_equal(torch.compile(module, fullgraph=True, backend="aot_eager"), module)
 
@@ -65,7 +57,7 @@ def test_a_wrapped_module_of_torch_is_one_graph() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("compiler", ["native", "scan"])
 @pytest.mark.parametrize("kind", MODULES)
-def test_a_module_compiles_as_a_newcomer_constructs_it(kind: str, compiler: str, tmp_path: Path) -> None:
+def test_a_module_compiles_as_a_newcomer_constructs_it(kind, compiler, tmp_path):
     """In a new process, with torch's default compiler: with and without a C compiler for the kernel of ``native``."""
     script = f"""
         import torch
@@ -89,11 +81,7 @@ def test_a_module_compiles_as_a_newcomer_constructs_it(kind: str, compiler: str,
     environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path)}
     environment |= {"CC": "/nonexistent"} if compiler == "scan" else {}
     result = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(script)],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=600,
+        [sys.executable, "-c", textwrap.dedent(script)], env=environment, capture_output=True, text=True, timeout=600
     )
     assert result.returncode == 0, result.stderr
     assert result.stdout.split()[0] == compiler

@@ -1,18 +1,14 @@
 """What TorchRL documents of its recurrent modules and of its GRPO loss holds for ours: both are run and compared."""
 
-from __future__ import annotations
-
 import copy
 import pickle
-from collections.abc import Callable
 from itertools import product
-from typing import Any
 
 import pytest
 import torch
 import torchrl.modules
 from tensordict import TensorDict
-from torch import Tensor, nn
+from torch import nn
 from torch.distributions import Categorical
 from torchrl.objectives.llm import GRPOLoss as TheirGRPOLoss
 from torchrl.objectives.llm.grpo import GRPOLossOutput
@@ -23,7 +19,7 @@ from recurrl.recurrent import set_recurrent_mode
 
 B, T, IN, H = 3, 6, 4, 5
 KINDS = ("gru", "lstm")
-SIZES: dict[str, dict[str, Any]] = {
+SIZES = {
     "plain": {},
     "two layers": {"num_layers": 2},
     "no bias": {"bias": False},
@@ -38,7 +34,7 @@ BACKENDS = ("auto", "native", "pad", "reference", "scan")
 EQUAL = {"rtol": 1e-7, "atol": 1e-9}
 
 
-def pair(kind: str, *sizes: int, **options: Any) -> tuple[Any, Any]:
+def pair(kind, *sizes, **options):
     """TorchRL's module and ours with the same parameters, in float64."""
     torch.manual_seed(0)
     name, backend = f"{kind.upper()}Module", options.pop("recurrent_backend", "auto")
@@ -49,7 +45,7 @@ def pair(kind: str, *sizes: int, **options: Any) -> tuple[Any, Any]:
     return theirs, ours
 
 
-def data_of(module: Any, call: str) -> TensorDict:
+def data_of(module, call):
     shape = {"step": (B,), "one row": (T,), "rows of rows": (2, B, T)}.get(call.removesuffix(" without states"), (B, T))
     torch.manual_seed(1)
     data = TensorDict({"x": torch.randn(*shape, IN).double(), "is_init": torch.rand(*shape, 1) < 0.3}, shape)
@@ -59,7 +55,7 @@ def data_of(module: Any, call: str) -> TensorDict:
     return data
 
 
-def results(module: Any, data: TensorDict, call: str) -> dict[str, Tensor]:
+def results(module, data, call):
     """Output, new states, and the gradients of a sum over all of them."""
     data = data.clone()
     leaves = [data[key].requires_grad_() for key in module.in_keys[:-1] if key in data.keys()]  # noqa: SIM118 (a TensorDict has no such test)
@@ -73,7 +69,7 @@ def results(module: Any, data: TensorDict, call: str) -> dict[str, Tensor]:
     return dict(enumerate([*outputs, *gradients]))
 
 
-def possible(kind: str, sizes: str, call: str = "", backend: str = "") -> bool:
+def possible(kind, sizes, call="", backend=""):
     """False for what torch, TorchRL or the kernel of ``native`` does not have; other tests are about these."""
     return sizes != "projected" or (kind == "lstm" and call != "step" and backend != "native")
 
@@ -86,14 +82,14 @@ ITEMS = [
 
 
 @pytest.mark.parametrize(("kind", "sizes", "call", "backend"), ITEMS)
-def test_outputs_states_and_gradients_equal_torchrls(kind: str, sizes: str, call: str, backend: str) -> None:
+def test_outputs_states_and_gradients_equal_torchrls(kind, sizes, call, backend):
     theirs, ours = pair(kind, **SIZES[sizes], recurrent_backend=backend)
     data = data_of(theirs, call)
     expected, found = results(theirs, data, call), results(ours, data, call)
     torch.testing.assert_close(found, expected, **EQUAL)
 
 
-def raised(call: Callable[[], object]) -> type[Exception] | None:
+def raised(call):
     try:
         call()
     except Exception as error:
@@ -101,13 +97,13 @@ def raised(call: Callable[[], object]) -> type[Exception] | None:
     return None
 
 
-def rejected(kind: str, **options: Any) -> Callable[[Any], object]:
+def rejected(kind, **options):
     return lambda package: getattr(package, f"{kind.upper()}Module")(
         IN, H, **{"in_key": "x", "out_key": "y", **options}
     )
 
 
-REFUSED: dict[str, dict[str, Any]] = {
+REJECTED = {
     "time first": {"batch_first": False},
     "two inputs": {"in_keys": ["x", "h", "c"]},
     "no input": {"in_key": None},
@@ -125,10 +121,10 @@ REFUSED: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("case", REFUSED)
+@pytest.mark.parametrize("case", REJECTED)
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_torchrl_rejects_is_rejected(kind: str, case: str) -> None:
-    construct = rejected(kind, **REFUSED[case])
+def test_what_torchrl_rejects_is_rejected(kind, case):
+    construct = rejected(kind, **REJECTED[case])
     theirs = raised(lambda: construct(torchrl.modules))
     assert theirs is not None
     ours = raised(lambda: construct(recurrent))
@@ -136,7 +132,7 @@ def test_what_torchrl_rejects_is_rejected(kind: str, case: str) -> None:
     assert issubclass(ours, theirs)
 
 
-ATTRIBUTES: dict[str, Callable[[Any], Any]] = {
+ATTRIBUTES = {
     "in_keys": lambda m: m.in_keys,
     "out_keys": lambda m: m.out_keys,
     "canonical_keys": lambda m: m.canonical_keys,
@@ -170,12 +166,12 @@ MEMBERS = [
 
 
 @pytest.mark.parametrize(("kind", "attribute", "sizes"), MEMBERS)
-def test_members_equal_torchrls(kind: str, attribute: str, sizes: str) -> None:
+def test_members_equal_torchrls(kind, attribute, sizes):
     theirs, ours = (ATTRIBUTES[attribute](module) for module in pair(kind, **SIZES[sizes]))
     assert ours == theirs
 
 
-RAISING: dict[str, Callable[[Any], Any]] = {
+RAISING = {
     "set_recurrent_mode": lambda m: m.set_recurrent_mode(),
     "set_recurrent_mode(False)": lambda m: m.set_recurrent_mode(False),
     "temporal_mode": lambda m: m.temporal_mode,
@@ -186,7 +182,7 @@ RAISING: dict[str, Callable[[Any], Any]] = {
 
 @pytest.mark.parametrize("case", RAISING)
 @pytest.mark.parametrize("kind", KINDS)
-def test_members_raise_what_torchrls_raise(kind: str, case: str) -> None:
+def test_members_raise_what_torchrls_raise(kind, case):
     theirs, ours = pair(kind)
     expected = raised(lambda: RAISING[case](theirs))
     assert expected is not None
@@ -194,13 +190,13 @@ def test_members_raise_what_torchrls_raise(kind: str, case: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_removed_method_says_what_to_use(kind: str) -> None:
+def test_the_removed_method_says_what_to_use(kind):
     _, ours = pair(kind)
     with pytest.raises(RuntimeError, match=r"context manager recurrl\.recurrent\.set_recurrent_mode\(True\)"):
         ours.set_recurrent_mode()
 
 
-def test_a_subclass_may_rename_its_states() -> None:
+def test_a_subclass_may_rename_its_states():
     class Renamed(recurrent.GRUModule):
         DEFAULT_IN_KEYS = ["memory"]  # noqa: RUF012 (as TorchRL's are)
         DEFAULT_OUT_KEYS = [("next", "memory")]  # noqa: RUF012
@@ -211,14 +207,14 @@ def test_a_subclass_may_rename_its_states() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_torchrl_rejects_runs(kind: str) -> None:
-    options: dict[str, Any] = {"num_layers": 2, "bidirectional": True, "dropout": 0.5, "recurrent_backend": "scan"}
+def test_what_torchrl_rejects_runs(kind):
+    options = {"num_layers": 2, "bidirectional": True, "dropout": 0.5, "recurrent_backend": "scan"}
     module = getattr(recurrent, f"{kind.upper()}Module")(IN, H, in_key="x", out_key="y", **options).double()
     with set_recurrent_mode(True):
         found = module(data_of(module, "sequence"))["y"]
     assert found.shape == (B, T, 2 * H)
 
-    def theirs() -> None:
+    def theirs():
         rejected = getattr(torchrl.modules, f"{kind.upper()}Module")(IN, H, in_key="x", out_key="y", **options).double()
         with set_recurrent_mode(True):
             rejected(data_of(rejected, "sequence"))
@@ -226,7 +222,7 @@ def test_what_torchrl_rejects_runs(kind: str) -> None:
     assert raised(theirs) in (ValueError, NotImplementedError)
 
 
-def test_a_projected_step_runs() -> None:
+def test_a_projected_step_runs():
     theirs, ours = pair("lstm", proj_size=2)
     data = data_of(theirs, "step")
     assert raised(lambda: theirs(data.clone())) is RuntimeError
@@ -237,7 +233,7 @@ def test_a_projected_step_runs() -> None:
     torch.testing.assert_close(ours(data.clone())["y"], expected["y"].squeeze(1), **EQUAL)
 
 
-def test_both_directions_run_by_the_kernels() -> None:
+def test_both_directions_run_by_the_kernels():
     theirs, ours = pair("lstm", **SIZES["bidirectional"], recurrent_backend="triton")
     data = data_of(theirs, "sequence")
     in_float32 = data.apply(lambda value: value.float() if value.is_floating_point() else value)
@@ -250,7 +246,7 @@ def test_both_directions_run_by_the_kernels() -> None:
 class Masked(Categorical):
     """A categorical that says which steps count, as those of TorchRL's language models do."""
 
-    def __init__(self, logits: Tensor, mask: Tensor) -> None:
+    def __init__(self, logits, mask):
         super().__init__(logits=logits)
         self.mask = mask
 
@@ -258,16 +254,16 @@ class Masked(Categorical):
 class Actor(nn.Module):
     in_keys = ("observation",)
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         torch.manual_seed(0)
         self.linear = nn.Linear(3, 5).double()
 
-    def get_dist(self, data: TensorDict, logits_key: str | None = None) -> Masked:
+    def get_dist(self, data, logits_key=None):
         return Masked(self.linear(data["observation"]), data["loss_mask"].squeeze(-1))
 
 
-def grpo_batch(actor: Actor, counted: float = 1.1) -> TensorDict:
+def grpo_batch(actor, counted=1.1):
     torch.manual_seed(1)
     data = TensorDict(
         {"observation": torch.randn(B, T, 3).double(), "loss_mask": torch.rand(B, T, 1) < counted}, [B, T]
@@ -281,7 +277,7 @@ def grpo_batch(actor: Actor, counted: float = 1.1) -> TensorDict:
     return data
 
 
-def both_losses(counted: float = 1.1, **options: Any) -> tuple[Any, Any, list[Tensor], list[Tensor]]:
+def both_losses(counted=1.1, **options):
     actor = Actor()
     data = grpo_batch(actor, counted)
     outputs, gradients = [], []
@@ -296,7 +292,7 @@ def both_losses(counted: float = 1.1, **options: Any) -> tuple[Any, Any, list[Te
 
 
 FIELDS = [name for name in GRPOLossOutput.__dataclass_fields__ if not name.startswith("_")]
-LOSSES: dict[str, dict[str, Any]] = {
+LOSSES = {
     "defaults": {},
     "symmetric": {"clip_epsilon": 0.1},
     "clip higher": {"clip_epsilon": (0.1, 0.3)},
@@ -312,7 +308,7 @@ LOSSES: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("options", LOSSES.values(), ids=LOSSES)
-def test_losses_equal_torchrls(options: dict[str, Any]) -> None:
+def test_losses_equal_torchrls(options):
     theirs, ours, wanted, found = both_losses(**options)
     for name in FIELDS:
         a, b = getattr(theirs, name), getattr(ours, name)
@@ -322,7 +318,7 @@ def test_losses_equal_torchrls(options: dict[str, Any]) -> None:
     torch.testing.assert_close(found, wanted, **EQUAL)
 
 
-def test_losses_over_masked_steps_equal_torchrls() -> None:
+def test_losses_over_masked_steps_equal_torchrls():
     theirs, ours, wanted, found = both_losses(0.6)
     for name in ("loss_objective", "loss_entropy", "ESS"):
         b = getattr(ours, name)
@@ -330,7 +326,7 @@ def test_losses_over_masked_steps_equal_torchrls() -> None:
     torch.testing.assert_close(found, wanted, **EQUAL)
 
 
-def test_statistics_are_means_over_the_steps_that_count() -> None:
+def test_statistics_are_means_over_the_steps_that_count():
     theirs, ours, *_ = both_losses(0.6, kl_to_ref_coeff=0.2)
     counted = grpo_batch(Actor(), 0.6)["loss_mask"].double().mean()
     assert 0 < counted < 1
@@ -350,13 +346,13 @@ def test_statistics_are_means_over_the_steps_that_count() -> None:
         ("kl_to_inference_coeff", 0.1),
     ],
 )
-def test_options_for_language_models_are_an_error(option: str, value: Any) -> None:
+def test_options_for_language_models_are_an_error(option, value):
     TheirGRPOLoss(Actor(), **{option: value})
     with pytest.raises(ValueError, match=f"{option} must be"):
         GRPOLoss(Actor(), **{option: value})
 
 
-def test_a_kl_without_weight_is_left_out() -> None:
+def test_a_kl_without_weight_is_left_out():
     loss = GRPOLoss(Actor(), kl_to_ref_coeff=0.0, kl_to_inference_coeff=0.0)
     assert not any("kl_to" in str(key) for key in loss.out_keys)
     assert "ref_log_prob" not in loss.in_keys
@@ -364,13 +360,13 @@ def test_a_kl_without_weight_is_left_out() -> None:
 
 
 @pytest.mark.parametrize("entry", ["action", "action_log_prob", "ref_log_prob", "advantage"])
-def test_a_missing_entry_is_a_key_error(entry: str) -> None:
+def test_a_missing_entry_is_a_key_error(entry):
     actor = Actor()
     with pytest.raises(KeyError, match=f"GRPOLoss needs the entry '{entry}'"):
         GRPOLoss(actor, kl_to_ref_coeff=0.1)(grpo_batch(actor).exclude(entry))
 
 
-def test_the_output_is_torchrls_class() -> None:
+def test_the_output_is_torchrls_class():
     theirs, ours, *_ = both_losses()
     assert isinstance(ours, GRPOLossOutput)
     assert isinstance(ours, GRPOLoss(Actor()).output_type)
@@ -380,13 +376,13 @@ def test_the_output_is_torchrls_class() -> None:
 
 
 @pytest.mark.parametrize("make", [TheirGRPOLoss, GRPOLoss])
-def test_the_device_is_that_of_the_coefficients(make: Callable[..., nn.Module]) -> None:
+def test_the_device_is_that_of_the_coefficients(make):
     loss = make(Actor(), device="meta")
     assert {value.device.type for value in loss.buffers()} == {"meta"}
     assert {value.device.type for value in loss.parameters()} == {"cpu"}
 
 
-def test_neither_loss_has_a_critic_or_a_value_estimator() -> None:
+def test_neither_loss_has_a_critic_or_a_value_estimator():
     losses = [make(Actor()) for make in (TheirGRPOLoss, GRPOLoss)]
     assert not any(hasattr(loss, "loss_critic") for loss in losses)
     assert {raised(loss.make_value_estimator) for loss in losses} == {NotImplementedError}

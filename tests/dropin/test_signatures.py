@@ -1,12 +1,9 @@
 """Signatures and members are TorchRL's, except for what docs/torchrl.md lists."""
 
-from __future__ import annotations
-
 import ast
 import inspect
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torchrl.modules
@@ -26,24 +23,24 @@ ABSENT = "–"
 IN_WORDS = ("a method", "ignored", "among the ignored", "required")
 
 
-def rows(section: str) -> list[list[str]]:
+def rows(section):
     text = next(text for text in SECTIONS if text.startswith(section))
     lines = [line for line in text.splitlines() if line.startswith("| ")]
     return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines[1:]]
 
 
-def listed(name: str) -> dict[str, tuple[str, str]]:
+def listed(name):
     """The table's rows of one class or function: both sides by parameter or member."""
     found = [row for row in rows("Signatures") if f"`{name}`" in row[0]]
     assert all(len(row) == 5 and row[4] for row in found), "each row needs a reason"
     return {row[1].strip("`"): (row[2].strip("`"), row[3].strip("`")) for row in found}
 
 
-def parameters(function: Any) -> dict[str, Any]:
+def parameters(function):
     return {name: p.default for name, p in inspect.signature(function).parameters.items() if name != "self"}
 
 
-def members(name: str) -> dict[str, tuple[Any, Any]]:
+def members(name):
     """The class or function itself and its public functions, by name; None where ours is missing."""
     theirs, ours = PAIRS[name]
     found = {"": (theirs, ours)}
@@ -56,9 +53,9 @@ def members(name: str) -> dict[str, tuple[Any, Any]]:
     return found
 
 
-def differences(name: str) -> dict[str, tuple[Any, Any]]:
+def differences(name):
     """The differences: both sides by parameter, ``member.parameter`` or member; ``ABSENT`` where one side lacks it."""
-    found: dict[str, tuple[Any, Any]] = {}
+    found = {}
     for member, (theirs, ours) in members(name).items():
         if ours is None and theirs is not None:
             found[member] = theirs, ABSENT
@@ -72,7 +69,7 @@ def differences(name: str) -> dict[str, tuple[Any, Any]]:
 
 
 @pytest.mark.parametrize("name", PAIRS)
-def test_signatures_and_members_differ_as_listed(name: str) -> None:
+def test_signatures_and_members_differ_as_listed(name):
     found, table = differences(name), listed(name)
     assert set(found) == set(table)
     for key, values in found.items():
@@ -81,7 +78,7 @@ def test_signatures_and_members_differ_as_listed(name: str) -> None:
                 assert value == (ABSENT if text == ABSENT else ast.literal_eval(text))
 
 
-def test_the_order_of_positional_parameters_is_torchrls() -> None:
+def test_the_order_of_positional_parameters_is_torchrls():
     for name, (theirs, ours) in PAIRS.items():
         positional = [
             [p.name for p in inspect.signature(side).parameters.values() if p.kind == p.POSITIONAL_OR_KEYWORD]
@@ -90,12 +87,12 @@ def test_the_order_of_positional_parameters_is_torchrls() -> None:
         assert positional[0] == positional[1], name
 
 
-def test_every_difference_in_behaviour_has_a_test() -> None:
+def test_every_difference_in_behaviour_has_a_test():
     sources = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "tests").rglob("test_*.py"))
     for row in rows("Behaviour"):
         assert re.search(rf"def {row[4].strip('`')}\(", sources), row
 
 
-def test_the_table_names_only_what_is_compared() -> None:
+def test_the_table_names_only_what_is_compared():
     named = {name for row in rows("Signatures") for name in re.findall(r"`(\w+)`", row[0])}
     assert named <= set(PAIRS)

@@ -1,8 +1,8 @@
-"""An environment that misbehaves once: each kind of observation and action, fault and place."""
+"""An environment that misbehaves once: each kind of observation and action, failure and place."""
 
 import random
 import time
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import gymnasium
 import numpy as np
@@ -65,17 +65,17 @@ FLAGS = {"none": None, "text": "no", "two": 2, "nan": np.nan, "float": 1.0, "pai
 
 
 class Case(NamedTuple):
-    """A run: its observations and actions, the fault, and its place."""
+    """A run: its observations and actions, the failure, and its place."""
 
     observation: str
     action: str
-    fault: str
+    failure: str
     place: str
     on_env_error: str
 
 
-def faults_of(observation, place):
-    """The faults possible with a kind of observation, and at a place."""
+def failures_of(observation, place):
+    """The failures possible with a kind of observation, and at a place."""
     found = [f"observation {name}" for name in OF_OBSERVATIONS]
     if observation in ("discrete", "multi_discrete", "binary"):
         found += ["observation high", "observation low", "observation float"]
@@ -94,17 +94,17 @@ def faults_of(observation, place):
 
 
 def cases(count, seed=0):
-    """Random cases; each kind, fault and place is equally likely."""
+    """Random cases; each kind, failure and place is equally likely."""
     draw = random.Random(seed)
     found = []
     for i in range(count):
         place = ("step", "reset", "evaluation")[i % 3]
         observation = draw.choice([*OBSERVATIONS])
         action = draw.choice(["discrete", "multi_discrete"] if observation == "mask" else [*ACTIONS])
-        family = draw.choice(sorted({fault.split()[0] for fault in faults_of(observation, place)}))
-        fault = draw.choice([name for name in faults_of(observation, place) if name.startswith(family)])
+        family = draw.choice(sorted({failure.split()[0] for failure in failures_of(observation, place)}))
+        failure = draw.choice([name for name in failures_of(observation, place) if name.startswith(family)])
         on_env_error = draw.choice(["raise", "restart"])
-        found.append(Case(observation, action, fault, place, on_env_error))
+        found.append(Case(observation, action, failure, place, on_env_error))
     return found
 
 
@@ -114,10 +114,10 @@ def _leaf(space):
     return np.int64(0) if isinstance(space, spaces.Discrete) else np.zeros(space.shape, space.dtype)
 
 
-def _spoilt(value, fault):
-    """An array of the observation, with the fault."""
-    if fault in NOT_FINITE:
-        return np.full(value.shape, NOT_FINITE[fault], value.dtype)
+def _spoilt(value, failure):
+    """An array of the observation, with the failure."""
+    if failure in NOT_FINITE:
+        return np.full(value.shape, NOT_FINITE[failure], value.dtype)
     shape = np.shape(value)
     replaced = {
         "text": np.full(shape, "a"),
@@ -133,18 +133,18 @@ def _spoilt(value, fault):
         "float": np.zeros(shape, np.float32),
         "bytes": np.zeros(shape, np.uint8),
     }
-    return replaced[fault]
+    return replaced[failure]
 
 
-class Hostile(gymnasium.Env[Any, Any]):
-    """The first environment of a run, or of its evaluation, has a fault at its third step or the reset before.
+class Hostile(gymnasium.Env):
+    """The first environment of a run, or of its evaluation, has a failure at its third step or the reset before.
 
     Episodes have two steps, those of evaluation four.
     """
 
-    def __init__(self, observation, action, fault, place):
+    def __init__(self, observation, action, failure, place):
         self.observation_space, self.action_space = OBSERVATIONS[observation], ACTIONS[action]
-        self.kind, self.what, self.place = fault.split(" ", 1)[0], fault.split(" ", 1)[1], place
+        self.kind, self.what, self.place = failure.split(" ", 1)[0], failure.split(" ", 1)[1], place
         self.seed = None
         self.steps = self.time = 0
 

@@ -57,7 +57,7 @@ class Point(gymnasium.Env):
 class Points(Source):
     """Single ones, one after the other."""
 
-    def __init__(self, options: EnvConfig) -> None:
+    def __init__(self, options: EnvConfig):
         super().__init__(options)
 
     def make(self, num_envs):
@@ -70,7 +70,7 @@ class Simulation:
     Args:
         num_envs: environments.
         resets: when those that ended begin anew.
-        final: with resets in the same step, ``info["final_obs"]`` is given.
+        final: with resets in the same step, ``info["final_obs"]`` is there.
         groups: observations are a dict of the groups ``policy`` and ``critic``, which also sees the time.
     """
 
@@ -171,31 +171,31 @@ class Only(Simulation):
         super().__init__(num_envs, **options)
 
 
-class Faulty(Simulation):
+class Failing(Simulation):
     """Misbehaves in its third step."""
 
-    def __init__(self, num_envs, fault=""):
+    def __init__(self, num_envs, failure=""):
         super().__init__(num_envs, final=False)
-        self.fault, self.steps = fault, 0
+        self.failure, self.steps = failure, 0
 
     def step(self, action):
         self.steps += 1
         observation, reward, terminated, truncated, info = super().step(action)
         if self.steps == 3:
-            if self.fault == "observation":
+            if self.failure == "observation":
                 observation[1, 0] = torch.nan
-            if self.fault == "reward":
+            if self.failure == "reward":
                 reward[2] = torch.nan
-            if self.fault == "length":
+            if self.failure == "length":
                 return observation, reward, info
             observation = {
                 "shape": observation[:, :1],
                 "dtype": observation.double(),
                 "device": observation.to("meta"),
                 "kind": "nothing",
-            }.get(self.fault, observation)
-            reward = reward[:-1] if self.fault == "rewards" else reward
-            terminated = terminated.float() if self.fault == "flags" else terminated
+            }.get(self.failure, observation)
+            reward = reward[:-1] if self.failure == "rewards" else reward
+            terminated = terminated.float() if self.failure == "flags" else terminated
         return observation, reward, terminated, truncated, info
 
 

@@ -1,7 +1,5 @@
 """Actions as environments receive them: within the action space, whatever the policy and the bounds."""
 
-from typing import Any
-
 import gymnasium
 import numpy as np
 import pytest
@@ -75,7 +73,7 @@ def test_bounds_that_float32_rounds_are_kept():
         assert box.contains(to_env(np.full(1, place)))
 
 
-class Recording(gymnasium.Env[Any, Any]):
+class Recording(gymnasium.Env):
     """Records its actions."""
 
     observation_space = spaces.Box(-1, 1, (1,), np.float32)

@@ -14,8 +14,14 @@ N, T = 4, 120
 @pytest.fixture
 def rows(compose):
     pytest.importorskip("envpool")
-    given = ("env=envpool", "env.id=CartPole-v1", f"env.num_envs={N}", f"frames_per_batch={N * T}", "encoder.sizes=[4]")
-    config = compose(*given, f"slice_len={T}", "cell.hidden_size=4")
+    overrides = (
+        "env=envpool",
+        "env.id=CartPole-v1",
+        f"env.num_envs={N}",
+        f"frames_per_batch={N * T}",
+        "encoder.sizes=[4]",
+    )
+    config = compose(*overrides, f"slice_len={T}", "cell.hidden_size=4")
     (found,) = rollouts(config, fresh_policy(config))
     yield found
     release()

@@ -39,10 +39,10 @@ def test_a_run_is_trained_checked_saved_resumed_and_evaluated(
     require(extra, *packages)
     # Images have no use for the widths of dense layers.
     small = [override for override in tiny if not override.startswith("encoder.")]
-    given = (*small, *overrides, f"env.id={env_id}", "env.max_episode_steps=20", "env.num_envs=2")
-    checked = recurrl_check(*given, cwd=tmp_path).succeeded()
+    arguments = (*small, *overrides, f"env.id={env_id}", "env.max_episode_steps=20", "env.num_envs=2")
+    checked = recurrl_check(*arguments, cwd=tmp_path).succeeded()
     assert "Checkpoints cannot hold unfinished episodes; a resumed run starts new ones." in checked.out
-    recurrl_train(*given, "hydra.run.dir=run", cwd=tmp_path).succeeded()
+    recurrl_train(*arguments, "hydra.run.dir=run", cwd=tmp_path).succeeded()
     resumed = recurrl_train("resume=run", "total_frames=96", "hydra.run.dir=resumed", cwd=tmp_path).succeeded()
     assert "Unfinished episodes are restarted" in resumed.out
     found = summary(tmp_path / "resumed")

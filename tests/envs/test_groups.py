@@ -1,7 +1,5 @@
 """Groups: their members' episodes start alike, row by row."""
 
-from typing import Any
-
 import gymnasium
 import numpy as np
 import pytest
@@ -20,7 +18,7 @@ GRPO = (
 )
 
 
-class Clock(gymnasium.Env[Any, Any]):
+class Clock(gymnasium.Env):
     """Shows the seed of its episode, and ends after as many steps as it is asked to."""
 
     observation_space = gymnasium.spaces.Box(0, np.inf, (1,), np.float64)
@@ -62,7 +60,7 @@ def collect(config, batches):
     return [batch.clone() for batch in rollouts(config, fresh_policy(config), batches)]
 
 
-def test_the_nth_episodes_of_a_groups_rows_start_alike_and_those_of_others_do_not(compose):
+def test_the_nth_episodes_of_a_groups_rows_start_from_the_same_state_and_those_of_others_do_not(compose):
     first = []
     for batch in collect(compose(*GRPO), batches=3):
         assert batch["is_init"][:, 0].all()
@@ -76,7 +74,7 @@ def test_the_nth_episodes_of_a_groups_rows_start_alike_and_those_of_others_do_no
     assert len(torch.stack(first).unique(dim=0)) == 6
 
 
-class Lottery(gymnasium.Env[Any, Any]):
+class Lottery(gymnasium.Env):
     """Draws something from a generator of its own: what is seen at a reset, or only what follows."""
 
     observation_space = gymnasium.spaces.Box(-1.0, 1.0, (2,))

@@ -1,10 +1,10 @@
-"""Hostile environments: a run ends with an error that names the environment and its step, or restarts as asked."""
+"""Hostile environments: a run ends with an error that names the environment and its step, or restarts as configured."""
 
 import re
 
 import numpy as np
 import pytest
-from hostile import ACTIONS, OBSERVATIONS, Hostile, cases, faults_of
+from hostile import ACTIONS, OBSERVATIONS, Hostile, cases, failures_of
 from run_files import summary
 
 FAST = ("backend=reference", "epochs=1", "consistency_check=false", "total_frames=32", "logger=csv")
@@ -17,7 +17,7 @@ def assert_ends_as_it_must(case, recurrl_train, tiny, folder):
         *small,
         *FAST,
         *("env=gym", "env.packages=[hostile]", "env.id=Hostile-v0", "hydra.run.dir=run", "collector.timeout_s=2"),
-        *(f"+env.kwargs.{key}='{getattr(case, key)}'" for key in ("observation", "action", "fault", "place")),
+        *(f"+env.kwargs.{key}='{getattr(case, key)}'" for key in ("observation", "action", "failure", "place")),
         f"collector.on_env_error={case.on_env_error}",
         cwd=folder,
     )
@@ -43,16 +43,16 @@ QUICK = cases(27, seed=1)
         for i, case in enumerate(QUICK + cases(300))
     ],
 )
-def test_a_run_ends_with_the_environments_name_and_step_or_restarts_as_asked(case, recurrl_train, tiny, tmp_path):
+def test_a_run_ends_with_the_environments_name_and_step_or_restarts_as_configured(case, recurrl_train, tiny, tmp_path):
     assert_ends_as_it_must(case, recurrl_train, tiny, tmp_path)
 
 
-def test_the_cases_have_every_kind_place_and_fault():
+def test_the_cases_have_every_kind_place_and_failure():
     found = cases(300)
     assert {case.observation for case in found} == set(OBSERVATIONS)
     assert {case.action for case in found} == set(ACTIONS)
-    every = {fault for kind in OBSERVATIONS for fault in faults_of(kind, "step")}
-    assert len({case.fault for case in found}) > 0.9 * len(every)
+    every = {failure for kind in OBSERVATIONS for failure in failures_of(kind, "step")}
+    assert len({case.failure for case in found}) > 0.9 * len(every)
 
 
 def _accepted():
@@ -68,8 +68,8 @@ def test_values_with_only_one_meaning_are_accepted(what, name, previous, recurrl
     class Unusual(Hostile):
         def step(self, action):
             observation, reward, over, cut, info = super().step(action)
-            given = {"reward": reward, "flag": cut} | {what: _accepted()[what][name]}
-            return observation, given["reward"], over, given["flag"], info
+            returned = {"reward": reward, "flag": cut} | {what: _accepted()[what][name]}
+            return observation, returned["reward"], over, returned["flag"], info
 
     env_id = register(lambda: Unusual("vector", "bounded", "call hang", "nowhere"))
     recurrl_train(

@@ -1,15 +1,11 @@
 """Environments that are passed to ``recurrl.train`` as objects, or named by ``module:Name`` and not registered."""
 
-from __future__ import annotations
-
 import importlib
 import subprocess
 import sys
-from collections.abc import Callable
 from functools import partial
 from operator import attrgetter
 from pathlib import Path
-from typing import Any
 
 import gymnasium
 import numpy as np
@@ -119,7 +115,7 @@ def many_of_torchrl(num_envs):
 
 
 @pytest.fixture
-def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+def mine(tmp_path, monkeypatch):
     """A module of environments in the current folder."""
     (tmp_path / "envs_of_mine.py").write_text(MODULE)
     monkeypatch.chdir(tmp_path)
@@ -128,12 +124,12 @@ def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     del sys.modules["envs_of_mine"]
 
 
-def cartpole(mine: Any) -> str:
+def cartpole(mine):
     return "CartPole-v1"
 
 
 # What is passed, further settings, and what env.id then is.
-USERS: dict[str, tuple[Callable[[Any], Any], str, str]] = {
+USERS = {
     "a class": (attrgetter("Plain"), "", "envs_of_mine:Plain"),
     "a dict with a mask and text": (attrgetter("Masked"), "", "envs_of_mine:Masked"),
     "a wrapper": (attrgetter("wrapped"), "", "envs_of_mine:wrapped"),
@@ -150,7 +146,7 @@ USERS: dict[str, tuple[Callable[[Any], Any], str, str]] = {
 }
 
 
-def small(tiny: list[str]) -> list[str]:
+def small(tiny):
     """Settings for every kind of observation."""
     fast = ["evaluation.memory=false", "evaluation.random=false", "backend=reference"]
     return [each for each in tiny if not each.startswith("encoder.")] + fast
@@ -159,13 +155,11 @@ def small(tiny: list[str]) -> list[str]:
 @pytest.mark.parametrize(("passed", "settings", "env_id"), USERS.values(), ids=USERS)
 @pytest.mark.slow  # because of the export
 @pytest.mark.parametrize("collector", ["single", "multi_sync"])
-def test_every_users_environment_trains_resumes_evaluates_and_exports(
-    passed: Callable[[Any], Any], settings: str, env_id: str, collector: str, mine: Any, tiny: list[str]
-) -> None:
+def test_every_users_environment_trains_resumes_evaluates_and_exports(passed, settings, env_id, collector, mine, tiny):
     env = passed(mine)
     workers = ["collector.num_workers=2"] if collector == "multi_sync" else []
-    given = [*small(tiny), "total_frames=32", *settings.split(), f"collector={collector}", *workers]
-    run = recurrl.train(given, run_dir="run", env=env)
+    arguments = [*small(tiny), "total_frames=32", *settings.split(), f"collector={collector}", *workers]
+    run = recurrl.train(arguments, run_dir="run", env=env)
     config = (run.directory / "config.yaml").read_text()
     assert f"\n  id: {env_id}\n" in config
     again = env_id if ":" in env_id else env
@@ -181,7 +175,7 @@ def test_every_users_environment_trains_resumes_evaluates_and_exports(
     assert {path.name for path in Path("exported").iterdir()} == {"policy.pt2", "policy.json"}
 
 
-def test_what_cannot_be_imported_must_be_passed_again(mine: Any, tiny: list[str]) -> None:
+def test_what_cannot_be_imported_must_be_passed_again(mine, tiny):
     run = recurrl.train(small(tiny), run_dir="run", env=lambda: mine.Plain(size=2))
     assert run.load().evaluate(episodes=2) == recurrl.load("run", env=partial(mine.Plain, size=2)).evaluate(episodes=2)
     for call in (recurrl.load, lambda run: recurrl.train(f"resume={run} total_frames=96", run_dir=run)):
@@ -189,7 +183,7 @@ def test_what_cannot_be_imported_must_be_passed_again(mine: Any, tiny: list[str]
             call("run")
 
 
-def test_its_arguments_wrappers_and_time_limit_count(mine: Any, tiny: list[str]) -> None:
+def test_its_arguments_wrappers_and_time_limit_count(mine, tiny):
     limits = {"env.kwargs.size=2": 2, "env.max_episode_steps=1": 1, "": 3}
     for settings, steps in limits.items():
         agent = recurrl.train([*small(tiny), *settings.split()], env=mine.Plain).load()
@@ -201,9 +195,7 @@ def test_its_arguments_wrappers_and_time_limit_count(mine: Any, tiny: list[str])
 
 @pytest.mark.slow
 @pytest.mark.parametrize("collector", ["single", "multi_sync"])
-def test_a_class_and_an_encoder_of_a_notebook_are_used_by_every_process(
-    collector: str, tiny: list[str], tmp_path: Path
-) -> None:
+def test_a_class_and_an_encoder_of_a_notebook_are_used_by_every_process(collector, tiny, tmp_path):
     """As in a notebook, ``__main__`` is no file."""
     workers = [f"collector={collector}", *(["collector.num_workers=2"] if collector == "multi_sync" else [])]
     encoder = """
@@ -227,22 +219,22 @@ class Foo(nn.Linear):
     assert "the module __main__ has no Bar." in done.stdout
 
 
-def single_of_several(num_envs: int) -> Any:
+def single_of_several(num_envs):
     return gymnasium.make("CartPole-v1")
 
 
-def vector_of_four() -> Any:
+def vector_of_four():
     return gymnasium.vector.SyncVectorEnv([lambda: gymnasium.make("CartPole-v1")] * 4)
 
 
-def takes_size(size: int) -> None: ...
+def takes_size(size): ...
 
 
-def batch_of_four(num_envs: int) -> Any:
+def batch_of_four(num_envs):
     return SerialEnv(4, lambda: GymEnv("CartPole-v1"))
 
 
-REFUSED: dict[str, tuple[Any, str, str]] = {
+REJECTED = {
     "an environment itself": (
         gymnasium.make("CartPole-v1"),
         "",
@@ -276,29 +268,27 @@ REFUSED: dict[str, tuple[Any, str, str]] = {
 }
 
 
-@pytest.mark.parametrize(("env", "settings", "error"), REFUSED.values(), ids=REFUSED)
-def test_what_makes_no_environments_is_rejected_in_a_sentence(
-    env: Any, settings: str, error: str, mine: Any, tiny: list[str]
-) -> None:
+@pytest.mark.parametrize(("env", "settings", "error"), REJECTED.values(), ids=REJECTED)
+def test_what_makes_no_environments_is_rejected_in_a_sentence(env, settings, error, mine, tiny):
     with pytest.raises((ConfigError, RunError)) as rejected:
         recurrl.train([*small(tiny), *settings.split()], env=env, run_dir="run")
     assert error in str(rejected.value)
 
 
-def test_what_cannot_be_sent_to_workers_is_rejected_in_a_sentence(mine: Any, tiny: list[str], tmp_path: Path) -> None:
+def test_what_cannot_be_sent_to_workers_is_rejected_in_a_sentence(mine, tiny, tmp_path):
     workers = [*tiny, "collector=multi_sync", "collector.num_workers=2"]
     with (tmp_path / "open.txt").open("w") as file, pytest.raises(ConfigError, match="cannot be sent to worker"):
         recurrl.train(workers, env=lambda: (mine.Plain(), file)[0])
 
 
-def test_a_class_is_named_on_the_command_line_too(mine: Any, recurrl_train: Any, tiny: list[str]) -> None:
+def test_a_class_is_named_on_the_command_line_too(mine, recurrl_train, tiny):
     outcome = recurrl_train(*tiny, "env=gym", "env.id=envs_of_mine:Plain", "hydra.run.dir=run", cwd=Path.cwd())
     assert outcome.code == 0, outcome.err
 
 
-def test_only_what_can_be_imported_is_named(mine: Any) -> None:
+def test_only_what_can_be_imported_is_named(mine):
     class Local:
-        def make(self) -> None: ...
+        def make(self): ...
 
     named = {np.zeros: "numpy:zeros", mine.Plain: "envs_of_mine:Plain"}
     passed = {Local: "<Local>", Local().make: "<make>", partial(Local): "<Local>", partial(partial(Local)): "<Local>"}

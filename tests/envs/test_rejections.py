@@ -97,16 +97,16 @@ def test_an_argument_that_the_environment_does_not_take_is_rejected_before_any_i
     )
 
 
-@pytest.mark.parametrize(("arguments", "given"), [((), ""), (("env.kwargs.size=3",), " with env.kwargs={'size': 3}")])
+@pytest.mark.parametrize(("arguments", "shown"), [((), ""), (("env.kwargs.size=3",), " with env.kwargs={'size': 3}")])
 def test_an_environment_whose_constructor_raises_is_rejected_with_what_it_raised(
-    recurrl_train, register, tmp_path, arguments, given
+    recurrl_train, register, tmp_path, arguments, shown
 ):
     def without_a_licence(**_):
         raise OSError("no licence for the simulator")
 
     outcome = recurrl_train("env=gym", f"env.id={register(without_a_licence)}", *arguments, cwd=tmp_path).failed()
     assert outcome.error == (
-        f"env.id=Registered-v0{given} cannot be made: it raised OSError: no licence for the simulator. "
+        f"env.id=Registered-v0{shown} cannot be made: it raised OSError: no licence for the simulator. "
         "HYDRA_FULL_ERROR=1 shows where."
     )
 

@@ -1,7 +1,6 @@
 """Environments that continue in another process, and those that cannot."""
 
 import io
-from typing import Any
 
 import gymnasium
 import numpy as np
@@ -74,22 +73,22 @@ class Simulator:
     __slots__ = ("handle",)
 
 
-class Simulated(gymnasium.Env[Any, Any]):
-    def __init__(self, held):
-        self.held = held
+class Simulated(gymnasium.Env):
+    def __init__(self, attribute):
+        self.attribute = attribute
 
 
 @pytest.mark.parametrize(
-    ("held", "reason"),
+    ("attribute", "reason"),
     [
-        (Simulator(), r"Simulated\.held is a .*Simulator, which is not a plain value"),
-        (iter([1]), r"Simulated\.held is a builtins\.list_iterator, which is not a plain value"),
-        ([Simulated(3)], r"Simulated\.held holds a Simulated, which is not a plain value"),
+        (Simulator(), r"Simulated\.attribute is a .*Simulator, which is not a plain value"),
+        (iter([1]), r"Simulated\.attribute is a builtins\.list_iterator, which is not a plain value"),
+        ([Simulated(3)], r"Simulated\.attribute holds a Simulated, which is not a plain value"),
     ],
 )
-def test_an_environment_with_an_attribute_that_is_not_plain_cannot_be_saved_and_the_reason_names_it(held, reason):
+def test_an_environment_with_an_attribute_that_is_not_plain_cannot_be_saved_and_the_reason_names_it(attribute, reason):
     with pytest.raises(UnsavableError, match=reason):
-        state_of(Simulated(held))
+        state_of(Simulated(attribute))
 
 
 class Raising:
@@ -125,7 +124,7 @@ class WithProperty:
         raise OSError("the simulator is gone")
 
 
-class Endless(dict[str, int]):
+class Endless(dict):
     """A subclass of dict."""
 
 
@@ -154,7 +153,7 @@ def _of_itself():
     return found
 
 
-HELD = {
+UNSAVABLE = {
     "raises": Raising,
     "lies": Lying,
     "pretends to be a space": Pretending,
@@ -177,20 +176,20 @@ HELD = {
 }
 
 
-@pytest.mark.parametrize("make", HELD.values(), ids=HELD)
+@pytest.mark.parametrize("make", UNSAVABLE.values(), ids=UNSAVABLE)
 def test_an_attribute_that_cannot_be_saved_is_named_whatever_it_raises(make):
-    with pytest.raises(UnsavableError, match=r"Simulated\.held"):
+    with pytest.raises(UnsavableError, match=r"Simulated\.attribute"):
         state_of(Simulated(make()))
 
 
 def test_an_environment_that_refers_to_itself_cannot_be_saved():
     env = Simulated(None)
-    env.held = env
+    env.attribute = env
     with pytest.raises(UnsavableError, match="is a reference cycle"):
         state_of(env)
 
 
 def test_a_state_is_rejected_by_an_environment_constructed_differently():
     state = state_of(Simulated(Simulated(1)))
-    with pytest.raises(UnsavableError, match=r"Simulated\.held was a Simulated, and is a NoneType here"):
+    with pytest.raises(UnsavableError, match=r"Simulated\.attribute was a Simulated, and is a NoneType here"):
         restore(Simulated(None), state)

@@ -20,7 +20,7 @@ from recurrl.envs.sources.memory import MemoryTask
 @dataclass
 class Options(EnvConfig):
     size: int = option("numbers in an observation", default=2)
-    fault: str = option("what goes wrong at the third step", default="")
+    failure: str = option("what goes wrong at the third step", default="")
 
 
 class Numbers(BatchedEnv):
@@ -39,9 +39,9 @@ class Numbers(BatchedEnv):
     def step_tensors(self, action):
         self.steps += 1
         self.time = self.time + 1
-        if self.steps == 3 and self.options.fault == "raises":
+        if self.steps == 3 and self.options.failure == "raises":
             raise RuntimeError("the simulator crashed")
-        while self.steps == 3 and self.options.fault == "hangs":
+        while self.steps == 3 and self.options.failure == "hangs":
             time.sleep(0.01)
         over = self.time >= 4
         flags = {"terminated": over, "truncated": torch.zeros_like(over), "done": over}
@@ -141,8 +141,11 @@ def test_environments_of_torchrl_are_trained_in(overrides, train, tmp_path):
         ("env=mine:OnTensors env.wrappers=[a.b:C]", 'does not support env.wrappers=["a.b:C"]. Give env.wrappers=[].'),
         ("env=mine:OnTensors env.max_episode_steps=3", "env.max_episode_steps=3. Give env.max_episode_steps=null."),
         ("env=mine:OnTensors algorithm=grpo algorithm.group_size=2", "environment cannot do. Choose algorithm=ppo"),
-        ("env=mine:OnTensors env.fault=raises", "(OnTensors), at step 3, raised RuntimeError in step: the simulator"),
-        ("env=mine:OnTensors env.fault=hangs collector.timeout_s=0.3", "no response within collector.timeout_s=0.3 s."),
+        ("env=mine:OnTensors env.failure=raises", "(OnTensors), at step 3, raised RuntimeError in step: the simulator"),
+        (
+            "env=mine:OnTensors env.failure=hangs collector.timeout_s=0.3",
+            "no response within collector.timeout_s=0.3 s.",
+        ),
         ("env=gym env.source=memory env.id=mine:Numbers", "env.id=mine:Numbers is not a memory task."),
     ],
 )

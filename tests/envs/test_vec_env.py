@@ -194,28 +194,28 @@ def test_what_it_logs_becomes_metrics(compose):
     assert collector.metrics() == found
 
 
-FAULTS = {
-    "observation": "Environment 1 of 4 (simulators:Faulty), at step 3, returned a non-finite value of 'observation': "
+FAILURES = {
+    "observation": "Environment 1 of 4 (simulators:Failing), at step 3, returned a non-finite value of 'observation': "
     "[nan, ",
-    "reward": "Environment 2 of 4 (simulators:Faulty), at step 3, returned a non-finite value of 'reward': [nan]",
-    "length": "(simulators:Faulty), at step 3, returned 3 values from step. Have it return (observation, reward, term",
+    "reward": "Environment 2 of 4 (simulators:Failing), at step 3, returned a non-finite value of 'reward': [nan]",
+    "length": "(simulators:Failing), at step 3, returned 3 values from step. Have it return (observation, reward, term",
     "shape": "gave the observation 'observation' the shape (4, 1) and torch.float32 on cpu, but it must have (4, 2)",
     "dtype": "gave the observation 'observation' the shape (4, 2) and torch.float64 on cpu, but it must have (4, 2)",
     "device": "gave the observation 'observation' the shape (4, 2) and torch.float32 on meta, but it must have",
-    "kind": "(simulators:Faulty), at step 3, raised TypeError in step",
-    "rewards": "(simulators:Faulty), at step 3, returned reward of shape (3,) on cpu. Have it return one for each of",
-    "flags": "(simulators:Faulty), at step 3, returned terminated as torch.float32. Have it return True or False.",
+    "kind": "(simulators:Failing), at step 3, raised TypeError in step",
+    "rewards": "(simulators:Failing), at step 3, returned reward of shape (3,) on cpu. Have it return one for each of",
+    "flags": "(simulators:Failing), at step 3, returned terminated as torch.float32. Have it return True or False.",
 }
 
 
-@pytest.mark.parametrize("fault", FAULTS)
-def test_a_fault_is_an_error_that_names_the_environment_in_training_and_in_evaluation(compose, fault):
-    config = compose(*simulated(f"+env.kwargs.fault={fault}", name="Faulty"), *rows_of(2, LENGTH))
+@pytest.mark.parametrize("failure", FAILURES)
+def test_a_failure_is_an_error_that_names_the_environment_in_training_and_in_evaluation(compose, failure):
+    config = compose(*simulated(f"+env.kwargs.failure={failure}", name="Failing"), *rows_of(2, LENGTH))
     policy = fresh_policy(config)
-    with pytest.raises(EnvError, match=re.escape(FAULTS[fault])):
+    with pytest.raises(EnvError, match=re.escape(FAILURES[failure])):
         list(rollouts(config, policy))
     release()
-    with pytest.raises(EnvError, match=re.escape(FAULTS[fault])):
+    with pytest.raises(EnvError, match=re.escape(FAILURES[failure])):
         evaluate(config.env, policy, 4, seed=0)
 
 
@@ -245,8 +245,8 @@ def test_short_episodes_count_no_more_than_long_ones(compose):
 
 def test_one_simulation_serves_training_evaluation_and_a_resumed_run(recurrl_train, tiny, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    given = [*tiny, "env=vec_env", "env.id=simulators:Only", "cell=gru", "evaluation.every_frames=32"]
-    outcome = recurrl_train(*given, "hydra.run.dir=run", cwd=tmp_path).succeeded()
+    overrides = [*tiny, "env=vec_env", "env.id=simulators:Only", "cell=gru", "evaluation.every_frames=32"]
+    outcome = recurrl_train(*overrides, "hydra.run.dir=run", cwd=tmp_path).succeeded()
     assert Only.made == 1
     assert "The episodes of training begin anew" in outcome.out
     found = summary(tmp_path / "run")
@@ -269,8 +269,8 @@ def test_one_simulation_serves_training_evaluation_and_a_resumed_run(recurrl_tra
 
 
 def test_without_evaluation_the_episodes_of_training_are_reported(recurrl_train, tiny, tmp_path):
-    given = [*tiny, "evaluation.episodes=0", "frames_per_batch=64", "total_frames=192", "hydra.run.dir=run"]
-    outcome = recurrl_train(*given, "env=vec_env", "env.id=simulators:Simulation", cwd=tmp_path).succeeded()
+    overrides = [*tiny, "evaluation.episodes=0", "frames_per_batch=64", "total_frames=192", "hydra.run.dir=run"]
+    outcome = recurrl_train(*overrides, "env=vec_env", "env.id=simulators:Simulation", cwd=tmp_path).succeeded()
     assert "begin anew" not in outcome.out
     row = read_rows(tmp_path / "run" / "metrics.csv")[-1]
     assert row["eval/return_mean"] == row["train/return_mean"]
@@ -279,15 +279,15 @@ def test_without_evaluation_the_episodes_of_training_are_reported(recurrl_train,
 
 
 def test_what_a_simulator_cannot_do_is_rejected_before_it_is_made(rejected):
-    given = ("env=vec_env", "env.id=simulators:Simulation")
-    assert rejected(*given, "env.num_envs=1").startswith("env.num_envs must be at least 2 with env.source=vec_env")
-    assert rejected(*given, "+env.kwargs.speed=2").startswith(
+    overrides = ("env=vec_env", "env.id=simulators:Simulation")
+    assert rejected(*overrides, "env.num_envs=1").startswith("env.num_envs must be at least 2 with env.source=vec_env")
+    assert rejected(*overrides, "+env.kwargs.speed=2").startswith(
         "env.id=simulators:Simulation does not take env.kwargs.speed."
     )
-    assert rejected(*given, "env.resets=sometimes").startswith(
+    assert rejected(*overrides, "env.resets=sometimes").startswith(
         "env.resets must be one of same_step, disabled, next_ste"
     )
-    assert "does not support env.max_episode_steps=3" in rejected(*given, "env.max_episode_steps=3")
+    assert "does not support env.max_episode_steps=3" in rejected(*overrides, "env.max_episode_steps=3")
 
 
 def test_resets_on_request_need_a_reset_that_can(compose):

@@ -1,4 +1,4 @@
-"""The backend of ``examples/extending``: trained, resumed and evaluated by the commands, and given to a module."""
+"""The backend of ``examples/extending``: trained, resumed and evaluated by the commands, and passed to a module."""
 
 import pytest
 import torch

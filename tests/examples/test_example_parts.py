@@ -13,16 +13,16 @@ LINES = "logger=my_package.json_lines:JsonLines"
 
 
 def test_a_buffer_trains_and_resumes_and_its_option_counts(train, tiny):
-    given = [[*tiny, BUFFER, f"buffer.exponent={exponent}", "backend=scan"] for exponent in (0, 1)]
-    runs = [train(*overrides, run=str(number)) for number, overrides in enumerate(given)]
+    choices = [[*tiny, BUFFER, f"buffer.exponent={exponent}", "backend=scan"] for exponent in (0, 1)]
+    runs = [train(*overrides, run=str(number)) for number, overrides in enumerate(choices)]
     assert len({metrics(run)[0]["loss/objective"] for run in runs}) == 2
     train(BUFFER, f"resume={runs[1]}", "total_frames=96", run="again")
 
 
 @pytest.mark.parametrize("on_env_error", ["raise", "restart"])
 def test_a_run_with_a_collector_resumes_as_if_it_had_not_stopped(train, tiny, on_env_error):
-    given = [*tiny, COLLECTOR, "collector.reset_every=3", f"collector.on_env_error={on_env_error}", "backend=scan"]
-    whole, half = (train(*given, "schedule_frames=160", f"total_frames={n}", run=str(n)) for n in (160, 64))
+    overrides = [*tiny, COLLECTOR, "collector.reset_every=3", f"collector.on_env_error={on_env_error}", "backend=scan"]
+    whole, half = (train(*overrides, "schedule_frames=160", f"total_frames={n}", run=str(n)) for n in (160, 64))
     # Only its name: collector=... would also take the defaults of its options.
     named = COLLECTOR.replace("collector", "collector.name", 1)
     again = train(named, f"resume={half}", "total_frames=160", run="again")

@@ -1,7 +1,5 @@
 """The runner in C does what onnxruntime does from Python. It needs onnxruntime's headers, which its wheel lacks."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess
@@ -17,13 +15,13 @@ SOURCE = Path(__file__).parent.parent.parent / "examples" / "deployment" / "act.
 PLACES = ("/usr/include/onnxruntime", "/usr/local/include/onnxruntime", "/usr/local/include", "/usr/include")
 
 
-def headers() -> Path | None:
+def headers():
     """The folder with ``onnxruntime_c_api.h``, of a release's archive or a system's package."""
     places = [os.environ.get("ONNXRUNTIME_INCLUDE", "nowhere"), *PLACES]
     return next((Path(each) for each in places if (Path(each) / "onnxruntime_c_api.h").is_file()), None)
 
 
-def test_the_runner_in_c_acts_as_onnxruntime_does_from_python(finished_run: Path, tmp_path: Path) -> None:
+def test_the_runner_in_c_acts_as_onnxruntime_does_from_python(finished_run, tmp_path):
     include = headers()
     compiler = shutil.which(os.environ.get("CC", "cc"))
     if include is None or compiler is None:

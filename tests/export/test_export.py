@@ -1,46 +1,39 @@
 """Exported policies do what the policy does, in any batch and without torch."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import runpy
 import subprocess
 import sys
-from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from tasks import CUE, MASKED
-from torch import Tensor, nn
+from torch import nn
 
 import recurrl
-from recurrl.agent import Agent
-from recurrl.config import TrainConfig
 from recurrl.errors import ConfigError
 from recurrl.export.checking import largest_difference, played
 from recurrl.export.export import export, load_onnx, load_pt2
 from recurrl.recurrent.cells import cell_names
 
-AgentOf = Callable[..., tuple[Agent, TrainConfig]]
 PREVIOUS = ("env.previous_action=true", "env.previous_reward=true")
 RUNNER = Path(__file__).parent.parent.parent / "examples" / "deployment" / "act.py"
 WITHOUT_TORCH = "import sys, runpy; sys.modules.update(torch=None, recurrl=None, gymnasium=None); "
 
 
 @pytest.fixture(scope="session")
-def exported(recurrl_export: Any, finished_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def exported(recurrl_export, finished_run, tmp_path_factory):
     """The export of a run by the command."""
     folder = tmp_path_factory.mktemp("exported")
     recurrl_export(finished_run, "--output", "made", cwd=folder).succeeded()
     return folder / "made"
 
 
-def test_the_command_writes_files_and_what_they_take_and_give(exported: Path, finished_run: Path) -> None:
+def test_the_command_writes_files_and_what_they_take_and_give(exported, finished_run):
     description = json.loads((exported / "policy.json").read_text())
     assert sorted(path.name for path in exported.iterdir()) == ["policy.json", "policy.onnx", "policy.pt2"]
     for name, file in description["files"].items():
@@ -58,7 +51,7 @@ def test_the_command_writes_files_and_what_they_take_and_give(exported: Path, fi
     assert model.opset_import[0].version == 18
 
 
-def test_the_runner_needs_neither_torch_nor_recurrl(exported: Path, finished_run: Path, tmp_path: Path) -> None:
+def test_the_runner_needs_neither_torch_nor_recurrl(exported, finished_run, tmp_path):
     agent, rng = recurrl.load(finished_run), np.random.default_rng(0)
     observed = rng.standard_normal((40, 3, 4)).astype(np.float32)
     begins = rng.random((40, 3)) < 0.2
@@ -81,7 +74,7 @@ def test_the_runner_needs_neither_torch_nor_recurrl(exported: Path, finished_run
     assert len(done.stdout.splitlines()) == 5
 
 
-def test_the_runner_takes_dicts_and_returns_the_parts_of_actions(agent_of: AgentOf, tmp_path: Path) -> None:
+def test_the_runner_takes_dicts_and_returns_the_parts_of_actions(agent_of, tmp_path):
     agent, _ = agent_of(CUE, "env.previous_action=true", observation="dict", action="dict")
     export(agent, tmp_path, {}, formats=["onnx"])
     policy, state = runpy.run_path(str(RUNNER))["Policy"](tmp_path), agent.initial_state(1)
@@ -96,7 +89,7 @@ def test_the_runner_takes_dicts_and_returns_the_parts_of_actions(agent_of: Agent
     assert len(subprocess.run(program, capture_output=True, text=True, check=True).stdout.splitlines()) == 5
 
 
-def test_a_program_of_torch_export_runs_any_batch(exported: Path, finished_run: Path) -> None:
+def test_a_program_of_torch_export_runs_any_batch(exported, finished_run):
     agent, call = recurrl.load(finished_run), load_pt2(exported / "policy.pt2")
     for batch in (1, 2, 7):
         observation = torch.randn(batch, 4)
@@ -125,15 +118,7 @@ KINDS = [
 
 @pytest.mark.parametrize(("env", "overrides", "kwargs", "sampled"), KINDS)
 @pytest.mark.parametrize("form", ["pt2", pytest.param("onnx", marks=pytest.mark.slow)])
-def test_every_kind_can_be_exported(
-    agent_of: AgentOf,
-    tmp_path: Path,
-    env: str,
-    overrides: tuple[str, ...],
-    kwargs: dict[str, Any],
-    sampled: bool,
-    form: str,
-) -> None:
+def test_every_kind_can_be_exported(agent_of, tmp_path, env, overrides, kwargs, sampled, form):
     agent, _ = agent_of(env, *overrides, **kwargs)
     description = export(agent, tmp_path, {}, sampled, [form])
     assert ("noise" in description["inputs"]) == sampled
@@ -143,15 +128,15 @@ def test_every_kind_can_be_exported(
 class Different(nn.Module):
     """An encoder that computes something else when it is exported."""
 
-    def __init__(self, encoder: nn.Module) -> None:
+    def __init__(self, encoder):
         super().__init__()
         self.encoder = encoder
 
-    def forward(self, observation: Tensor) -> Tensor:
+    def forward(self, observation):
         return self.encoder(observation) * (1.01 if torch.compiler.is_exporting() else 1.0)
 
 
-def test_what_differs_is_not_written(agent_of: AgentOf, tmp_path: Path) -> None:
+def test_what_differs_is_not_written(agent_of, tmp_path):
     agent, _ = agent_of(CUE)
     agent.policy.trunk.encoder = Different(agent.policy.trunk.encoder)
     with pytest.raises(ConfigError, match=r"The policy as pt2 differs from the policy by .* Nothing was written"):
@@ -159,11 +144,11 @@ def test_what_differs_is_not_written(agent_of: AgentOf, tmp_path: Path) -> None:
     assert not (tmp_path / "made").exists()
 
 
-def test_wrong_choices_are_noticed(agent_of: AgentOf) -> None:
+def test_wrong_choices_are_noticed(agent_of):
     agent, _ = agent_of(CUE)
     step = agent.step
 
-    def wrong(inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+    def wrong(inputs):
         outputs = step(inputs)
         return {**outputs, "action": (outputs["action"] + 1) % 4}
 
@@ -171,9 +156,7 @@ def test_wrong_choices_are_noticed(agent_of: AgentOf) -> None:
         largest_difference(step, wrong, played(agent, 10), 10, 2)
 
 
-def test_missing_packages_are_named_with_the_command_that_installs_them(
-    agent_of: AgentOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_missing_packages_are_named_with_the_command_that_installs_them(agent_of, tmp_path, monkeypatch):
     for name in ("onnxruntime", "onnxscript"):
         monkeypatch.setitem(sys.modules, name, None)
     agent, _ = agent_of(CUE)
@@ -185,7 +168,7 @@ def test_missing_packages_are_named_with_the_command_that_installs_them(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("cell", cell_names())
-def test_every_cell_is_exported(agent_of: AgentOf, tmp_path: Path, cell: str) -> None:
+def test_every_cell_is_exported(agent_of, tmp_path, cell):
     agent, _ = agent_of(CUE, f"cell={cell}", "cell.num_layers=2")
     export(agent, tmp_path, {}, formats=["onnx"])
     assert largest_difference(agent.step, load_onnx(tmp_path / "policy.onnx"), played(agent, 20), 200, 3) <= 1e-5
@@ -195,9 +178,7 @@ def test_every_cell_is_exported(agent_of: AgentOf, tmp_path: Path, cell: str) ->
 @pytest.mark.parametrize("cell", ["gru", "lstm", "mingru"])
 @pytest.mark.parametrize("observation", ["vector", "small_image", "dict"])
 @pytest.mark.parametrize("action", ["discrete", "multi_discrete", "bounded"])
-def test_the_largest_difference_in_10_000_steps_is_rounding(
-    agent_of: AgentOf, tmp_path: Path, cell: str, observation: str, action: str
-) -> None:
+def test_the_largest_difference_in_10_000_steps_is_rounding(agent_of, tmp_path, cell, observation, action):
     agent, _ = agent_of(CUE, f"cell={cell}", "cell.hidden_size=64", observation=observation, action=action, delay=6)
     export(agent, tmp_path, {})
     pool = played(agent, 100)
@@ -212,21 +193,19 @@ def test_the_largest_difference_in_10_000_steps_is_rounding(
 
 
 @pytest.mark.parametrize(("cell", "names"), [("gru", "h"), ("lstm", "hc")])
-def test_the_layout_of_rsl_rl_has_its_names_and_shapes_and_acts_as_the_policy(
-    agent_of: AgentOf, tmp_path: Path, cell: str, names: str
-) -> None:
+def test_the_layout_of_rsl_rl_has_its_names_and_shapes_and_acts_as_the_policy(agent_of, tmp_path, cell, names):
     import onnxruntime
 
     agent, _ = agent_of("Pendulum-v1", f"cell={cell}", "cell.num_layers=2", "env.mask=[2]")
-    told = agent.export(tmp_path, ["onnx"], layout="rsl_rl")
+    described = agent.export(tmp_path, ["onnx"], layout="rsl_rl")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["policy.json", "policy.onnx"]
     session = onnxruntime.InferenceSession(tmp_path / "policy.onnx")
     inputs, outputs = ([each.name for each in of] for of in (session.get_inputs(), session.get_outputs()))
-    assert inputs == ["obs", *(f"{name}_in" for name in names)] == list(told["inputs"])
-    assert outputs == ["actions", *(f"{name}_out" for name in names)] == list(told["outputs"])
-    assert told["inputs"]["obs"]["shape"] == ["batch", 3]
-    assert told["inputs"]["h_in"]["shape"] == [2, "batch", 8]
-    assert told["states"]["h_in"] == {"output": "h_out", "initial": "zeros"}
+    assert inputs == ["obs", *(f"{name}_in" for name in names)] == list(described["inputs"])
+    assert outputs == ["actions", *(f"{name}_out" for name in names)] == list(described["outputs"])
+    assert described["inputs"]["obs"]["shape"] == ["batch", 3]
+    assert described["inputs"]["h_in"]["shape"] == [2, "batch", 8]
+    assert described["states"]["h_in"] == {"output": "h_out", "initial": "zeros"}
     rng, state = np.random.default_rng(0), agent.initial_state(3)
     theirs = {f"{name}_in": np.zeros((2, 3, 8), np.float32) for name in names}
     for step in range(50):
@@ -238,7 +217,7 @@ def test_the_layout_of_rsl_rl_has_its_names_and_shapes_and_acts_as_the_policy(
         theirs = dict(zip(theirs, new, strict=True))
 
 
-NOT_HELD = [
+NOT_OF_RSL_RL = [
     ((CUE,), {"observation": "dict", "action": "bounded"}, "observes one vector of numbers"),
     ((CUE,), {"observation": "image", "action": "bounded"}, "observes one vector of numbers"),
     ((CUE,), {"action": "discrete"}, "acts by one vector of numbers"),
@@ -247,10 +226,8 @@ NOT_HELD = [
 ]
 
 
-@pytest.mark.parametrize(("made", "kwargs", "needs"), NOT_HELD)
-def test_what_the_layout_of_rsl_rl_cannot_hold_is_an_error(
-    agent_of: AgentOf, tmp_path: Path, made: tuple[str, ...], kwargs: dict[str, Any], needs: str
-) -> None:
+@pytest.mark.parametrize(("made", "kwargs", "needs"), NOT_OF_RSL_RL)
+def test_what_the_layout_of_rsl_rl_cannot_express_is_an_error(agent_of, tmp_path, made, kwargs, needs):
     agent, _ = agent_of(*made, **kwargs)
     with pytest.raises(ConfigError) as caught:
         agent.export(tmp_path / "made", ["onnx"], layout="rsl_rl")
@@ -259,9 +236,7 @@ def test_what_the_layout_of_rsl_rl_cannot_hold_is_an_error(
     assert not (tmp_path / "made").exists()
 
 
-def test_a_layout_is_of_onnx_files_and_of_the_most_probable_actions(
-    recurrl_export: Any, finished_run: Path, tmp_path: Path
-) -> None:
+def test_a_layout_is_of_onnx_files_and_of_the_most_probable_actions(recurrl_export, finished_run, tmp_path):
     only = "--layout rsl_rl is of ONNX files with the most probable actions. Give --format onnx, without --sampled."
     assert recurrl_export(finished_run, "--layout", "rsl_rl", "--sampled", cwd=tmp_path).error == only
     assert recurrl_export(finished_run, "--layout", "rsl_rl", "--format", "pt2", cwd=tmp_path).error == only

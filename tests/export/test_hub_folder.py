@@ -1,12 +1,7 @@
 """Folders for model hubs: written whole or not at all, loaded as runs are, without running anything of them."""
 
-from __future__ import annotations
-
 import json
 import shutil
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -16,14 +11,13 @@ from checkpoint_files import Code, resealed
 import recurrl
 from recurrl.cli.evaluate import evaluate_run
 from recurrl.cli.hub_run import write_hub_folder
-from recurrl.config import TrainConfig
 from recurrl.errors import ConfigError
 from recurrl.export.card import model_card
 from recurrl.returns import summarized
 
 
 @pytest.fixture(scope="session")
-def written(recurrl_export: Any, finished_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def written(recurrl_export, finished_run, tmp_path_factory):
     """The folder of a run, by the command; read-only."""
     place = tmp_path_factory.mktemp("hub")
     recurrl_export(finished_run, "--hub-folder", "made", "--license", "mit", cwd=place).succeeded()
@@ -31,19 +25,19 @@ def written(recurrl_export: Any, finished_run: Path, tmp_path_factory: pytest.Te
 
 
 @pytest.fixture
-def folder(written: Path, tmp_path: Path) -> Path:
+def folder(written, tmp_path):
     """A copy to be damaged."""
     return shutil.copytree(written, tmp_path / "folder")
 
 
-def header_of(folder: Path) -> tuple[dict[str, Any], str]:
+def header_of(folder):
     """The metadata and the text of a model card."""
     empty, header, body = (folder / "README.md").read_text(encoding="utf-8").split("---\n", 2)
     assert empty == ""
     return yaml.safe_load(header), body
 
 
-def check_header(header: dict[str, Any]) -> None:
+def check_header(header):
     """The rules of https://github.com/huggingface/hub-docs/blob/main/modelcard.md, and no entries but its own."""
     known = {"license", "library_name", "pipeline_tag", "tags", "model-index"}
     assert header.keys() <= known
@@ -62,7 +56,7 @@ def check_header(header: dict[str, Any]) -> None:
     assert float(mean) == float(mean)
 
 
-def test_the_card_says_what_an_evaluation_of_the_folder_finds(written: Path, finished_run: Path) -> None:
+def test_the_card_says_what_an_evaluation_of_the_folder_finds(written, finished_run):
     header, body = header_of(written)
     check_header(header)
     seed = int(body.partition("--seed ")[2].split()[0])
@@ -76,7 +70,7 @@ def test_the_card_says_what_an_evaluation_of_the_folder_finds(written: Path, fin
     assert json.loads((written / "policy.json").read_text())["run"]["directory"] == "run"  # no path of this machine
 
 
-def test_the_folder_holds_everything_and_acts_as_the_run_does(written: Path, finished_run: Path) -> None:
+def test_the_folder_holds_everything_and_acts_as_the_run_does(written, finished_run):
     names = {path.name for path in written.iterdir()}
     assert names == {
         *("README.md", "config.yaml", "checkpoints", "policy.onnx", "policy.pt2", "policy.json"),
@@ -90,21 +84,21 @@ def test_the_folder_holds_everything_and_acts_as_the_run_does(written: Path, fin
     assert [path.name for path in written.rglob("state*.pt")] == ["state-policy.pt"]
 
 
-def test_a_folder_starts_a_new_run_and_is_not_resumed(written: Path, recurrl_train: Any, tmp_path: Path) -> None:
+def test_a_folder_starts_a_new_run_and_is_not_resumed(written, recurrl_train, tmp_path):
     rejected = recurrl_train(f"resume={written}", "total_frames=96", cwd=tmp_path)
     assert rejected.code == 1
     assert "holds a policy alone" in rejected.error
     assert f"init_from={written}" in rejected.error
 
 
-def replace_state(folder: Path, marker: Path) -> None:
+def replace_state(folder, marker):
     """Puts a pickle with code in place of the policy, with checksums that fit."""
     (path,) = folder.rglob("state-policy.pt")
     torch.save({"code": Code(marker)}, path)
     resealed(path.parent)
 
 
-def change_config(folder: Path, marker: Path) -> None:
+def change_config(folder, marker):
     """Names a package in the folder that makes the marker when it is imported."""
     (folder / "hostile.py").write_text(f"import os\nos.mkdir({str(marker)!r})\n")
     settings = yaml.safe_load((folder / "config.yaml").read_text())
@@ -112,11 +106,11 @@ def change_config(folder: Path, marker: Path) -> None:
     (folder / "config.yaml").write_text(yaml.safe_dump(settings))
 
 
-def yaml_with_code(folder: Path, marker: Path) -> None:
+def yaml_with_code(folder, marker):
     (folder / "config.yaml").write_text(f"env: !!python/object/apply:os.mkdir [{marker}]\n")
 
 
-def files_with_code(folder: Path, marker: Path) -> None:
+def files_with_code(folder, marker):
     """Everything that is not read to act is left alone."""
     code = f"import os\nos.mkdir({str(marker)!r})\n"
     for name in ("__init__.py", "setup.py", "conftest.py", "torch.py", "env.py", "policy.pt2", "policy.onnx"):
@@ -132,14 +126,7 @@ def files_with_code(folder: Path, marker: Path) -> None:
         (files_with_code, None),
     ],
 )
-def test_nothing_of_a_strangers_folder_runs(
-    folder: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    recurrl_evaluate: Callable[..., Any],
-    attack: Callable[[Path, Path], None],
-    message: str | None,
-) -> None:
+def test_nothing_of_a_strangers_folder_runs(folder, tmp_path, monkeypatch, recurrl_evaluate, attack, message):
     marker = tmp_path / "code has run"
     attack(folder, marker)
     monkeypatch.syspath_prepend(folder)
@@ -154,14 +141,12 @@ def test_nothing_of_a_strangers_folder_runs(
     assert not marker.exists()
 
 
-def test_a_folder_is_written_whole_or_not_at_all(
-    finished_run: Path, tmp_path: Path, not_installed: Callable[[str], None]
-) -> None:
+def test_a_folder_is_written_whole_or_not_at_all(finished_run, tmp_path, not_installed):
     (tmp_path / "full" / "inner").mkdir(parents=True)
     (tmp_path / "file").write_text("")
-    for taken in ("full", "file"):
+    for existing in ("full", "file"):
         with pytest.raises(ConfigError, match="is not empty"):
-            write_hub_folder(finished_run, tmp_path / taken)
+            write_hub_folder(finished_run, tmp_path / existing)
     with pytest.raises(ConfigError, match=r"--license must be the identifier .*got MIT license"):
         write_hub_folder(finished_run, tmp_path / "made", license="MIT license")
     not_installed("onnx")
@@ -170,9 +155,7 @@ def test_a_folder_is_written_whole_or_not_at_all(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "full"]
 
 
-def test_without_the_package_there_is_no_video_and_the_reason(
-    finished_run: Path, tmp_path: Path, not_installed: Callable[[str], None]
-) -> None:
+def test_without_the_package_there_is_no_video_and_the_reason(finished_run, tmp_path, not_installed):
     not_installed("imageio_ffmpeg")
     (tmp_path / "made").mkdir()  # an empty folder is as good as none
     files, without_video = write_hub_folder(finished_run, tmp_path / "made", formats=["pt2"])
@@ -185,12 +168,12 @@ def test_without_the_package_there_is_no_video_and_the_reason(
     assert "onnx" not in body
 
 
-def test_a_card_of_any_environment_keeps_its_header(compose: Callable[..., TrainConfig]) -> None:
+def test_a_card_of_any_environment_keeps_its_header(compose):
     found = summarized([0.5, 1.0, 1.5])
     env = 'mine:A "quoted": name'
     config = compose()
     config.env.id = env
-    facts: dict[str, Any] = {"frames": 64, "evaluation_seed": 1, "version": "0.1.0"}
+    facts = {"frames": 64, "evaluation_seed": 1, "version": "0.1.0"}
     card = model_card(config, found, **facts, license="mit", files=["policy.onnx"], needs_trust=True)
     header = yaml.safe_load(card.split("---\n")[1])
     check_header(header)
@@ -206,7 +189,5 @@ def test_a_card_of_any_environment_keeps_its_header(compose: Callable[..., Train
         (["--hub-folder", "made", "--output", "other"], "--output has no effect with --hub-folder."),
     ],
 )
-def test_options_that_do_not_go_together_are_rejected(
-    recurrl_export: Any, finished_run: Path, tmp_path: Path, options: list[str], message: str
-) -> None:
+def test_options_that_do_not_go_together_are_rejected(recurrl_export, finished_run, tmp_path, options, message):
     assert recurrl_export(finished_run, *options, cwd=tmp_path).error.startswith(message)

@@ -95,7 +95,7 @@ def test_a_critic_may_explain_something_by_chance_in_a_tenth_of_the_iterations()
 
 
 @pytest.mark.parametrize("title", ILL)
-def test_it_is_no_fault_in_a_policy_that_has_learnt(title):
+def test_a_policy_that_has_learnt_is_not_warned_about(title):
     of, learnt = diagnosis(), HEALTHY | {"train/return_mean": 11.0, "train/episodes": 500.0}  # standard error 0.28
     warned(HEALTHY, 1, of)
     assert not any(warned(learnt | ILL[title], 30, of))

@@ -5,7 +5,7 @@ steps gives 1 / delay for what the bits ask for: the best return is 1, and that 
 :data:`WITHOUT_MEMORY`.
 """
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import gymnasium
 import numpy as np
@@ -41,7 +41,7 @@ ACTIONS = {
 WITHOUT_MEMORY = {"discrete": 0.25} | dict.fromkeys(("multi_discrete", "binary", "bounded", "unbounded", "dict"), 0.5)
 
 
-class Cue(gymnasium.Env[Any, Any]):
+class Cue(gymnasium.Env):
     """The task.
 
     Args:
@@ -112,7 +112,7 @@ def still(seen):
     return torch.zeros(len(seen["hidden"]), dtype=torch.long)
 
 
-class Masked(gymnasium.Env[Any, Any]):
+class Masked(gymnasium.Env):
     """Allows a random half of the choices at each step, and none after the last; rejects to do what it did not allow.
 
     Args:
@@ -121,7 +121,7 @@ class Masked(gymnasium.Env[Any, Any]):
         nothing_at: the step at which nothing is allowed, by mistake.
     """
 
-    SIZES: ClassVar[dict[str, list[int]]] = {"discrete": [6], "multi_discrete": [2, 4]}
+    SIZES: ClassVar = {"discrete": [6], "multi_discrete": [2, 4]}
 
     def __init__(self, mask_in, action, nothing_at=None):
         self.mask_in, self.nothing_at, self.sizes = mask_in, nothing_at, self.SIZES[action]

@@ -16,7 +16,7 @@ def correlation(a, b):
 
 @pytest.mark.parametrize("cell", ["gru", "none"])
 @pytest.mark.parametrize("expected", [0.9, 0.0])
-def test_collected_actions_deviate_alike_within_an_episode_and_not_across_its_end(expected, cell, small):
+def test_collected_actions_deviate_the_same_way_within_an_episode_and_not_across_its_end(expected, cell, small):
     overrides = (f"policy.noise_correlation={expected}", f"cell={cell}", "env.max_episode_steps=20")
     config = small(*OPTIONS, *overrides, "frames_per_batch=5120", "slice_len=20")
     policy, batch = collected(config)

@@ -140,7 +140,7 @@ def test_memory_tasks_show_what_they_hide():
     cards = RepeatPrevious(2, k=2)
     cards.reset_tensors(None)
     cards.cards[0, :3] = torch.tensor([3, 1, 0])
-    assert shown(cards) == [0.0, 0.0, 0.0, 0.0]  # the first action is asked for nothing
+    assert shown(cards) == [0.0, 0.0, 0.0, 0.0]  # the first action answers nothing
     cards.step_tensors(torch.zeros(2, dtype=torch.int64))
     assert cards.hidden()[0].tolist() == [0.0, 0.0, 0.0, 1.0]
 
@@ -153,7 +153,7 @@ class Silent(TMaze):
 
 
 OWN = "algorithm.critic=feedforward"
-REFUSED = {
+REJECTED = {
     "nothing hidden": (("env=gym", "env.id=CartPole-v1", SEES), "none: it is not a dict; got hidden.* give env.mask"),
     "no such entry": ((*DICT, "algorithm.critic_observation=[goal]"), "entries .more, state; got goal"),
     "nothing left": ((*DICT, "algorithm.critic_observation=[state,more]"), "must name some, but not all"),
@@ -164,7 +164,7 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize(("task", "message"), REFUSED.values(), ids=REFUSED)
+@pytest.mark.parametrize(("task", "message"), REJECTED.values(), ids=REJECTED)
 def test_what_cannot_be_shown_is_rejected(task, message, small):
     with pytest.raises(ConfigError, match=message):
         make_policy_for(small(*task, OWN))

@@ -34,8 +34,8 @@ REPLAYED = [
     ),
     pytest.param("CartPole-v1", {}, ("env.mask=[1,3]", "algorithm.critic=feedforward", SEES), id="a critic that sees"),
     *(
-        pytest.param(MASKED, {"mask_in": where, "action": kind}, (*given, *PREVIOUS), id=f"{kind} masked in {where}")
-        for where, given in (("info", ("env.action_mask_from_info=true",)), ("observation", ()))
+        pytest.param(MASKED, {"mask_in": where, "action": kind}, (*options, *PREVIOUS), id=f"{kind} masked in {where}")
+        for where, options in (("info", ("env.action_mask_from_info=true",)), ("observation", ()))
         for kind in ("discrete", "multi_discrete")
     ),
 ]

@@ -146,7 +146,7 @@ class Function(nn.Module):
 
 
 class Buffered(nn.Module):
-    """A buffer of its own, and statistics that it takes in when asked to."""
+    """A buffer of its own, and statistics that ``observe`` updates."""
 
     def __init__(self):
         super().__init__()

@@ -1,4 +1,4 @@
-"""The previous action and reward: what was done and given before, zero at an episode's first step."""
+"""The previous action and reward: those of the step before, zero at an episode's first step."""
 
 import gymnasium
 import numpy as np
@@ -68,7 +68,7 @@ def test_the_cell_takes_action_and_reward_as_they_are(configure, collect):
     assert policy.trunk.core.layers.weight_ih_l0.shape[1] == 8 + 4 + 1
 
 
-class Taken(gymnasium.Env):
+class Shown(gymnasium.Env):
     """An environment that shows a previous action by itself."""
 
     observation_space = spaces.Dict({"previous_action": spaces.Box(0, 1, (2,), np.float32)})
@@ -76,7 +76,7 @@ class Taken(gymnasium.Env):
 
 
 def test_an_environment_that_shows_the_previous_action_itself_is_not_overruled(configure):
-    gymnasium.register("recurrl-test/Taken-v0", entry_point=Taken)
-    config = configure("recurrl-test/Taken-v0", "env.previous_action=true")
+    gymnasium.register("recurrl-test/Shown-v0", entry_point=Shown)
+    config = configure("recurrl-test/Shown-v0", "env.previous_action=true")
     with pytest.raises(ConfigError, match=r"env\.previous_action adds the entry previous_action .* already has one"):
         make_env(config.env, 1, seed=0)

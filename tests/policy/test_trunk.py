@@ -40,7 +40,7 @@ def test_a_policy_in_float64_is_made_and_acts_the_same_each_time(cell, configure
 
 
 class Attending(nn.Module):
-    """An ordinary network for one batch dimension, of all entries of a mapping, which remembers what it was given."""
+    """An ordinary network for one batch dimension, of all entries of a mapping; it remembers its inputs' shapes."""
 
     def __init__(self):
         super().__init__()

@@ -1,9 +1,5 @@
 """Fixtures for tests of the triton kernels."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator
-
 import pytest
 import torch
 from triton_layers import small_tiles
@@ -12,7 +8,7 @@ from recurrl.recurrent.backends.triton import tiles
 
 
 @pytest.fixture
-def poisoned_memory() -> Iterator[None]:
+def poisoned_memory():
     """New memory holds NaN, so that elements no thread writes are detected."""
     before = torch.are_deterministic_algorithms_enabled()
     torch.use_deterministic_algorithms(True)
@@ -23,6 +19,6 @@ def poisoned_memory() -> Iterator[None]:
 
 
 @pytest.fixture
-def one_launch_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+def one_launch_a_step(monkeypatch):
     """Use one launch per step for more than 16 features."""
     monkeypatch.setattr(tiles, "configuration", small_tiles)

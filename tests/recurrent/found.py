@@ -1,39 +1,35 @@
 """The cells that tests run over: all that are found in the package and ``examples/extending``, and one of its own."""
 
-from __future__ import annotations
-
 import importlib
 import inspect
 import pkgutil
-from collections.abc import Callable
 from functools import partial
 
 import my_package
 import torch
-from torch import Tensor
 
 from recurrl.config.plugins import options_class
 from recurrl.recurrent import RecurrentModule
 from recurrl.recurrent.backends import AUTO, RECOMPUTE, Options, backend_names, unsupported_reason
-from recurrl.recurrent.cell import Cell, States, Weights
+from recurrl.recurrent.cell import Cell
 from recurrl.recurrent.cells import cell_names, make_cell
 from recurrl.recurrent.cells.mingru import MinGRU
 
 
 class Several(Cell):
-    """States of three ranks that act on one another, and parameters likewise."""
+    """States of three ranks that act on one another, and parameters of three ranks."""
 
-    def __init__(self, hidden_size: int) -> None:
+    def __init__(self, hidden_size):
         self.hidden_size = hidden_size
 
-    def parameters(self, input_size: int) -> dict[str, tuple[int, ...]]:
+    def parameters(self, input_size):
         hidden = self.hidden_size
         return {"cube": (2, 3, hidden), "scale": (), "weight": (hidden, input_size)}
 
-    def states(self) -> dict[str, tuple[int, ...]]:
+    def states(self):
         return {"_level": (), "_table": (2, 3), "_vector": (self.hidden_size,)}
 
-    def step(self, weights: Weights, x_BX: Tensor, states: States) -> tuple[Tensor, States]:
+    def step(self, weights, x_BX, states):
         level, table, vector = states
         vector = torch.tanh(x_BX @ weights["weight"].T + torch.einsum("bij,ijh->bh", table, weights["cube"]))
         level = torch.sigmoid(level + weights["scale"] * vector.sum(-1))
@@ -41,8 +37,8 @@ class Several(Cell):
         return vector * level[:, None] + states[2], (level, table, vector)
 
 
-def _of_examples() -> dict[str, Callable[[int], Cell]]:
-    found: dict[str, Callable[[int], Cell]] = {}
+def _of_examples():
+    found = {}
     for each in pkgutil.iter_modules(my_package.__path__):
         module = importlib.import_module(f"my_package.{each.name}")
         for name, member in vars(module).items():
@@ -51,11 +47,11 @@ def _of_examples() -> dict[str, Callable[[int], Cell]]:
     return found
 
 
-def _made(factory: Callable[[object], Cell], name: str, hidden_size: int) -> Cell:
+def _made(factory, name, hidden_size):
     return factory(options_class("cell", name)(name=name, hidden_size=hidden_size, num_layers=1))
 
 
-CELLS: dict[str, Callable[[int], Cell]] = {
+CELLS = {
     **{name: partial(make_cell, name) for name in cell_names()},
     **_of_examples(),
     "Several": Several,
@@ -75,9 +71,7 @@ RUNS = [
 """Each cell with each backend that supports it, and each kind of recomputation that the backend supports for it."""
 
 
-def layers_of(
-    cell: str, backend: str, recompute: str, size: tuple[int, ...], num_layers: int = 1, **options: object
-) -> RecurrentModule:
+def layers_of(cell, backend, recompute, size, num_layers=1, **options):
     """Layers in float64, of a size (rows, steps, inputs, hidden)."""
     torch.manual_seed(0)
     return RecurrentModule(

@@ -1,20 +1,15 @@
 """Shared by parity tests: reset patterns, batches, and all values that two implementations must agree on."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import torch
 from tensordict import TensorDict
-from torch import Tensor
 
-from recurrl.recurrent import RecurrentModule, set_recurrent_mode
+from recurrl.recurrent import set_recurrent_mode
 
 EPSILON = torch.finfo(torch.float32).eps
 PATTERNS = ("none", "first", "every step", "last", "random", "one row only")
 
 
-def resets(pattern: str, rows: int, steps: int) -> Tensor:
+def resets(pattern, rows, steps):
     """Reset flags ``is_init`` ``[rows, steps]``."""
     is_init = torch.zeros(rows, steps, dtype=torch.bool)
     if pattern == "first":
@@ -31,12 +26,12 @@ def resets(pattern: str, rows: int, steps: int) -> Tensor:
     return is_init
 
 
-def batch(module: RecurrentModule, is_init: Tensor) -> TensorDict:
+def batch(module, is_init):
     """Random inputs and stored states for a module, in its dtype."""
     generator = torch.Generator().manual_seed(1)
     dtype = next(module.parameters()).dtype
 
-    def random(*shape: int) -> Tensor:
+    def random(*shape):
         return torch.randn(*is_init.shape[:2], *shape, dtype=torch.float64, generator=generator).to(dtype)
 
     data = {"x": random(module.layers.input_size), "is_init": is_init}
@@ -45,15 +40,13 @@ def batch(module: RecurrentModule, is_init: Tensor) -> TensorDict:
     return TensorDict(data, is_init.shape[:2])
 
 
-def outputs_and_gradients(
-    module: torch.nn.Module, data: TensorDict, neighbours: torch.Generator | None = None
-) -> dict[str, Tensor]:
+def outputs_and_gradients(module, data, neighbours=None):
     """The output, the returned states and all gradients, in the module's dtype and on its device.
 
     The loss weights every element of the output and the states randomly; with ``neighbours``, by a neighbouring number.
     """
     first = next(module.parameters())
-    state_keys: list[Any] = [key for key in data.keys(True, True) if key not in ("x", "is_init")]
+    state_keys = [key for key in data.keys(True, True) if key not in ("x", "is_init")]
     inputs = {key: data[key].detach().to(first).requires_grad_() for key in ("x", *state_keys)}
     with set_recurrent_mode(True):
         result = module(data.copy().to(first.device).update(inputs))
@@ -70,7 +63,7 @@ def outputs_and_gradients(
     return found | {f"gradient of {name}": value for name, value in zip(wanted, gradients, strict=True)}
 
 
-def neighbouring(value: Tensor, generator: torch.Generator) -> Tensor:
+def neighbouring(value, generator):
     """Each number moved up or down by a unit in the last place of float32, in float64."""
     if not value.is_floating_point():
         return value
@@ -78,7 +71,7 @@ def neighbouring(value: Tensor, generator: torch.Generator) -> Tensor:
     return value.double() * torch.where(up, 1 + EPSILON, 1 - EPSILON)
 
 
-def relative_errors(found: dict[str, Tensor], expected: dict[str, Tensor]) -> dict[str, float]:
+def relative_errors(found, expected):
     """Norm of each difference, relative to the expected value's norm."""
     assert found.keys() == expected.keys()
     return {

@@ -1,7 +1,5 @@
 """What ``backend=auto`` chooses, and the log line that says so."""
 
-from __future__ import annotations
-
 import logging
 
 import pytest
@@ -14,11 +12,11 @@ from recurrl.recurrent.cells import make_cell
 
 
 @pytest.fixture(autouse=True)
-def _nothing_logged_before() -> None:
+def _nothing_logged_before():
     auto._log_once.cache_clear()
 
 
-def run(cell: str, *, double: bool = False, **options: object) -> str | None:
+def run(cell, *, double=False, **options):
     """The backend that ran."""
     module = RecurrentModule(cell, 3, 5, in_key="x", out_key="y", **options)
     dtype = torch.float64 if double else torch.float32
@@ -39,11 +37,11 @@ def run(cell: str, *, double: bool = False, **options: object) -> str | None:
         ("mingru", {}, "native"),
     ],
 )
-def test_the_first_that_supports_the_layer_is_chosen(cell: str, options: dict[str, object], chosen: str) -> None:
+def test_the_first_that_supports_the_layer_is_chosen(cell, options, chosen):
     assert run(cell, **options) == chosen
 
 
-def test_on_a_gpu_it_is_the_first_that_can() -> None:
+def test_on_a_gpu_it_is_the_first_that_can():
     device = torch.device("cuda")
     assert candidates(device) == ("pad", "scan")
     for cell, options, reason in (("gru", Options("full"), "Choose backend=scan"), ("mingru", Options(), "no fused")):
@@ -51,7 +49,7 @@ def test_on_a_gpu_it_is_the_first_that_can() -> None:
         assert unsupported_reason("auto", make_cell(cell, 5), options, device) is None
 
 
-def test_it_logs_its_choice_once_and_what_is_missing(no_compiler: None, caplog: pytest.LogCaptureFixture) -> None:
+def test_it_logs_its_choice_once_and_what_is_missing(no_compiler, caplog):
     with caplog.at_level(logging.INFO):
         assert run("gru") == "scan"
         run("gru")

@@ -1,7 +1,5 @@
 """What a cell declares, and what is made of it."""
 
-from __future__ import annotations
-
 import pickle
 from copy import deepcopy
 
@@ -10,7 +8,6 @@ import torch
 from found import CELLS, Several, layers_of
 from my_package.elman_cell import Elman, ElmanConfig
 from parity import batch, outputs_and_gradients, resets
-from torch import Tensor
 from torch.nn import functional
 
 from recurrl.config.plugins import options_class, values
@@ -18,7 +15,6 @@ from recurrl.errors import ConfigError
 from recurrl.policy.build import make_cell
 from recurrl.recurrent import GatedCell, RecurrentModule
 from recurrl.recurrent.backends import Options, unsupported_reason
-from recurrl.recurrent.cell import Cell, States, Weights
 from recurrl.recurrent.cells import cell_names
 from recurrl.recurrent.cells.lstm import LSTM
 from recurrl.recurrent.linear import gated
@@ -27,13 +23,13 @@ from recurrl.recurrent.windows import convolved, windows
 CPU = torch.device("cpu")
 
 
-def layers(cell: Cell | str, *arguments: int, **options: object) -> RecurrentModule:
+def layers(cell, *arguments, **options):
     torch.manual_seed(0)
     return RecurrentModule(cell, *arguments, in_key="x", out_key="y", **options)
 
 
 @pytest.mark.parametrize("cell", CELLS)
-def test_each_layer_and_direction_has_the_declared_parameters_and_states(cell: str) -> None:
+def test_each_layer_and_direction_has_the_declared_parameters_and_states(cell):
     module = layers_of(cell, "auto", "none", (0, 0, 3, 5), num_layers=2, bidirectional=True)
     made = CELLS[cell](5)
     expected = {
@@ -51,7 +47,7 @@ def test_each_layer_and_direction_has_the_declared_parameters_and_states(cell: s
     "copied", [deepcopy, lambda module: pickle.loads(pickle.dumps(module))], ids=["copy", "pickle"]
 )
 @pytest.mark.parametrize("cell", CELLS)
-def test_a_copy_computes_the_same(cell: str, copied: object) -> None:
+def test_a_copy_computes_the_same(cell, copied):
     module = layers_of(cell, "scan", "none", (3, 5, 3, 5))
     data = batch(module, resets("random", 3, 5))
     found, expected = outputs_and_gradients(copied(module), data), outputs_and_gradients(module, data)
@@ -59,14 +55,14 @@ def test_a_copy_computes_the_same(cell: str, copied: object) -> None:
 
 
 @pytest.mark.parametrize("cell", cell_names())
-def test_a_cell_made_by_name_has_the_defaults_of_its_yaml(cell: str) -> None:
+def test_a_cell_made_by_name_has_the_defaults_of_its_yaml(cell):
     made = make_cell(options_class("cell", cell)(**values("cell", cell)))
     assert vars(made) == vars(CELLS[cell](made.hidden_size))
 
 
-def test_parameters_are_initialised_like_torchs_unless_the_cell_says_otherwise() -> None:
+def test_parameters_are_initialised_like_torchs_unless_the_cell_says_otherwise():
     class Own(Several):
-        def initialize(self, name: str, parameter: Tensor) -> None:
+        def initialize(self, name, parameter):
             if name == "scale":
                 parameter.fill_(7.0)
             else:
@@ -82,30 +78,30 @@ def test_parameters_are_initialised_like_torchs_unless_the_cell_says_otherwise()
 
 
 class WrongOutput(Several):
-    def step(self, weights: Weights, x_BX: Tensor, states: States) -> tuple[Tensor, States]:
+    def step(self, weights, x_BX, states):
         output, states = super().step(weights, x_BX, states)
         return output[:, 1:], states
 
 
 class WrongState(Several):
-    def step(self, weights: Weights, x_BX: Tensor, states: States) -> tuple[Tensor, States]:
+    def step(self, weights, x_BX, states):
         output, (level, table, vector) = super().step(weights, x_BX, states)
         return output, (level, table.transpose(1, 2), vector)
 
 
 class MissingState(Several):
-    def step(self, weights: Weights, x_BX: Tensor, states: States) -> tuple[Tensor, States]:
+    def step(self, weights, x_BX, states):
         output, states = super().step(weights, x_BX, states)
         return output, states[:2]
 
 
 class NoStates(Several):
-    def states(self) -> dict[str, tuple[int, ...]]:
+    def states(self):
         return {}
 
 
 class NoParameters(Several):
-    def parameters(self, input_size: int) -> dict[str, tuple[int, ...]]:
+    def parameters(self, input_size):
         return {}
 
 
@@ -151,18 +147,18 @@ class OnlyActivated(GatedCell):
         (NoParameters, "has 0 parameters and 3 states"),
     ],
 )
-def test_a_step_that_does_not_return_what_the_cell_declares_is_rejected(kind: type[Several], message: str) -> None:
+def test_a_step_that_does_not_return_what_the_cell_declares_is_rejected(kind, message):
     with pytest.raises(ConfigError, match=message):
         layers(kind(5), 3)
 
 
-@pytest.mark.parametrize("given", [{"hidden_size": 5}, {"bias": False}, {"proj_size": 2}], ids=str)
-def test_a_cells_own_options_are_not_given_to_the_module(given: dict[str, object]) -> None:
+@pytest.mark.parametrize("options", [{"hidden_size": 5}, {"bias": False}, {"proj_size": 2}], ids=str)
+def test_options_of_a_cell_object_are_rejected_by_the_module(options):
     with pytest.raises(ValueError, match="takes hidden_size, bias and proj_size with the name of a cell only"):
-        layers(Several(5), 3, **given)
+        layers(Several(5), 3, **options)
 
 
-def test_what_rejects_a_cell_names_it() -> None:
+def test_what_rejects_a_cell_names_it():
     elman = Elman(ElmanConfig(name="", hidden_size=4, num_layers=1))
     for backend in ("pad", "triton"):
         assert "cell=elman" in str(unsupported_reason(backend, elman, Options(), CPU))
@@ -174,7 +170,7 @@ class GRU(Several):
     """Bears the name of another cell."""
 
 
-def test_a_cell_of_the_same_name_does_not_get_the_kernels_of_the_packages() -> None:
+def test_a_cell_of_the_same_name_does_not_get_the_kernels_of_the_packages():
     assert "has no kernel" in str(unsupported_reason("triton", GRU(4), Options(), CPU))
     assert "no fused kernel" in str(unsupported_reason("pad", GRU(4), Options(), CPU))
     module = layers(GRU(4), 3)
@@ -183,7 +179,7 @@ def test_a_cell_of_the_same_name_does_not_get_the_kernels_of_the_packages() -> N
         module.make_cudnn_based()
 
 
-def test_a_cell_with_kernels_is_not_derived_from() -> None:
+def test_a_cell_with_kernels_is_not_derived_from():
     with pytest.raises(TypeError, match="Derive from GatedCell"):
         type("Peephole", (LSTM,), {})
 
@@ -193,12 +189,12 @@ class UpdateGate(GatedCell):
 
     GATES = 2
 
-    def activate(self, x_gates_BG: Tensor, h_gates_BG: Tensor, states_BH: States) -> States:
+    def activate(self, x_gates_BG, h_gates_BG, states_BH):
         z, n = (x_gates_BG + h_gates_BG).chunk(2, -1)
         return (torch.lerp(torch.tanh(n), states_BH[0], torch.sigmoid(z)),)
 
 
-def test_a_gated_cell_needs_its_gates_only() -> None:
+def test_a_gated_cell_needs_its_gates_only():
     module = layers(UpdateGate(5), 3, recurrent_backend="reference").double()
     data = batch(module, resets("random", 4, 9))
     weights = {name.removesuffix("_l0"): value for name, value in module.layers.named_parameters()}
@@ -218,12 +214,12 @@ def test_a_gated_cell_needs_its_gates_only() -> None:
         torch.testing.assert_close(value, expected[name], rtol=1e-10, atol=1e-12)
 
 
-def test_an_unknown_name_gets_the_names_there_are() -> None:
+def test_an_unknown_name_gets_the_names_there_are():
     with pytest.raises(ValueError, match=f"Unknown cell 'gruu'. Choose one of: {', '.join(cell_names())}"):
         layers("gruu", 3, 5)
 
 
-def test_a_short_convolution_is_torchs() -> None:
+def test_a_short_convolution_is_torchs():
     torch.manual_seed(0)
     inputs, weight, bias = torch.randn(2, 9, 5), torch.randn(4, 5), torch.randn(5)
     starts = torch.zeros(2, 9, dtype=torch.bool)
@@ -233,7 +229,7 @@ def test_a_short_convolution_is_torchs() -> None:
     torch.testing.assert_close(found, expected)
 
 
-def test_the_gradient_of_an_open_gate_keeps_its_digits() -> None:
+def test_the_gradient_of_an_open_gate_keeps_its_digits():
     gate = torch.tensor(14.0, requires_grad=True)
     gated(torch.tensor(1.0), gate).backward()
     exact = torch.sigmoid(torch.tensor(-14.0, dtype=torch.float64)) * torch.sigmoid(torch.tensor(14.0))
@@ -241,7 +237,7 @@ def test_the_gradient_of_an_open_gate_keeps_its_digits() -> None:
 
 
 @pytest.mark.parametrize("gate", [-90.0, -5.0, 0.0, 5.0])
-def test_slstms_first_output_does_not_depend_on_how_much_enters(gate: float) -> None:
+def test_slstms_first_output_does_not_depend_on_how_much_enters(gate):
     """The weighted mean of one number is that number."""
     module = layers("slstm", 3, 4).double()
     with torch.no_grad():
@@ -254,7 +250,7 @@ def test_slstms_first_output_does_not_depend_on_how_much_enters(gate: float) -> 
 
 
 @pytest.mark.parametrize("cell", ["mingru", "minlstm"])
-def test_units_forget_at_different_rates_from_the_start(cell: str) -> None:
+def test_units_forget_at_different_rates_from_the_start(cell):
     torch.manual_seed(0)
     module = layers(cell, 3, 1000)
     weights = {name.removesuffix("_l0"): value for name, value in module.layers.named_parameters()}

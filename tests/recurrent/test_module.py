@@ -1,22 +1,20 @@
 """The TensorDict module: steps and sequences, keys, states."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from found import CELLS, layers_of
 from tensordict import TensorDict
 from torchrl.data import Unbounded
 
-from recurrl.recurrent import GRUModule, LSTMModule, RecurrentModule, set_recurrent_mode
+from recurrl.recurrent import GRUModule, LSTMModule, set_recurrent_mode
 
 
 @pytest.fixture(params=CELLS)
-def module(request: pytest.FixtureRequest) -> RecurrentModule:
+def module(request):
     return layers_of(request.param, "auto", "none", (0, 0, 3, 5), num_layers=2)
 
 
-def random_batch(module: RecurrentModule, *batch: int) -> TensorDict:
+def random_batch(module, *batch):
     generator = torch.Generator().manual_seed(0)
     states = {
         key: torch.randn(*batch, *spec.shape, dtype=torch.float64, generator=generator)
@@ -27,7 +25,7 @@ def random_batch(module: RecurrentModule, *batch: int) -> TensorDict:
     return TensorDict({"x": x, "is_init": is_init, **states}, batch)
 
 
-def test_a_sequence_equals_its_steps_one_by_one(module: RecurrentModule) -> None:
+def test_a_sequence_equals_its_steps_one_by_one(module):
     data = random_batch(module, 4, 7)
     for key in module.state_keys:
         data[key][data["is_init"].squeeze(-1)] = 0.0  # like an environment's primer at a reset
@@ -44,7 +42,7 @@ def test_a_sequence_equals_its_steps_one_by_one(module: RecurrentModule) -> None
         torch.testing.assert_close(sequence["next", key][:, -1], carried[key])
 
 
-def test_a_step_zeroes_the_state_where_an_episode_starts(module: RecurrentModule) -> None:
+def test_a_step_zeroes_the_state_where_an_episode_starts(module):
     data = random_batch(module, 6)
     data["is_init"][:] = True
     zeroed = data.clone()
@@ -55,7 +53,7 @@ def test_a_step_zeroes_the_state_where_an_episode_starts(module: RecurrentModule
     torch.testing.assert_close(module(data)["y"], module(zeroed)["y"])
 
 
-def test_next_states_are_zero_except_at_segment_ends(module: RecurrentModule) -> None:
+def test_next_states_are_zero_except_at_segment_ends(module):
     data = random_batch(module, 4, 7)
     ends = torch.ones(4, 7, dtype=torch.bool)
     ends[:, :-1] = data["is_init"].squeeze(-1)[:, 1:]
@@ -66,7 +64,7 @@ def test_next_states_are_zero_except_at_segment_ends(module: RecurrentModule) ->
         assert torch.equal(nonzero, ends)
 
 
-def test_a_flat_batch_of_slices_that_start_episodes_equals_the_stacked_slices(module: RecurrentModule) -> None:
+def test_a_flat_batch_of_slices_that_start_episodes_equals_the_stacked_slices(module):
     data = random_batch(module, 4, 7)
     data["is_init"][:, 0] = True
     with set_recurrent_mode(True):
@@ -75,38 +73,38 @@ def test_a_flat_batch_of_slices_that_start_episodes_equals_the_stacked_slices(mo
     torch.testing.assert_close(flat, stacked.reshape(28, 5))
 
 
-def test_a_single_step_needs_no_batch_dimension(module: RecurrentModule) -> None:
+def test_a_single_step_needs_no_batch_dimension(module):
     data = random_batch(module, 1)
     torch.testing.assert_close(module(data[0])["y"], module(data.clone())["y"][0])
 
 
-def test_inputs_need_not_be_contiguous(module: RecurrentModule) -> None:
+def test_inputs_need_not_be_contiguous(module):
     data = random_batch(module, 7, 4)
     transposed = data.transpose(0, 1)
     with set_recurrent_mode(True):
         torch.testing.assert_close(module(transposed.clone())["y"], module(transposed.contiguous())["y"])
 
 
-def test_the_primer_gives_an_environment_the_states(module: RecurrentModule) -> None:
+def test_the_primer_gives_an_environment_the_states(module):
     primers = module.make_tensordict_primer().primers
     declared = {f"recurrent_state{suffix}": (2, *shape) for suffix, shape in module.cell.states().items()}
     assert dict(primers.items()) == {key: Unbounded(shape=shape) for key, shape in declared.items()}
 
 
-def test_a_primer_that_would_not_carry_the_state_is_rejected() -> None:
+def test_a_primer_that_would_not_carry_the_state_is_rejected():
     module = GRUModule(3, 5, in_keys=["x", "h"], out_keys=["y", "h"])
     with pytest.raises(RuntimeError, match=r"written to \[\('next', 'h'\)\]"):
         module.make_tensordict_primer()
 
 
-def test_a_missing_entry_is_named(module: RecurrentModule) -> None:
+def test_a_missing_entry_is_named(module):
     with pytest.raises(KeyError, match="is_init"):
         module(random_batch(module, 2).exclude("is_init"))
     with pytest.raises(KeyError, match="'x'"):
         module(random_batch(module, 2).exclude("x"))
 
 
-def test_a_sequence_needs_a_time_dimension(module: RecurrentModule) -> None:
+def test_a_sequence_needs_a_time_dimension(module):
     with set_recurrent_mode(True), pytest.raises(ValueError, match="at least one batch dimension"):
         module(random_batch(module, 1)[0])
 
@@ -131,12 +129,12 @@ def test_a_sequence_needs_a_time_dimension(module: RecurrentModule) -> None:
         ),
     ],
 )
-def test_invalid_options_raise_with_a_remedy(options: dict[str, object], message: str) -> None:
+def test_invalid_options_raise_with_a_remedy(options, message):
     with pytest.raises(ValueError, match=message):
         GRUModule(3, 5, **options)
 
 
-def test_dropout_acts_between_layers_in_training_only() -> None:
+def test_dropout_acts_between_layers_in_training_only():
     torch.manual_seed(0)
     module = GRUModule(3, 64, num_layers=2, dropout=0.5, in_key="x", out_key="y")
     data = TensorDict({"x": torch.randn(4, 6, 3), "is_init": torch.zeros(4, 6, 1, dtype=torch.bool)}, [4, 6])

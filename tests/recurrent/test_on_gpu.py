@@ -1,9 +1,5 @@
 """The recurrent layer on a CUDA device: `pytest -m gpu`."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 import torch
 from parity import PATTERNS, batch, outputs_and_gradients, resets
@@ -23,23 +19,21 @@ TOLERANCES = {"ieee": 2e-5, "tf32x3": 2e-5, "tf32": 2e-3, "bf16": 2e-2}
 @pytest.mark.parametrize("hidden", [1, 17, 64, 96, 128, 200, 512, 1024])
 @pytest.mark.parametrize("precision", TOLERANCES)
 @pytest.mark.parametrize("cell", CELLS)
-def test_kernels_equal_the_reference(
-    cell: str, precision: str, hidden: int, recompute: dict[str, Any], pattern: str
-) -> None:
+def test_kernels_equal_the_reference(cell, precision, hidden, recompute, pattern):
     module = make(cell, hidden, precision=precision, **recompute).cuda()
     assert_within(module, batch(module, resets(pattern, 37, 21)), TOLERANCES[precision])
 
 
 @pytest.mark.parametrize("backend", ["pad", "scan"])
 @pytest.mark.parametrize("cell", CELLS)
-def test_the_other_backends_equal_the_reference(cell: str, backend: str) -> None:
+def test_the_other_backends_equal_the_reference(cell, backend):
     module = make(cell, 64, backend).cuda()
     assert_within(module, batch(module, resets("random", 37, 21)), 2e-5)
 
 
 @pytest.mark.parametrize("hidden", [64, 256])
 @pytest.mark.parametrize("cell", CELLS)
-def test_a_captured_layer_follows_new_data(cell: str, hidden: int) -> None:
+def test_a_captured_layer_follows_new_data(cell, hidden):
     module = make(cell, hidden).cuda().requires_grad_(False)
     data = batch(module, resets("random", 16, 12)).cuda()
     stream = torch.cuda.Stream()
@@ -57,7 +51,7 @@ def test_a_captured_layer_follows_new_data(cell: str, hidden: int) -> None:
     torch.testing.assert_close(captured, expected)
 
 
-def test_a_non_default_stream_gives_the_same_result() -> None:
+def test_a_non_default_stream_gives_the_same_result():
     module = make("gru", 64).cuda()
     data = batch(module, resets("random", 16, 12))
     expected = outputs_and_gradients(module, data)
@@ -71,7 +65,7 @@ def test_a_non_default_stream_gives_the_same_result() -> None:
 
 
 @pytest.mark.skipif("torch.cuda.device_count() < 2", reason="one device only")
-def test_a_second_device_gives_the_same_result() -> None:
+def test_a_second_device_gives_the_same_result():
     module = make("lstm", 64)
     data = batch(module, resets("random", 16, 12))
     expected = outputs_and_gradients(module.to("cuda:0"), data)
@@ -80,7 +74,7 @@ def test_a_second_device_gives_the_same_result() -> None:
         torch.testing.assert_close(found[name].to("cuda:0"), value, msg=name)
 
 
-def test_offsets_beyond_32_bits_are_correct() -> None:
+def test_offsets_beyond_32_bits_are_correct():
     module = make("gru", 128, precision="bf16").cuda()
     rows, steps = 40_000, 128
     assert rows * steps * 4 * 128 > 2**31

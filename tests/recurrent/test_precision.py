@@ -1,12 +1,9 @@
 """Precision modes: names, precedence, resolution, and support by backend."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
 import warnings
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -26,7 +23,7 @@ CPU = torch.device("cpu")
 
 
 @pytest.fixture(autouse=True)
-def _settings(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _settings(monkeypatch):
     """Restores torch's and our settings."""
     monkeypatch.delenv(environment.RNN_PRECISION, raising=False)
     before = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
@@ -39,7 +36,7 @@ def _settings(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.fixture
-def gpu(monkeypatch: pytest.MonkeyPatch) -> torch.device:
+def gpu(monkeypatch):
     """Looks like a CUDA device of compute capability 9.0 to the precision module."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
@@ -47,44 +44,42 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> torch.device:
 
 
 @pytest.mark.parametrize("mode", ["ieee", "tf32", "tf32x3", "bf16"])
-def test_get_returns_the_mode_that_was_set(mode: str) -> None:
+def test_get_returns_the_mode_that_was_set(mode):
     set_recurrent_matmul_precision(mode)
     assert get_recurrent_matmul_precision() == mode
 
 
 @pytest.mark.parametrize("reset", ["auto", None])
-def test_a_setting_can_be_reset(reset: str | None) -> None:
+def test_a_setting_can_be_reset(reset):
     set_recurrent_matmul_precision("tf32")
     set_recurrent_matmul_precision(reset)
     assert get_recurrent_matmul_precision() == "ieee"
 
 
 @pytest.mark.parametrize(("ours", "concrete"), [("fast", "tf32"), ("high-prec", "tf32x3")])
-def test_a_preset_depends_on_the_device(gpu: torch.device, ours: str, concrete: str) -> None:
+def test_a_preset_depends_on_the_device(gpu, ours, concrete):
     set_recurrent_matmul_precision(ours)
     assert get_recurrent_matmul_precision() == precision.resolve(ours, gpu) == concrete
     assert precision.resolve(ours, CPU) == "ieee"
 
 
-def test_a_preset_is_ieee_on_a_gpu_without_tensor_cores(gpu: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_preset_is_ieee_on_a_gpu_without_tensor_cores(gpu, monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (7, 0))
     assert precision.resolve("fast", gpu) == "ieee"
 
 
-def test_a_preset_is_ieee_with_amd(gpu: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_preset_is_ieee_with_amd(gpu, monkeypatch):
     monkeypatch.setattr(torch.version, "hip", "6.0")
     assert precision.resolve("fast", gpu) == "ieee"
 
 
 @pytest.mark.parametrize(("theirs", "concrete"), [("highest", "ieee"), ("high", "tf32x3"), ("medium", "tf32")])
-def test_torchs_setting_is_the_default(gpu: torch.device, theirs: str, concrete: str) -> None:
+def test_torchs_setting_is_the_default(gpu, theirs, concrete):
     torch.set_float32_matmul_precision(theirs)
     assert get_recurrent_matmul_precision() == concrete
 
 
-def test_a_setting_overrides_the_environment_which_overrides_torch(
-    gpu: torch.device, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_setting_overrides_the_environment_which_overrides_torch(gpu, monkeypatch):
     torch.set_float32_matmul_precision("medium")
     monkeypatch.setenv("TORCHRL_RNN_PRECISION", " TF32x3 ")
     set_recurrent_matmul_precision(None)
@@ -94,7 +89,7 @@ def test_a_setting_overrides_the_environment_which_overrides_torch(
     assert precision.resolve("ieee", gpu) == "ieee"
 
 
-def test_an_invalid_environment_variable_is_rejected_when_it_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_invalid_environment_variable_is_rejected_when_it_is_used(monkeypatch):
     monkeypatch.setenv("TORCHRL_RNN_PRECISION", "fp16")
     set_recurrent_matmul_precision("ieee")
     assert get_recurrent_matmul_precision() == "ieee"
@@ -103,7 +98,7 @@ def test_an_invalid_environment_variable_is_rejected_when_it_is_used(monkeypatch
         get_recurrent_matmul_precision()
 
 
-def test_the_environment_is_read_at_import_and_at_a_reset(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_environment_is_read_at_import_and_at_a_reset(monkeypatch):
     monkeypatch.setenv("TORCHRL_RNN_PRECISION", "bf16")
     assert get_recurrent_matmul_precision() == "ieee"
     set_recurrent_matmul_precision("auto")
@@ -111,14 +106,14 @@ def test_the_environment_is_read_at_import_and_at_a_reset(monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize(("value", "found"), [("bf16", "bf16"), ("fp16", "not a precision: 'fp16'")])
-def test_the_package_can_be_imported_whatever_the_environment(value: str, found: str) -> None:
+def test_the_package_can_be_imported_whatever_the_environment(value, found):
     read = "from recurrl.recurrent import get_recurrent_matmul_precision as get; print(get())"
     env = {**os.environ, "TORCHRL_RNN_PRECISION": value}
     result = subprocess.run([sys.executable, "-c", read], env=env, capture_output=True, text=True, timeout=120)
     assert found in (result.stdout + result.stderr).splitlines()[-1]
 
 
-def test_an_unknown_mode_is_rejected() -> None:
+def test_an_unknown_mode_is_rejected():
     with pytest.raises(ValueError, match="Choose one of: auto, ieee, tf32, tf32x3, bf16, fast, high-prec"):
         set_recurrent_matmul_precision("fp16")
     with pytest.raises(ValueError, match="Invalid recurrent_matmul_precision: 'fp16'"):
@@ -135,9 +130,7 @@ def test_an_unknown_mode_is_rejected() -> None:
         ("recurrent_compute_dtype", torch.bfloat16, "recurrent_compute_dtype=torch.bfloat16 is not possible"),
     ],
 )
-def test_backends_on_torchs_matmuls_warn_once_and_ignore_what_they_cannot_follow(
-    backend: str, option: str, value: object, reason: str
-) -> None:
+def test_backends_on_torchs_matmuls_warn_once_and_ignore_what_they_cannot_follow(backend, option, value, reason):
     warn_once.cache_clear()
     torch.manual_seed(0)
     module = GRUModule(3, 5, in_key="x", out_key="y", recurrent_backend=backend, **{option: value})
@@ -153,7 +146,7 @@ def test_backends_on_torchs_matmuls_warn_once_and_ignore_what_they_cannot_follow
         assert torch.equal(plain(data.clone())["y"], found)
 
 
-def test_torchs_setting_must_match_the_requested_precision(gpu: torch.device) -> None:
+def test_torchs_setting_must_match_the_requested_precision(gpu):
     torch.backends.cudnn.allow_tf32 = True
     torch.backends.cuda.matmul.allow_tf32 = True
     assert precision.conflict_with_torch("scan", "tf32", gpu) is None

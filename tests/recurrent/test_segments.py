@@ -1,35 +1,31 @@
 """Segments: packing, mirroring, permutations."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import Tensor
 
 from recurrl.recurrent.backends.native.recurrence import recurrence as native_recurrence
-from recurrl.recurrent.linear import Recurrence
 from recurrl.recurrent.linear_recurrence import linear_recurrence
 from recurrl.recurrent.segments import Segments, expanded, mirrored
 
 
 @st.composite
-def flags(draw: st.DrawFn) -> torch.Tensor:
+def flags(draw):
     rows, steps = draw(st.integers(1, 5)), draw(st.integers(1, 12))
     drawn = draw(st.lists(st.booleans(), min_size=rows * steps, max_size=rows * steps))
     return torch.tensor(drawn).reshape(rows, steps)
 
 
-def segments_of(is_init: Tensor) -> Segments:
+def segments_of(is_init):
     starts = is_init.clone()
     starts[:, 0] = True
     return Segments(starts)
 
 
-def pieces(is_init: torch.Tensor) -> list[list[int]]:
+def pieces(is_init):
     """Flat indices of each segment, found by walking the rows."""
-    found: list[list[int]] = []
+    found = []
     for row in range(is_init.shape[0]):
         for step in range(is_init.shape[1]):
             if step == 0 or is_init[row, step]:
@@ -39,10 +35,10 @@ def pieces(is_init: torch.Tensor) -> list[list[int]]:
 
 
 @given(is_init=flags())
-def test_packing_lays_each_segment_in_its_own_lane_longest_first(is_init: torch.Tensor) -> None:
+def test_packing_lays_each_segment_in_its_own_lane_longest_first(is_init):
     packing = segments_of(is_init).packing
     flat = torch.arange(is_init.numel()).reshape(is_init.shape)
-    lanes: list[list[int]] = [[] for _ in range(packing.batch_sizes[0])]
+    lanes = [[] for _ in range(packing.batch_sizes[0])]
     for step in packing.pack(flat).split(packing.batch_sizes):
         for lane, index in zip(lanes, step.tolist(), strict=False):
             lane.append(index)
@@ -54,21 +50,21 @@ def test_packing_lays_each_segment_in_its_own_lane_longest_first(is_init: torch.
 
 
 @given(is_init=flags())
-def test_unpacking_undoes_packing(is_init: torch.Tensor) -> None:
+def test_unpacking_undoes_packing(is_init):
     packing = segments_of(is_init).packing
     values = torch.randn(*is_init.shape, 2)
     assert torch.equal(packing.unpack(packing.pack(values)), values)
 
 
 @given(is_init=flags())
-def test_a_mirror_reverses_each_segment_in_its_place(is_init: torch.Tensor) -> None:
+def test_a_mirror_reverses_each_segment_in_its_place(is_init):
     segments = segments_of(is_init)
     flat = torch.arange(is_init.numel()).reshape(is_init.shape)
     expected = torch.tensor([index for piece in pieces(is_init) for index in reversed(piece)])
     assert torch.equal(mirrored(flat, segments.mirror()).flatten(), expected)
 
 
-def test_equal_resets_share_a_packing_and_others_do_not() -> None:
+def test_equal_resets_share_a_packing_and_others_do_not():
     is_init = torch.rand(4, 9, generator=torch.Generator().manual_seed(0)) < 0.3
     one, same = segments_of(is_init), segments_of(is_init.clone())
     assert one.packing is same.packing
@@ -76,14 +72,14 @@ def test_equal_resets_share_a_packing_and_others_do_not() -> None:
     assert segments_of(is_init).packing is not one.packing
 
 
-def test_a_flat_batch_of_slices_takes_as_many_steps_as_its_longest_segment() -> None:
+def test_a_flat_batch_of_slices_takes_as_many_steps_as_its_longest_segment():
     is_init = torch.zeros(1, 4096, dtype=torch.bool)
     is_init[:, ::32] = True
     assert len(segments_of(is_init).packing.batch_sizes) == 32
 
 
 @given(is_init=flags())
-def test_the_states_before_packed_steps_are_found(is_init: torch.Tensor) -> None:
+def test_the_states_before_packed_steps_are_found(is_init):
     packing = segments_of(is_init).packing
     found = packing.before_P.tolist()
     first = packing.starts_N.tolist()
@@ -104,9 +100,7 @@ FORMS = {  # the shapes of a and of a state, and the dimension of real and imagi
 @pytest.mark.parametrize("steps", [(2, 7), ()], ids=["of each step", "of all steps"])
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS.keys())
 @pytest.mark.parametrize("recurrence", [linear_recurrence, pytest.param(native_recurrence, marks=pytest.mark.native)])
-def test_a_linear_recurrence_equals_its_loop_and_has_its_derivatives(
-    recurrence: Recurrence, form: tuple[tuple[int, ...], tuple[int, ...], int | None], steps: tuple[int, ...]
-) -> None:
+def test_a_linear_recurrence_equals_its_loop_and_has_its_derivatives(recurrence, form, steps):
     (of_a, of_state, pair), generator = form, torch.Generator().manual_seed(0)
     a = torch.rand((*steps, *of_a), dtype=torch.float64, generator=generator)
     b, stored = torch.randn(2, 2, 7, *of_state, dtype=torch.float64, generator=generator).unbind(0)
@@ -123,7 +117,7 @@ def test_a_linear_recurrence_equals_its_loop_and_has_its_derivatives(
         expected.append(s)
     inputs = [a.requires_grad_(), b.requires_grad_(), stored.requires_grad_()]
 
-    def run(a: Tensor, b: Tensor, stored: Tensor) -> Tensor:
+    def run(a, b, stored):
         return recurrence(a, b, starts, stored, pair)
 
     found = recurrence(a, b, starts, stored_read, pair)

@@ -1,9 +1,6 @@
 """When the triton backend is available, and which kernels it launches."""
 
-from __future__ import annotations
-
 from itertools import product
-from typing import Any
 
 import pytest
 import torch
@@ -25,20 +22,20 @@ CPU = torch.device("cpu")
         ("gru", 1025, {}, "hidden_size=1025 is not possible .* tested up to 1024"),
     ],
 )
-def test_unsupported_options_are_rejected(cell: str, hidden_size: int, options: dict[str, Any], message: str) -> None:
+def test_unsupported_options_are_rejected(cell, hidden_size, options, message):
     reason = backends.unsupported_reason("triton", make_cell(cell, hidden_size), Options(**options), CPU)
     assert reason is not None
     assert pytest.RaisesExc(ValueError, match=message).matches(ValueError(reason))
 
 
-def test_without_a_gpu_and_the_interpreter_the_backend_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_gpu_and_the_interpreter_the_backend_says_so(monkeypatch):
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     reason = backends.unsupported_reason("triton", make_cell("gru", 64), Options(), CPU)
     assert str(reason).startswith("backend=triton needs a CUDA device, and this is device=cpu. Choose backend=auto")
 
 
 @pytest.mark.parametrize(("capability", "runs"), [((7, 5), False), ((8, 0), True), ((8, 9), True), ((9, 0), True)])
-def test_an_old_gpu_is_rejected(capability: tuple[int, int], runs: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_old_gpu_is_rejected(capability, runs, monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
     reason = backends.unsupported_reason("triton", make_cell("gru", 512), Options(), torch.device("cuda"))
     assert (reason is None) is runs
@@ -46,7 +43,7 @@ def test_an_old_gpu_is_rejected(capability: tuple[int, int], runs: bool, monkeyp
 
 
 @pytest.mark.parametrize("cell", CELLS)
-def test_every_launch_specifies_all_arguments(cell: str) -> None:
+def test_every_launch_specifies_all_arguments(cell):
     for precision, hidden in product(tiles.PRECISIONS, [1, 64, 128, 1000]):
         for launch in kernels.launches_of(kernels.Layer(cell, hidden, precision, 90)):
             annotations = launch.kernel.fn.__annotations__
@@ -55,7 +52,7 @@ def test_every_launch_specifies_all_arguments(cell: str) -> None:
 
 
 @pytest.mark.parametrize("precision", tiles.PRECISIONS)
-def test_every_tile_is_a_power_of_two_that_tensor_cores_can_take(precision: str) -> None:
+def test_every_tile_is_a_power_of_two_that_tensor_cores_can_take(precision):
     for hidden in range(1, tiles.LARGEST_HIDDEN + 1):
         lanes, units, depth, *_ = tiles.configuration(hidden, precision)
         assert all(size >= 16 and size & (size - 1) == 0 for size in (lanes, units, depth))

@@ -1,9 +1,5 @@
 """The triton custom operators: autograd, memory, torch.compile, graph capture, autocast."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 import torch
 from hypothesis import given, settings
@@ -22,7 +18,7 @@ pytestmark = pytest.mark.usefixtures("poisoned_memory")
 
 
 @pytest.mark.parametrize("cell", CELLS)
-def test_without_gradients_no_gates_are_kept(cell: str, kept_gates: list[bool]) -> None:
+def test_without_gradients_no_gates_are_kept(cell, kept_gates):
     module = make(cell, 6)
     data = batch(module, resets("random", 5, 7))
     with set_recurrent_mode(True):
@@ -34,12 +30,12 @@ def test_without_gradients_no_gates_are_kept(cell: str, kept_gates: list[bool]) 
 
 
 @pytest.fixture
-def kept_gates(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+def kept_gates(monkeypatch):
     """Records, for each launch of the forward kernel, whether it writes the gates."""
-    kept: list[bool] = []
+    kept = []
     run = loop.Recurrence.run
 
-    def watched(self: Any, *arguments: Any, **constants: bool) -> None:
+    def watched(self, *arguments, **constants):
         kept.append(constants["KEEP"])
         run(self, *arguments, **constants)
 
@@ -48,13 +44,13 @@ def kept_gates(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
 
 
 @pytest.mark.parametrize("cell", CELLS)
-def test_recomputation_keeps_neither_states_nor_gates(cell: str) -> None:
+def test_recomputation_keeps_neither_states_nor_gates(cell):
     rows, steps, hidden = 2, 16, 16
     kept = {}
     for recompute, way in WAYS.items():
         module = make(cell, hidden, **way)
         data = batch(module, resets("none", rows, steps))
-        sizes: list[int] = []
+        sizes = []
         keep = torch.autograd.graph.saved_tensors_hooks(lambda t, s=sizes: s.append(t.numel()) or t, lambda t: t)
         with set_recurrent_mode(True), keep:
             module(data)
@@ -66,7 +62,7 @@ def test_recomputation_keeps_neither_states_nor_gates(cell: str) -> None:
 class NoLookAtTheData(TorchDispatchMode):
     """Rejects what waits for a GPU, and what a CUDA graph cannot capture: results that the host or a shape reads."""
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         name = func.name()
         assert "_local_scalar_dense" not in name
         assert "nonzero" not in name
@@ -76,7 +72,7 @@ class NoLookAtTheData(TorchDispatchMode):
 @pytest.mark.parametrize("recompute", ["none", "full"])
 @pytest.mark.parametrize("choose", [tiles.configuration, small_tiles], ids=["all steps", "step by step"])
 @pytest.mark.parametrize("cell", CELLS)
-def test_no_data_is_read_on_the_host(cell: str, choose: Any, recompute: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_data_is_read_on_the_host(cell, choose, recompute, monkeypatch):
     monkeypatch.setattr(tiles, "configuration", choose)
     module = make(cell, 17, bidirectional=True, **WAYS[recompute])
     data = batch(module, resets("random", 2, 3))
@@ -87,7 +83,7 @@ def test_no_data_is_read_on_the_host(cell: str, choose: Any, recompute: str, mon
 
 @settings(max_examples=30, deadline=None)
 @given(st.integers(1, 4), st.integers(1, 9), st.randoms(use_true_random=False))
-def test_lanes_are_the_segments_longest_first_and_few_enough_at_each_step(rows: int, steps: int, drawn: Any) -> None:
+def test_lanes_are_the_segments_longest_first_and_few_enough_at_each_step(rows, steps, drawn):
     is_init = torch.tensor([[drawn.random() < 0.4 for _ in range(steps)] for _ in range(rows)])
     packing = Segments(is_init).packing
     begin, length = loop._lanes(Segments(is_init).starts_BT)
@@ -100,7 +96,7 @@ def test_lanes_are_the_segments_longest_first_and_few_enough_at_each_step(rows: 
 
 
 @pytest.mark.parametrize("cell", CELLS)
-def test_the_operators_pass_torchs_registration_checks(cell: str, one_launch_a_step: None) -> None:
+def test_the_operators_pass_torchs_registration_checks(cell, one_launch_a_step):
     torch.use_deterministic_algorithms(False)  # NaN does not equal itself
     torch.manual_seed(0)
     weights = {name: torch.randn(shape) for name, shape in make_cell(cell, 6).parameters(4).items()}
@@ -118,7 +114,7 @@ def test_the_operators_pass_torchs_registration_checks(cell: str, one_launch_a_s
 
 
 @pytest.mark.parametrize("cell", CELLS)
-def test_a_module_compiles_without_graph_breaks(cell: str) -> None:
+def test_a_module_compiles_without_graph_breaks(cell):
     module = make(cell, 6, precision="auto")
     data = batch(module, resets("random", 5, 7))
     expected = outputs_and_gradients(module, data)
@@ -127,7 +123,7 @@ def test_a_module_compiles_without_graph_breaks(cell: str) -> None:
         torch.testing.assert_close(value, expected[name], rtol=1e-4, atol=1e-5)
 
 
-def test_another_dtype_is_rejected() -> None:
+def test_another_dtype_is_rejected():
     module = make("gru", 6).double()
     with set_recurrent_mode(True), pytest.raises(ValueError, match=r"computes in float32, .* torch\.float64"):
         module(batch(module, resets("none", 2, 3)).double())

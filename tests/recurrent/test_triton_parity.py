@@ -1,9 +1,5 @@
 """The triton kernels match the reference, under triton's interpreter without a GPU."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
@@ -34,7 +30,7 @@ TOLERANCES = {
 @pytest.mark.parametrize("precision", TOLERANCES)
 @pytest.mark.parametrize("hidden", [1, 17, 24, 50, 64, 96, 128, 200, 256, 512])
 @pytest.mark.parametrize("cell", CELLS)
-def test_all_combinations_equal_the_reference(cell: str, hidden: int, precision: str, recompute: str) -> None:
+def test_all_combinations_equal_the_reference(cell, hidden, precision, recompute):
     """Each row of the batch has a different reset pattern."""
     module = make(cell, hidden, precision=precision, **WAYS[recompute])
     data = batch(module, every_pattern(7 if hidden <= 64 else 3))
@@ -44,14 +40,14 @@ def test_all_combinations_equal_the_reference(cell: str, hidden: int, precision:
 @pytest.mark.parametrize("precision", TOLERANCES)
 @pytest.mark.parametrize("recompute", WAYS)
 @pytest.mark.parametrize("cell", CELLS)
-def test_kernels_equal_the_reference_that_rounds_the_same_operands(cell: str, recompute: str, precision: str) -> None:
+def test_kernels_equal_the_reference_that_rounds_the_same_operands(cell, recompute, precision):
     module = make(cell, 24, precision=precision, **WAYS[recompute])
     assert_within(module, batch(module, every_pattern(7)), TOLERANCES[precision], rounding_of=precision)
 
 
 @pytest.mark.parametrize(("precision", "other"), [("ieee", "tf32"), ("tf32", "bf16"), ("bf16", "ieee")])
 @pytest.mark.parametrize("cell", CELLS)
-def test_a_different_rounding_is_detected(cell: str, precision: str, other: str) -> None:
+def test_a_different_rounding_is_detected(cell, precision, other):
     module = make(cell, 24, precision=precision)
     found = errors(module, batch(module, every_pattern(7)), rounding_of=other)
     assert max(found.values()) > TOLERANCES[other]
@@ -59,15 +55,13 @@ def test_a_different_rounding_is_detected(cell: str, precision: str, other: str)
 
 @pytest.mark.parametrize("recompute", WAYS)
 @pytest.mark.parametrize("cell", CELLS)
-def test_one_launch_a_step_equals_the_reference(cell: str, recompute: str, one_launch_a_step: None) -> None:
+def test_one_launch_a_step_equals_the_reference(cell, recompute, one_launch_a_step):
     assert_within(make(cell, 17, **WAYS[recompute]), batch(make(cell, 17), every_pattern(4)), TOLERANCE)
 
 
 @settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data(), rows=st.integers(1, 4), steps=st.integers(1, 4), recompute=st.sampled_from(list(WAYS)))
-def test_any_resets_in_any_size(
-    data: st.DataObject, rows: int, steps: int, recompute: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_any_resets_in_any_size(data, rows, steps, recompute, monkeypatch):
     module = make(data.draw(st.sampled_from(CELLS)), 17, **WAYS[recompute])
     inputs = batch(module, resets("none", rows, steps))
     flags = data.draw(st.lists(st.booleans(), min_size=rows * steps, max_size=rows * steps))
@@ -80,40 +74,38 @@ def test_any_resets_in_any_size(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("cell", CELLS)
-def test_the_largest_size_equals_the_reference(cell: str) -> None:
+def test_the_largest_size_equals_the_reference(cell):
     module = make(cell, tiles.LARGEST_HIDDEN, precision="tf32x3")
     assert_within(module, batch(module, resets("random", 2, 2)), TOLERANCE)
 
 
 @pytest.mark.parametrize("shape", [(1, 1), (1, 9), (4, 1), (33, 3)], ids=str)
 @pytest.mark.parametrize("cell", CELLS)
-def test_any_number_of_rows_and_steps(cell: str, shape: tuple[int, int]) -> None:
+def test_any_number_of_rows_and_steps(cell, shape):
     assert_within(make(cell, 6), batch(make(cell, 6), resets("random", *shape)), TOLERANCE)
 
 
 @pytest.mark.parametrize("options", [{"num_layers": 2}, {"bias": False}, {"bidirectional": True}], ids=str)
 @pytest.mark.parametrize("cell", CELLS)
-def test_layers_directions_and_no_bias(cell: str, options: dict[str, Any]) -> None:
+def test_layers_directions_and_no_bias(cell, options):
     assert_within(make(cell, 6, **options), batch(make(cell, 6, **options), resets("random", 5, 7)), TOLERANCE)
 
 
 @pytest.mark.parametrize("recompute", ["none", "full"])
 @pytest.mark.parametrize("cell", CELLS)
-def test_layers_directions_and_no_bias_step_by_step(cell: str, recompute: str, one_launch_a_step: None) -> None:
+def test_layers_directions_and_no_bias_step_by_step(cell, recompute, one_launch_a_step):
     module = make(cell, 17, num_layers=2, bias=False, bidirectional=True, **WAYS[recompute])
     assert_within(module, batch(module, resets("random", 3, 4)), TOLERANCE)
 
 
-def test_a_projection_is_not_possible() -> None:
+def test_a_projection_is_not_possible():
     with pytest.raises(ValueError, match=r"proj_size=3 is not possible with backend=triton\. Choose backend=auto"):
         make("lstm", 17, proj_size=3)
 
 
 @pytest.mark.parametrize("precision", ["tf32", "bf16"])
 @pytest.mark.parametrize("cell", CELLS)
-def test_all_ways_to_compute_a_layer_round_the_same_operands(
-    cell: str, precision: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_all_ways_to_compute_a_layer_round_the_same_operands(cell, precision, monkeypatch):
     """They differ only in the order of float32 sums, far less than by differently rounded operands."""
     data = batch(make(cell, 24), resets("random", 3, 4))
     found = []
@@ -129,7 +121,7 @@ def test_all_ways_to_compute_a_layer_round_the_same_operands(
 
 
 @pytest.mark.parametrize("cell", CELLS)
-def test_a_loss_of_the_output_alone_has_its_gradients(cell: str) -> None:
+def test_a_loss_of_the_output_alone_has_its_gradients(cell):
     module, truth = make(cell, 6), make(cell, 6, "scan")
     data = batch(module, resets("random", 5, 7))
     for each in (module, truth):

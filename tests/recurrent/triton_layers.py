@@ -1,33 +1,23 @@
 """Shared by tests of the triton kernels: layers, and the reference they are compared with."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partialmethod
-from typing import Any
 from unittest import mock
 
 import torch
 from parity import PATTERNS, outputs_and_gradients, relative_errors, resets
-from tensordict import TensorDict
-from torch import Tensor
 
 from recurrl.recurrent import RecurrentModule
 from recurrl.recurrent.backends.triton import tiles
-from recurrl.recurrent.cell import Weights
 from recurrl.recurrent.gated import GatedCell
 
 CELLS = ("gru", "lstm")
-WAYS: dict[str, dict[str, Any]] = {
-    "none": {},
-    "full": {"recurrent_recompute": "full"},
-}
+WAYS = {"none": {}, "full": {"recurrent_recompute": "full"}}
 SIGNIFICANT_BITS = {"tf32": 11, "bf16": 8}
 """Of the recurrent matmul's operands. (The interpreter computes tf32x3 in full float32.)"""
 
 
-def make(cell: str, hidden: int, backend: str = "triton", precision: str = "ieee", **options: Any) -> RecurrentModule:
+def make(cell, hidden, backend="triton", precision="ieee", **options):
     """A layer with four inputs and fixed weights."""
     torch.manual_seed(0)
     return RecurrentModule(
@@ -42,17 +32,17 @@ def make(cell: str, hidden: int, backend: str = "triton", precision: str = "ieee
     )
 
 
-def small_tiles(*_: object) -> tiles.Configuration:
+def small_tiles(*_):
     """A configuration by which more than 16 features need several programs, and so a launch for each step."""
     return tiles.Configuration(16, 16, 16, warps=4, stages=2)
 
 
-def every_pattern(steps: int) -> Tensor:
+def every_pattern(steps):
     """Reset flags with one row per pattern, including random resets."""
     return torch.cat([resets(pattern, 1, steps) for pattern in PATTERNS])
 
 
-def errors(module: RecurrentModule, data: TensorDict, rounding_of: str | None = None) -> dict[str, float]:
+def errors(module, data, rounding_of=None):
     """Errors of the output, the states and all gradients, relative to the reference in float64.
 
     Args:
@@ -75,20 +65,20 @@ def errors(module: RecurrentModule, data: TensorDict, rounding_of: str | None = 
     return relative_errors(outputs_and_gradients(module, data), expected)
 
 
-def assert_within(module: RecurrentModule, data: TensorDict, tolerance: float, rounding_of: str | None = None) -> None:
+def assert_within(module, data, tolerance, rounding_of=None):
     """Asserts that all errors are below the tolerance."""
     for name, error in errors(module, data, rounding_of).items():
         assert error < tolerance, f"{name}: {error:.1e}"
 
 
-def to_significant_bits(x: Tensor, bits: int) -> Tensor:
+def to_significant_bits(x, bits):
     """Rounds to the nearest number with this many bits, including the leading one."""
     mantissa, exponent = torch.frexp(x)
     return torch.ldexp((mantissa * 2**bits).round() / 2**bits, exponent)
 
 
 @contextmanager
-def _products_rounded(bits: int | None) -> Iterator[None]:
+def _products_rounded(bits):
     """Makes the reference round both operands of its recurrent matmuls, forwards and backwards."""
     if bits is None:
         yield
@@ -97,8 +87,8 @@ def _products_rounded(bits: int | None) -> Iterator[None]:
         yield
 
 
-def _rounded_product(cell: GatedCell, bits: int, weights: Weights, h_BH: Tensor) -> Tensor:
-    h_gates_BG: Tensor = _RoundedProduct.apply(h_BH, weights["weight_hh"], bits)
+def _rounded_product(cell, bits, weights, h_BH):
+    h_gates_BG = _RoundedProduct.apply(h_BH, weights["weight_hh"], bits)
     return h_gates_BG + weights["bias_hh"] if cell.bias else h_gates_BG
 
 
@@ -106,13 +96,13 @@ class _RoundedProduct(torch.autograd.Function):
     """``h @ wᵀ`` of rounded operands, summed exactly. The weight gradient, which torch computes, is not rounded."""
 
     @staticmethod
-    def forward(ctx: Any, h_BH: Tensor, w_GH: Tensor, bits: int) -> Tensor:
+    def forward(ctx, h_BH, w_GH, bits):
         ctx.save_for_backward(h_BH, w_GH)
         ctx.bits = bits
         return to_significant_bits(h_BH, bits) @ to_significant_bits(w_GH, bits).t()
 
     @staticmethod
-    def backward(ctx: Any, grad_BG: Tensor) -> tuple[Tensor, Tensor, None]:
+    def backward(ctx, grad_BG):
         h_BH, w_GH = ctx.saved_tensors
         through_h = to_significant_bits(grad_BG, ctx.bits) @ to_significant_bits(w_GH, ctx.bits)
         return through_h, grad_BG.t() @ h_BH, None

@@ -44,8 +44,8 @@ def test_a_link_is_replaced_and_not_what_it_points_to(tmp_path):
 
 def test_only_unfinished_files_of_our_own_are_removed(tmp_path):
     unfinished(tmp_path / "metrics.csv").touch()
-    alike = (f"{UNFINISHED}x", f"{UNFINISHED}metrics.csv-0", f"{UNFINISHED}metrics.csv-{'g' * 32}")
-    others = [tmp_path / name for name in (".metrics.csv.1.tmp", ".DS_Store", "recurrl-unfinished-x", *alike)]
+    similar = (f"{UNFINISHED}x", f"{UNFINISHED}metrics.csv-0", f"{UNFINISHED}metrics.csv-{'g' * 32}")
+    others = [tmp_path / name for name in (".metrics.csv.1.tmp", ".DS_Store", "recurrl-unfinished-x", *similar)]
     for path in others:
         path.touch()
     others += [unfinished(tmp_path / "link"), unfinished(tmp_path / "folder")]

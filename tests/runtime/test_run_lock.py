@@ -18,7 +18,7 @@ import sys, time
 from pathlib import Path
 from recurrl.runtime.run_directory import locked
 with locked(Path(sys.argv[1])):
-    print("held", flush=True)
+    print("locked", flush=True)
     if "fork" in sys.argv:
         import os
         if os.fork() == 0:
@@ -36,7 +36,7 @@ def holder(tmp_path):
         command = [sys.executable, "-c", HOLDER, str(tmp_path), *arguments]
         process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
         started.append(process)
-        assert process.stdout.readline() == "held\n"
+        assert process.stdout.readline() == "locked\n"
         return process
 
     yield holder
@@ -53,7 +53,7 @@ def test_a_directory_is_locked_for_one_process_and_the_other_hears_which(tmp_pat
 
 
 @pytest.mark.parametrize("arguments", [[], ["fork"]], ids=["alone", "with a child that lives on"])
-def test_the_lock_of_a_killed_process_is_taken_over(tmp_path, holder, arguments):
+def test_the_lock_of_a_killed_process_is_free(tmp_path, holder, arguments):
     other = holder(*arguments)
     other.kill()
     other.wait()
@@ -61,7 +61,7 @@ def test_the_lock_of_a_killed_process_is_taken_over(tmp_path, holder, arguments)
         assert f"process {os.getpid()} on" in (tmp_path / LOCK).read_text()
 
 
-def test_a_lock_that_is_given_back_can_be_taken_again(tmp_path):
+def test_a_released_lock_can_be_acquired_again(tmp_path):
     for _ in range(2):
         with locked(tmp_path):
             pass
@@ -90,7 +90,7 @@ def test_a_link_of_that_name_is_not_followed(tmp_path):
     assert (tmp_path / "other").read_text() == "mine"
 
 
-def test_a_file_system_without_locks_is_said_to_be_one(tmp_path, monkeypatch, caplog):
+def test_a_file_system_without_locks_is_a_warning(tmp_path, monkeypatch, caplog):
     def lockf(*_):
         raise OSError(errno.ENOLCK, "No locks available")
 

@@ -1,4 +1,4 @@
-"""Signals: held back while something is under way, raised otherwise."""
+"""Signals: deferred while something is under way, raised otherwise."""
 
 import os
 import pty
@@ -23,7 +23,7 @@ def test_a_signal_interrupts_at_once_with_the_exit_code_that_shells_use(number):
 
 
 @pytest.mark.parametrize("number", SIGNALS, ids=lambda number: number.name)
-def test_a_signal_that_is_held_back_interrupts_when_the_block_ends(number):
+def test_a_deferred_signal_interrupts_when_the_block_ends(number):
     done = []
 
     def work(request):
@@ -72,7 +72,7 @@ def standard_error(writer):
 
 
 @pytest.mark.parametrize(("make", "end"), [(os.pipe, "\n"), (pty.openpty, "\r\n")], ids=["file", "terminal"])
-def test_the_first_signal_that_is_held_back_says_so_at_once(make, end):
+def test_the_first_deferred_signal_prints_a_message_at_once(make, end):
     printed = []
     reader, writer = make()
 

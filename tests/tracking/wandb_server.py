@@ -10,7 +10,6 @@ import threading
 from collections import defaultdict
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
 
 REJECTED = {"errors": [{"message": "user is not logged in"}]}
 
@@ -24,7 +23,7 @@ class Artifact:
         files: their contents by name.
     """
 
-    request: dict[str, Any]
+    request: dict
     files: dict[str, bytes] = field(default_factory=dict)
 
     @property

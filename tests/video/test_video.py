@@ -2,7 +2,7 @@
 
 import io
 import sys
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import gymnasium
 import imageio_ffmpeg
@@ -24,10 +24,10 @@ from recurrl.video.episode import Episode, Recorder
 from recurrl.video.writing import files_of
 
 
-class Blinking(gymnasium.Env[Any, Any]):
-    """Images as observations; draws what it is asked to return from ``render``."""
+class Blinking(gymnasium.Env):
+    """Images as observations; draws what ``drawn`` names."""
 
-    metadata: ClassVar[dict[str, Any]] = {"render_modes": ["rgb_array"], "render_fps": 10}
+    metadata: ClassVar = {"render_modes": ["rgb_array"], "render_fps": 10}
     observation_space = spaces.Box(0, 255, (8, 8), np.uint8)
     action_space = spaces.Dict({"move": spaces.Discrete(2), "aim": spaces.Box(-1, 1, (2,), np.float32)})
 
@@ -56,7 +56,7 @@ class Blinking(gymnasium.Env[Any, Any]):
 class Unseen(Blinking):
     """Cannot be drawn."""
 
-    metadata: ClassVar[dict[str, Any]] = {"render_modes": ["human"]}
+    metadata: ClassVar = {"render_modes": ["human"]}
 
     def __init__(self):
         super().__init__()
@@ -93,7 +93,7 @@ def test_the_episode_shown_is_the_first_of_the_evaluation(agent_of, env, overrid
     returns, episode = recorded(agent.policy, config)
     assert returns == evaluate(config.env, agent.policy, 3, 5)
     assert episode.returns[-1] == returns[0]
-    # The same actions in an environment that begins alike lead to the same pictures and hidden entries.
+    # The same actions in an environment that starts from the same state lead to the same pictures and hidden entries.
     plain = gymnasium.make(env, render_mode="rgb_array")
     plain.reset(seed=seeds(5 + SEED_OFFSET, 1)[0])
     observation, _ = plain.reset()
@@ -165,7 +165,7 @@ def test_whatever_an_episode_has_is_drawn_and_the_future_is_faded(values, states
     file = io.BytesIO()
     Image.fromarray(rng.integers(255, size=(7, 9, 3), dtype=np.uint8)).save(file, "png")
     episode = Episode(
-        "a title that is longer than there is room for in one line of text",
+        "a title that is longer than fits in one line of text",
         *([file.getvalue()] * 5, [{"move": 1, "aim": np.zeros(9)}] * 4, np.arange(4.0)),
         {index: rng.standard_normal(4) for index in range(hidden)},
         {f"state_{i}": rng.standard_normal((4, 30)) for i in range(states)},
