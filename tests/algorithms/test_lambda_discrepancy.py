@@ -1,16 +1,12 @@
 """The λ-discrepancy loss: its second value head, its target and its gradients, in float64."""
 
-from functools import partial
-
 import pytest
 import torch
 from test_ppo import collected, loss_of, make
 
-from recurrl.checkpoint import files
 from recurrl.errors import ConfigError
 
 WEIGHT = "algorithm.discrepancy_coeff=0.25"
-RUNS = ("whole", "parts")
 TASK = "env=cartpole_no_velocity"
 
 
@@ -50,13 +46,3 @@ def test_without_a_weight_nothing_is_added(small):
 def test_it_needs_a_shared_critic(small):
     with pytest.raises(ConfigError, match=r"discrepancy_coeff must be 0 with algorithm\.critic=recurrent"):
         make(small, TASK, WEIGHT, "algorithm.critic=recurrent")
-
-
-def test_a_resumed_run_continues_it_bit_for_bit(recurrl_train, tiny, tmp_path):
-    train = partial(recurrl_train, cwd=tmp_path)
-    train(*tiny, WEIGHT, "total_frames=96", "hydra.run.dir=whole").succeeded()
-    train(*tiny, WEIGHT, "total_frames=64", "schedule_frames=96", "hydra.run.dir=parts").succeeded()
-    train("resume=parts", "total_frames=96").succeeded()
-    whole, parts = (files.state(tmp_path / run / "checkpoints/frames_000000000096", "algorithm") for run in RUNS)
-    assert "monte_carlo_head.weight" in whole
-    torch.testing.assert_close(whole, parts, rtol=0, atol=0)

@@ -150,23 +150,12 @@ def test_a_run_that_does_not_learn_says_so_once_while_it_runs_and_at_its_end(tit
 @pytest.mark.parametrize("task", [Button, Cue])
 def test_a_run_that_learns_gives_no_warning(task, train, register, tmp_path):
     # A feed-forward policy has no backend.
-    given = [*SMALL, "cell=gru"] if task is Cue else [*(key for key in SMALL if "backend" not in key), "cell=none"]
-    outcome = train(*given, "env=gym", f"env.id={register(task)}", "total_frames=3200", "hydra.run.dir=run").succeeded()
+    arguments = [*SMALL, "cell=gru"] if task is Cue else [*(key for key in SMALL if "backend" not in key), "cell=none"]
+    outcome = train(
+        *arguments, "env=gym", f"env.id={register(task)}", "total_frames=3200", "hydra.run.dir=run"
+    ).succeeded()
     found = summary(tmp_path / "run")
     assert found["eval_return_mean"] > found["eval_return_mean_random"] + 2
     assert found["warnings"] == {}
     assert "WARNING" not in outcome.out
     assert "warning:" not in outcome.err
-
-
-@pytest.mark.slow
-def test_a_resumed_run_warns_like_one_that_was_not_interrupted(train, register, tmp_path):
-    given = (*SMALL, "env=gym", f"env.id={register(Lost)}")
-    train(*given, "checkpoint.every_frames=640", "checkpoint.keep_last=null", "hydra.run.dir=whole").succeeded()
-    warned = []
-    for frames in (640, 1280):  # before the warnings were due, and after it
-        checkpoint = tmp_path / "whole" / "checkpoints" / f"frames_{frames:012d}"
-        outcome = train(*given, f"resume={checkpoint}", f"hydra.run.dir=from{frames}").succeeded()
-        warned.append(outcome.out.count(TRUNCATED))
-        assert summary(tmp_path / f"from{frames}")["warnings"] == summary(tmp_path / "whole")["warnings"]
-    assert warned == [1, 0]
