@@ -8,10 +8,9 @@ import time
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from recurrl.api import Run, load, train
     from recurrl.buffers.replay import make_replay_buffer
     from recurrl.callbacks import Callback
-    from recurrl.cli.load_run import load
-    from recurrl.cli.train_run import Run, train
 
 import recurrl.runtime.environment  # noqa: F401 (before torchrl, whose import fails on some values)
 
@@ -23,10 +22,10 @@ __all__ = ["Callback", "Run", "__version__", "load", "make_replay_buffer", "trai
 
 _MODULES = {
     "Callback": "recurrl.callbacks",
-    "Run": "recurrl.cli.train_run",
-    "load": "recurrl.cli.load_run",
+    "Run": "recurrl.api",
+    "load": "recurrl.api",
     "make_replay_buffer": "recurrl.buffers.replay",
-    "train": "recurrl.cli.train_run",
+    "train": "recurrl.api",
 }
 
 

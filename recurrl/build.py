@@ -12,16 +12,10 @@ import torch
 
 from recurrl import checkpoint
 from recurrl.algorithms.algorithm import Algorithm
-from recurrl.callbacks.builtin import (
-    CompleteCheckpoint,
-    ConsistencyCheck,
-    EpisodeStatistics,
-    Evaluation,
-    Log,
-    SaveCheckpoint,
-)
+from recurrl.callbacks import builtin
 from recurrl.callbacks.callback import Callback, Callbacks, IterationCallback, UserCallback
 from recurrl.callbacks.diagnosis import Diagnosis
+from recurrl.checkpoint.warm_start import copy_weights
 from recurrl.collector.restarts import Collector, RestartingCollector, Restarts
 from recurrl.collector.rollout import Rollouts
 from recurrl.config import TrainConfig, WorkersConfig
@@ -62,7 +56,7 @@ def make_trainer(
     """A run, ready to :meth:`~recurrl.trainer.Trainer.fit`, on any of its ranks.
 
     Args:
-        config: of the whole run, checked.
+        config: the whole run's configuration, checked.
         run_dir: where rank 0 writes everything.
         settings: the whole configuration as plain values, for trackers and checkpoints.
         report: updated during the run; its frames are those before a resume.
@@ -104,27 +98,28 @@ def make_callbacks(
 ) -> Callbacks:
     """The callbacks of a run in their order: save, evaluate, then the user's, then log.
 
-    A run that is interrupted during an evaluation so has a checkpoint, from which a resumed run repeats it.
+    So an interrupted evaluation already has its checkpoint, and a resumed run repeats it.
     """
     check, share = [], share_of(config, world())
     if config.consistency_check:
-        check.append(ConsistencyCheck(partial(check_consistency, config=share)))
+        check.append(builtin.ConsistencyCheck(partial(check_consistency, config=share)))
     if world().rank > 0:
-        return Callbacks([*check, EpisodeStatistics(), SaveCheckpoint(config, settings, {}, None, restarts)])
+        save = builtin.SaveCheckpoint(config, settings, {}, None, restarts)
+        return Callbacks([*check, builtin.EpisodeStatistics(), save])
     trackers = make_trackers(config.logger, run_dir, settings, None if start is None else start.resumed)
     continuous = sum(head.log_std.numel() for head in policy.modules() if isinstance(head, GaussianParameters))
     diagnosis = Diagnosis(config.iterations, config.algorithm.max_grad_norm, continuous, config.policy.initial_std)
-    save = SaveCheckpoint(config, settings, trackers.ids, start, restarts)
+    save = builtin.SaveCheckpoint(config, settings, trackers, start, restarts)
     return Callbacks(
         [
             *check,
-            EpisodeStatistics(),
+            builtin.EpisodeStatistics(),
             diagnosis,
             save,
-            Evaluation(restarts, share.env),
+            builtin.Evaluation(restarts, share.env),
             *(each if isinstance(each, Callback) else UserCallback(each, policy, config.env) for each in callbacks),
-            Log(trackers, diagnosis, config.total_frames),
-            CompleteCheckpoint(config.checkpoint.keep_last, save if callbacks else None),
+            builtin.Log(trackers.values(), diagnosis, config.total_frames),
+            builtin.CompleteCheckpoint(config.checkpoint.keep_last, save if callbacks else None),
         ]
     )
 
@@ -187,7 +182,7 @@ def warm_start(config: TrainConfig, policy: Policy, explicit_keys: Collection[st
     """
     if config.init_from is not None:
         with naming(f"init_from={config.init_from}"):
-            lines = checkpoint.warm_start(policy, Path(config.init_from), "policy.initial_std" in explicit_keys)
+            lines = copy_weights(policy, Path(config.init_from), "policy.initial_std" in explicit_keys)
         for line in lines:
             logger.info(line)
     if config.pretrain.folder is None:
@@ -209,7 +204,7 @@ def make_algorithm(config: TrainConfig, policy: Policy) -> Algorithm:
 
 def make_rollouts(config: TrainConfig, policy: Policy, frames: int = 0) -> Rollouts:
     """The rollouts of a run that has seen ``frames`` frames. A resumed run uses new random numbers."""
-    size = config.algorithm.members_of_a_group
+    size = config.algorithm.envs_per_group
     return Rollouts(config.env, policy, config.frames_per_batch, seed_of_rank(config.seed, frames), size)
 
 
@@ -218,7 +213,7 @@ def make_collector(config: TrainConfig, policy: Policy, frames: int = 0, restart
 
     Args:
         config: the rank's :func:`share_of` the run.
-        policy: it acts.
+        policy: acts in the environments.
         frames: frames of the run so far.
         restarts: counts restarts after errors.
 
@@ -245,8 +240,8 @@ def describe(config: TrainConfig, algorithm: Algorithm) -> str:
     corrected = f"; advantages by {advantage}" if config.is_off_policy and advantage is not None else ""
     memory = "no memory (cell=none)"
     if config.cell.name != NO_CELL:
-        measures = " (chosen on the first batch)" if config.backend.name == "auto" else ""
-        memory = f"{config.cell.name} {config.cell.hidden_size} by backend {config.backend.name}{measures}"
+        choice = " (chosen on the first batch)" if config.backend.name == "auto" else ""
+        memory = f"{config.cell.name} {config.cell.hidden_size} by backend {config.backend.name}{choice}"
     return (
         f"{config.env.id}, {config.env.num_envs} environments; {memory} on {config.device}, precision "
         f"{config.precision}; {parameters:,} parameters; "

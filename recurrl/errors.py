@@ -21,6 +21,11 @@ def require(condition: bool, message: str) -> None:
         raise ConfigError(message)
 
 
+def one_line(error: Exception) -> str:
+    """An error of another library in at most 200 characters, without the last full stop; its type if it has no text."""
+    return " ".join(str(error).split())[:200].rstrip(".") or type(error).__name__
+
+
 @contextmanager
 def naming(source: object) -> Iterator[None]:
     """Puts what a value comes from, such as a file or a key, before the error that it causes.

@@ -39,7 +39,7 @@ def name_of(key: NestedKey) -> str:
 
 def nested(entries: Mapping[tuple[str, ...], Any]) -> dict[str, Any]:
     """Nested dicts of entries by their paths."""
-    found: dict[str, Any] = {}
+    tree: dict[str, Any] = {}
     for (*outer, last), entry in entries.items():
-        reduce(lambda inner, name: inner.setdefault(name, {}), outer, found)[last] = entry
-    return found
+        reduce(lambda inner, name: inner.setdefault(name, {}), outer, tree)[last] = entry
+    return tree

@@ -34,19 +34,19 @@ class Trainer:
     """Trains a policy until all frames are seen or a stop is requested. Every rank of a run executes the same program.
 
     Attributes:
-        config: of the whole run, of which a rank collects and learns its share.
+        config: the whole run's configuration; a rank collects and learns its share of it.
         run_dir: where rank 0 writes.
         algorithm: updates the policy from a rollout.
         collector: collects rollouts.
         callbacks: run around each iteration, in their order.
         report: the run's summary, with its frames so far.
         request: set by signals; ends the run after the current iteration, with a checkpoint.
-        metrics: of the last iteration. A resumed run whose last iteration was saved but not logged, because its
+        metrics: the last iteration's metrics. A resumed run whose last iteration was saved but not logged, because its
             evaluation was interrupted, starts with them: it first repeats the callbacks of that iteration.
         evaluation: the metrics of the evaluation after the last iteration: empty if none was due, None if it was
             interrupted.
-        checkpoint: of the last iteration, until its evaluation is added to it; None if there is none.
-        stopped: a callback has stopped the run, which is saved and evaluated as at its end.
+        checkpoint: the last iteration's checkpoint, until its evaluation is added; None if there is none.
+        stopped: a callback has stopped the run, which is then saved and evaluated as at its end.
     """
 
     config: TrainConfig
@@ -133,7 +133,7 @@ class Trainer:
         return self.stopped or self.request.number is not None or self.is_last
 
     def _completed(self, update: Mapping[str, float]) -> dict[str, float]:
-        """Counts an iteration, and adds its other metrics to those of the update. Collective."""
+        """Counts an iteration, and adds times, collection and callbacks to the update's metrics. Collective."""
         self.report.backend = next((module.backend_in_use for module in self.policy.recurrent_modules), None)
         times = self.report.add_iteration(self.config.frames_per_batch, self.algorithm.compile_time_s)
         collected = world().averaged(self.collector.metrics())
@@ -148,7 +148,7 @@ class Trainer:
             # Failed environments may also fail to close, which must not hide the first error.
             stack.push(lambda error, *_: self.callbacks.close(failed=error is not None))
             stack.push(lambda error, *_: self.collector.shutdown(raise_on_error=error is None))
-            notice = _STOP_NOTICE.format(self.report.to_resume) if world().rank == 0 else ""
+            notice = _STOP_NOTICE.format(self.report.resume_command) if world().rank == 0 else ""
             stack.enter_context(self.request.deferred(notice))
             # What exists now lives on: the garbage collector need not traverse it.
             gc.freeze()

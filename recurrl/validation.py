@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from recurrl.algorithms import compiling
-from recurrl.config import PPOConfig, TrainConfig, WorkersConfig
+from recurrl.config import TrainConfig, WorkersConfig
 from recurrl.config.cell import NO_CELL
 from recurrl.config.collector import ReplayConfig
 from recurrl.config.keys import WRAPPERS
@@ -51,10 +51,16 @@ def check_config(config: TrainConfig, explicit: Collection[str] = ()) -> None:
     for name in config.logger.names:
         factory("logger", name)  # imports the package that it needs
     # In this order: later checks rely on the existence and range of values that earlier ones checked.
-    for check in (_groups, _device, _recurrence, _batches, _normalization, _off_policy, _states, _workers, _ranks):
-        check(config)
+    _check_groups(config)
+    _check_device(config)
+    _check_recurrence(config)
+    _check_batches(config)
+    _check_normalization(config)
+    _check_off_policy(config)
+    _check_states(config)
+    _check_ranks(config)
     source_of(config.env).check()
-    if config.algorithm.members_of_a_group is not None:
+    if config.algorithm.envs_per_group is not None:
         check_rows(config.env, config.steps_per_row)
     check_effects(config, explicit)
 
@@ -64,7 +70,7 @@ def check_values(options: Any, prefix: str = "") -> None:
 
     Args:
         options: a dataclass; those within it are checked too.
-        prefix: of its keys, with a dot at its end.
+        prefix: the prefix of its keys, with a dot at its end.
 
     Raises:
         ConfigError: with the values that the key takes.
@@ -86,7 +92,7 @@ def check_effects(config: Any, explicit: Collection[str], kinds: Collection[Cond
     Args:
         config: the run's.
         explicit: the keys of the values that the user set.
-        kinds: what the environment's spaces have; None to check what the configuration alone decides.
+        kinds: the conditions that the environment's spaces meet; None to check those on the configuration.
 
     Raises:
         ConfigError: with what such a value needs.
@@ -95,8 +101,8 @@ def check_effects(config: Any, explicit: Collection[str], kinds: Collection[Cond
         needed = meaning.only_with
         if needed is None or key not in explicit or (needed.holds is None) == (kinds is None):
             continue
-        name, shown = key if key == "env.name" else key.removesuffix(".name"), json.dumps(value, default=str).strip('"')
-        message = f"{name}={shown} has no effect without {needed.words}"
+        name, text = key if key == "env.name" else key.removesuffix(".name"), json.dumps(value, default=str).strip('"')
+        message = f"{name}={text} has no effect without {needed.words}"
         if kinds is not None:
             require(needed in kinds, f"{message}, which env.id={config.env.id} does not have. Leave it out.")
         elif needed.holds is not None:
@@ -122,30 +128,30 @@ def _must(holds: bool, key: str, condition: str, value: object, advice: str = ""
     require(holds, f"{key} must be {condition} (got {value}). {advice}".rstrip())
 
 
-def _groups(config: TrainConfig) -> None:
+def _check_groups(config: TrainConfig) -> None:
     """Groups of environments that start from the same state fit the environments, and no workers split them."""
-    size, num_envs, collector = config.algorithm.members_of_a_group, config.env.num_envs, config.collector
+    size, num_envs, collector = config.algorithm.envs_per_group, config.env.num_envs, config.collector
     if size is None:
         return
     fitting = ", ".join(map(str, _divisors(num_envs)[1:]))
     advice = f"Give one of: {fitting}." if fitting else "Give a larger env.num_envs."
     condition = f"at least 2 and divide env.num_envs={num_envs}"
     _must(size >= 2 and num_envs % size == 0, "algorithm.group_size", condition, size, advice)
-    workers = isinstance(collector, WorkersConfig)
-    reason = f"single with algorithm={config.algorithm.name}, because the workers of other collectors reset separately"
-    _must(not workers, "collector", reason, collector.name, "Choose collector=single, or algorithm=ppo.")
+    condition = f"single with algorithm={config.algorithm.name}, because workers reset their environments separately"
+    advice = "Choose collector=single, or algorithm=ppo."
+    _must(not isinstance(collector, WorkersConfig), "collector", condition, collector.name, advice)
 
 
-def _device(config: TrainConfig) -> None:
+def _check_device(config: TrainConfig) -> None:
     """The device is present and supported."""
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    found = ["cpu", *(["cuda"] if count else []), *(f"cuda:{index}" for index in range(count))]
+    devices = ["cpu", *(["cuda"] if count else []), *(f"cuda:{index}" for index in range(count))]
     condition = f"auto, cpu or one of the {count} CUDA devices that torch {torch.__version__} finds, such as cuda:0"
     advice = "Choose device=cpu, or install a CUDA build of torch on a machine with a GPU."
-    _must(config.device in found, "device", condition, config.device, advice)
+    _must(config.device in devices, "device", condition, config.device, advice)
 
 
-def _recurrence(config: TrainConfig) -> None:
+def _check_recurrence(config: TrainConfig) -> None:
     """The backend supports the device and the options, and what needs a cell has one."""
     cell, device = make_cell(config.cell), torch.device(config.device)
     if cell is not None:
@@ -162,10 +168,10 @@ def _recurrence(config: TrainConfig) -> None:
         reason = compiling.unsupported(device)
         require(reason is None, str(reason))
         if cell is not None:
-            _compiled_cell(config, cell)
+            _check_compiled_cell(config, cell)
 
 
-def _compiled_cell(config: TrainConfig, cell: Cell) -> None:
+def _check_compiled_cell(config: TrainConfig, cell: Cell) -> None:
     """The recurrent layer can be compiled as one graph."""
     name, advice = config.backend.name, "Choose another one, or leave compile out."
     compilable = name in COMPILABLE or is_custom(name)
@@ -175,8 +181,11 @@ def _compiled_cell(config: TrainConfig, cell: Cell) -> None:
     _must(parallel, "cell", condition, config.cell.name, advice)
 
 
-def _batches(config: TrainConfig) -> None:
-    """The frames of an iteration divide evenly into environments, slices and minibatches."""
+def _check_batches(config: TrainConfig) -> None:
+    """Environments divide evenly into workers, and the frames of an iteration into rows, slices and minibatches."""
+    if isinstance(config.collector, WorkersConfig):
+        workers = config.collector.num_workers
+        _check_multiple("env.num_envs", config.env.num_envs, workers, f"collector.num_workers={workers}")
     num_envs, frames, steps = config.env.num_envs, config.frames_per_batch, config.steps_per_row
     _check_multiple("frames_per_batch", frames, num_envs, f"env.num_envs={num_envs}")
     row = f"a divisor of the {steps} steps of a row (frames_per_batch / env.num_envs)"
@@ -191,28 +200,29 @@ def _batches(config: TrainConfig) -> None:
         _must(enough, key, condition, number, f"Give a larger {key} or a smaller frames_per_batch.")
 
 
-def _normalization(config: TrainConfig) -> None:
+def _check_normalization(config: TrainConfig) -> None:
     """Normalisation does not cancel the scale of rewards, and is over several frames."""
     scale, condition = config.env.reward_scale, "1 with env.normalize_reward=true, which divides it out again"
     advice = "Give env.reward_scale=1, or env.normalize_reward=false."
     _must(scale == 1 or not config.env.normalize_reward, "env.reward_scale", condition, scale, advice)
-    frames = {"minibatch": config.minibatch_slices * config.slice_len, "batch": config.frames_per_batch, "none": None}
-    over = config.algorithm.normalize_advantage if isinstance(config.algorithm, PPOConfig) else "none"
-    _must(frames[over] != 1, "algorithm.normalize_advantage", f"none where a {over} has one frame", over)
+    over = getattr(config.algorithm, "normalize_advantage", "none")
+    frames = config.frames_per_batch if over == "batch" else config.minibatch_slices * config.slice_len
+    condition = f"none where a {over} has one frame"
+    _must(over == "none" or frames > 1, "algorithm.normalize_advantage", condition, over)
 
 
-def _off_policy(config: TrainConfig) -> None:
-    """What older weights collected is corrected for, and the buffer fits an iteration."""
-    buffer = config.buffer.name
-    kept, frames = config.buffer.frames if isinstance(config.buffer, ReplayConfig) else None, config.frames_per_batch
-    condition, advice = f"at least frames_per_batch={frames}", f"Give buffer.frames={16 * frames}, for example."
-    _must(kept is None or kept >= frames, "buffer.frames", condition, kept, advice)
+def _check_off_policy(config: TrainConfig) -> None:
+    """The algorithm corrects for rollouts of older weights, and the buffer holds an iteration."""
+    buffer, frames = config.buffer, config.frames_per_batch
+    if isinstance(buffer, ReplayConfig):
+        condition, advice = f"at least frames_per_batch={frames}", f"Give buffer.frames={16 * frames}, for example."
+        _must(buffer.frames >= frames, "buffer.frames", condition, buffer.frames, advice)
     condition = f"on_policy with algorithm={config.algorithm.name}, which does not correct for older weights"
     advice = "Give algorithm=ppo algorithm.advantage=vtrace, or buffer=on_policy."
-    _must(config.algorithm.is_off_policy or not config.buffer.replays, "buffer", condition, buffer, advice)
+    _must(config.algorithm.is_off_policy or not buffer.replays, "buffer", condition, buffer.name, advice)
 
 
-def _states(config: TrainConfig) -> None:
+def _check_states(config: TrainConfig) -> None:
     """There are states for the state policy, and steps for burn-in."""
     advice = "Leave state out, or choose a cell."
     _must(config.cell.name != NO_CELL or config.state == STORED, "state", "stored with cell=none", config.state, advice)
@@ -222,16 +232,9 @@ def _states(config: TrainConfig) -> None:
     _must(config.state != BURN_IN or 2 <= length < steps, "slice_len", condition, length, advice)
 
 
-def _workers(config: TrainConfig) -> None:
-    """Workers share the environments evenly."""
-    if isinstance(config.collector, WorkersConfig):
-        workers = config.collector.num_workers
-        _check_multiple("env.num_envs", config.env.num_envs, workers, f"collector.num_workers={workers}")
-
-
-def _ranks(config: TrainConfig) -> None:
-    """What ranks share divides among them, and each has a device."""
-    ranks, group = launched_size(), config.algorithm.members_of_a_group or 1
+def _check_ranks(config: TrainConfig) -> None:
+    """Environments, workers and minibatches divide among the ranks, and each rank has a device."""
+    ranks, group = launched_size(), config.algorithm.envs_per_group or 1
     if ranks == 1:
         return
     among = f"{ranks} ranks" + (f" times algorithm.group_size={group}" if group > 1 else "")

@@ -15,7 +15,7 @@ import yaml  # type: ignore[import-untyped]
 from recurrl.cli.help import flow
 from recurrl.config.keys import SYNONYMS, keys_of
 from recurrl.config.options import Meaning
-from recurrl.config.plugins import GROUPS, base_options, default_name, packaged, values, yaml_names
+from recurrl.config.plugins import GROUPS, PACKAGED_OPTIONS, base_options, default_name, values, yaml_names
 
 _CONFIGS = files("recurrl.configs")
 _HEAD = """# Configuration
@@ -63,13 +63,13 @@ def _options(chosen: Mapping[str, type] = MappingProxyType({})) -> list[Option]:
 def _group(group: str, shared: list[Option]) -> Iterator[str]:
     yield from (*_choices(group, default_name(group)), "")
     # The other environments change few of these values.
-    names = ["gym", *packaged(group)] if group == "env" else yaml_names(group)
+    names = ["gym", *PACKAGED_OPTIONS[group]] if group == "env" else yaml_names(group)
     choices = {name: values(group, name) for name in names}
     of_shared = {"gym": choices["gym"]} if group == "env" else choices
     yield from _table((option for option in shared if option[0] != f"{group}.name"), of_shared)
     keys = {key for key, _, _ in shared}
     for name, of in choices.items():
-        options = _options({group: packaged(group).get(name, base_options(group))})
+        options = _options({group: PACKAGED_OPTIONS[group].get(name, base_options(group))})
         own = [option for option in options if option[0].startswith(f"{group}.") and option[0] not in keys]
         if own:
             yield from ("", f"With `{group}={name}` also:", "", *_table(own, {name: of}))

@@ -1,4 +1,4 @@
-"""What happens around an iteration: statistics, checkpoints, evaluation, logging, and users' callbacks."""
+"""Callbacks, which run around an iteration: statistics, checkpoints, evaluation, logging, and users' callbacks."""
 
 from recurrl.callbacks.callback import Callback, Callbacks, IterationCallback, check_callbacks
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import math
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
+from contextlib import ExitStack
 from copy import deepcopy
 from itertools import chain
 from operator import itemgetter
@@ -18,7 +19,7 @@ from tensordict import TensorDictBase
 from recurrl import checkpoint, evaluation
 from recurrl.callbacks.callback import Callback
 from recurrl.callbacks.diagnosis import Diagnosis
-from recurrl.checkpoint import ranks
+from recurrl.checkpoint import files, ranks
 from recurrl.collector.restarts import RESTARTS, STALENESS, Restarts
 from recurrl.config import EnvConfig, TrainConfig
 from recurrl.envs import EPISODE_LENGTH, EPISODE_RETURN
@@ -30,7 +31,7 @@ from recurrl.returns import WINDOW
 from recurrl.runtime.ranks import world
 from recurrl.runtime.run_directory import CHECKPOINTS, CURVE, METRICS
 from recurrl.runtime.seeds import seeds
-from recurrl.tracking import Trackers
+from recurrl.tracking import Tracker
 from recurrl.tracking.curve import plot_learning_curve
 from recurrl.tracking.progress import Progress
 
@@ -104,7 +105,7 @@ class EpisodeStatistics(Callback):
         return {"episodes": list(self.episodes), "count": self.count}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restores them."""
+        """Restores the last episodes and their number."""
         self.episodes, self.count = deque(state["episodes"], maxlen=WINDOW), state["count"]
 
 
@@ -120,12 +121,12 @@ def _ended_in(batch_NT: TensorDictBase) -> list[list[float]]:
 
 
 class SaveCheckpoint(Callback):
-    """Restores the run at its start, and saves it where that or an evaluation is due, and when it ends.
+    """Restores the run at its start, and saves it when a checkpoint or an evaluation is due, and at its end.
 
     Args:
-        config: of the whole run.
+        config: the whole run's configuration.
         settings: the whole configuration as plain values.
-        tracker_ids: the run's ids at destinations of metrics.
+        trackers: destinations of metrics, by name; checkpoints hold the run's ids there.
         start: the checkpoint to resume from, on rank 0; None for a new run. One of another directory is copied.
         restarts: counts restarts of environments.
     """
@@ -134,12 +135,14 @@ class SaveCheckpoint(Callback):
         self,
         config: TrainConfig,
         settings: Mapping[str, Any],
-        tracker_ids: Mapping[str, str],
+        trackers: Mapping[str, Tracker],
         start: checkpoint.Checkpoint | None,
         restarts: Restarts,
     ) -> None:
         self._periods = config.checkpoint.every_frames, config.evaluation.every_frames
-        self._settings, self._tracker_ids = settings, tracker_ids
+        self._settings = settings
+        self._tracker_ids = {} if start is None else dict(start.resumed.ids)
+        self._tracker_ids |= {name: each.id for name, each in trackers.items() if each.id is not None}
         self._start, self._restarts = start, restarts
         self._saved_frames: int | None = None
 
@@ -160,7 +163,7 @@ class SaveCheckpoint(Callback):
         if not self._start.is_in(trainer.run_dir):
             self._start = self._start.copied_to(trainer.run_dir)
         metrics = self._start.metrics | (self._start.evaluation or {})
-        # Of all ranks; the others count theirs from here on.
+        # The count of all ranks so far; the other ranks begin at zero.
         self._restarts.count = int(metrics.get(RESTARTS, 0))
         self._start.replace_later_ones()
         trainer.report.checkpoint = f"{CHECKPOINTS}/{self._start.path.name}"
@@ -213,7 +216,7 @@ class CompleteCheckpoint(Callback):
         """Completes one that was written at the end."""
         if trainer.checkpoint is not None and trainer.evaluation is not None:
             if self._rewrites is None:
-                checkpoint.add_evaluation(trainer.checkpoint, trainer.evaluation)
+                files.add_evaluation(trainer.checkpoint, trainer.evaluation)
             else:
                 self._rewrites.save(trainer, trainer.evaluation)
             checkpoint.prune(trainer.run_dir, self._keep_last)
@@ -221,7 +224,7 @@ class CompleteCheckpoint(Callback):
 
 
 class Evaluation(Callback):
-    """Evaluates the policy where it is due, and adds the metrics to those of the iteration.
+    """Evaluates the policy when an evaluation is due, and adds its metrics to the iteration's.
 
     A signal stops an evaluation between two steps. After an environment error it is repeated with new environments, if
     restarts are allowed.
@@ -276,8 +279,8 @@ class Evaluation(Callback):
 
 def _of_training(metrics: Mapping[str, float]) -> dict[str, float]:
     """The statistics of the last episodes of training, in place of an evaluation's."""
-    found = {f"eval/{name}": metrics[f"train/{name}"] for name in ("return_mean", "return_std")}
-    return {**found, "eval/episodes": min(metrics["train/episodes"], WINDOW)}
+    returns = {f"eval/{name}": metrics[f"train/{name}"] for name in ("return_mean", "return_std")}
+    return {**returns, "eval/episodes": min(metrics["train/episodes"], WINDOW)}
 
 
 def _evaluated(trainer: Trainer, env: EnvConfig, seed: int, is_last: bool) -> dict[str, float]:
@@ -300,12 +303,12 @@ class Log(Callback):
     """Logs each iteration, and draws the learning curve at the end.
 
     Args:
-        trackers: destinations of metrics.
+        trackers: destinations of metrics, the file first.
         diagnosis: knows the warnings for the summary.
-        total_frames: of the run, for the progress line.
+        total_frames: the run's, for the progress line.
     """
 
-    def __init__(self, trackers: Trackers, diagnosis: Diagnosis, total_frames: int) -> None:
+    def __init__(self, trackers: Collection[Tracker], diagnosis: Diagnosis, total_frames: int) -> None:
         self._trackers, self._diagnosis = trackers, diagnosis
         self._progress = Progress(total_frames)
 
@@ -316,21 +319,22 @@ class Log(Callback):
         self._log(trainer, metrics)
 
     def on_end(self, trainer: Trainer) -> None:
-        """Draws the learning curve, and offers the best checkpoint to the trackers unless a signal ended the run."""
+        """Logs a run that a callback stopped, and draws the learning curve."""
         if trainer.stopped and trainer.evaluation is not None:
             self._log(trainer, trainer.metrics)
         plot_learning_curve(trainer.run_dir / METRICS, trainer.run_dir / CURVE)
-        if not trainer.request.made:
-            self._trackers.log_checkpoint(lambda: checkpoint.best(trainer.run_dir))
 
     def _log(self, trainer: Trainer, metrics: dict[str, float]) -> None:
         report = trainer.report
         report.warnings = self._diagnosis.warnings(metrics)
-        self._trackers.log(trainer.frames, metrics)
+        for tracker in self._trackers:
+            tracker.log(trainer.frames, metrics)
         report.update(metrics)
         self._progress.update(trainer.frames, metrics, warning=next(reversed(report.warnings), ""))
 
     def close(self, failed: bool) -> None:
-        """Closes the destinations."""
+        """Closes the destinations; if one fails, the others are closed nevertheless."""
         self._progress.close()
-        self._trackers.close(exit_code=int(failed))
+        with ExitStack() as stack:
+            for tracker in self._trackers:
+                stack.callback(tracker.close, int(failed))

@@ -12,7 +12,7 @@ from tensordict import TensorDictBase
 
 from recurrl.agent import Agent
 from recurrl.algorithms.algorithm import check_numbers, merged
-from recurrl.checkpoint import Stateful
+from recurrl.checkpoint.files import Stateful
 from recurrl.config import EnvConfig
 from recurrl.errors import ConfigError, RunError, require
 from recurrl.evaluation import random_numbers_restored
@@ -49,7 +49,7 @@ class Callback:
 
         Args:
             trainer: ``trainer.stop()`` ends the run after this iteration.
-            metrics: of the iteration, to which callbacks add. Those after the evaluation see its metrics too.
+            metrics: the iteration's metrics, to which callbacks add. After the evaluation they include its metrics.
         """
 
     def on_end(self, trainer: Trainer) -> None:
@@ -59,7 +59,7 @@ class Callback:
         """Releases files and connections. Called however the run ends."""
 
     def metrics(self) -> dict[str, float]:
-        """Metrics to log with each iteration, beside those of the update."""
+        """Metrics to log with each iteration, besides the update's."""
         return {}
 
     def state_dict(self) -> dict[str, Any]:
@@ -81,7 +81,7 @@ class IterationCallback(Protocol):
         """Called after each iteration, before it is logged. What it draws at random does not change the run.
 
         Args:
-            metrics: of the iteration, with those of the evaluation after it if there was one, and ``frames``.
+            metrics: the iteration's metrics, with ``frames``, and the evaluation's if there was one after it.
             policy: acts with the parameters that the iteration learned.
 
         Returns:
@@ -101,7 +101,7 @@ class UserCallback(Callback):
         return type(self._callback).__name__
 
     def on_iteration(self, trainer: Trainer, metrics: dict[str, float]) -> None:
-        """Calls it, and stops the run if it returns True. An iteration whose evaluation was interrupted is repeated."""
+        """Calls the user's, and stops the run if that returns True; not if the iteration will be repeated."""
         if trainer.evaluation is None:
             return
         with random_numbers_restored():
@@ -122,7 +122,7 @@ class UserCallback(Callback):
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restores it."""
+        """Restores the callback's state."""
         if isinstance(self._callback, Stateful):
             self._callback.load_state_dict(state)
 
@@ -167,34 +167,34 @@ class Callbacks:
             self._callbacks[f"{callback.name}_{number}" if number else callback.name] = callback
 
     def on_start(self, trainer: Trainer) -> None:
-        """Before the first iteration."""
+        """Calls ``on_start`` of each, before the first iteration."""
         for callback in self._callbacks.values():
             callback.on_start(trainer)
 
     def on_rollout(self, trainer: Trainer, rollout: TensorDictBase) -> None:
-        """Before the update."""
+        """Calls ``on_rollout`` of each, before the update."""
         for callback in self._callbacks.values():
             callback.on_rollout(trainer, rollout)
 
     def on_iteration(self, trainer: Trainer, metrics: dict[str, float]) -> None:
-        """After the update."""
+        """Calls ``on_iteration`` of each, after the update."""
         trainer.evaluation, trainer.checkpoint = {}, None
         for callback in self._callbacks.values():
             callback.on_iteration(trainer, metrics)
 
     def on_end(self, trainer: Trainer) -> None:
-        """After the last iteration."""
+        """Calls ``on_end`` of each, after the last iteration."""
         for callback in self._callbacks.values():
             callback.on_end(trainer)
 
     def close(self, failed: bool) -> None:
-        """However the run ends; if one fails, the others are closed nevertheless."""
+        """Closes all, however the run ends: if one fails, the others are closed nevertheless."""
         with ExitStack() as stack:
             for callback in self._callbacks.values():
                 stack.callback(callback.close, failed)
 
     def metrics(self) -> dict[str, float]:
-        """Those of all.
+        """The metrics of all callbacks.
 
         Raises:
             ConfigError: two have a metric of the same name, or one is not a number.
@@ -208,7 +208,7 @@ class Callbacks:
         return {name: state for name, callback in self._callbacks.items() if (state := callback.state_dict())}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restores them. A callback that the saved run did not have begins anew."""
+        """Restores the states of callbacks by name. One that the saved run did not have begins anew."""
         if lost := sorted(state.keys() - self._callbacks.keys()):
             logger.warning("The checkpoint has states of callbacks that this run lacks: %s.", ", ".join(lost))
         for name in self._callbacks.keys() & state.keys():

@@ -43,29 +43,29 @@ RANDOM, ENTROPY, ADVANTAGES, GRADIENTS, CRITIC, NOISE, TRUNCATED, MEMORY, SAMPLE
 MEAN, STD, EPISODES = "train/return_mean", "train/return_std", "train/episodes"
 RANDOM_MEAN = "eval/return_mean_random"
 
-FEWEST_ITERATIONS = 20
+MIN_ITERATIONS = 20
 """A condition is plain once it is met for this many iterations in a row, and for half of the run.
 
 At its end a quarter is enough. During the run a reward that is hard to find may still be found.
 """
-FEWEST_EPISODES = 10
+MIN_EPISODES = 10
 """The returns at first are those at the end of the iteration in which this many episodes have ended."""
 
-LOWEST_ENTROPY = 0.02
-"""In nats, for discrete actions: about one in 300 is not the preferred one."""
-LOWEST_STD = 0.02
+MIN_ENTROPY = 0.02
+"""In nats, for discrete actions: about one action in 300 is not the most probable one."""
+MIN_STD = 0.02
 """For continuous actions: the standard deviation, as a fraction of ``policy.initial_std``."""
-LOWEST_ADVANTAGE = 0.01
+MIN_ADVANTAGE = 0.01
 """The advantages' deviation, as a fraction of the largest value targets so far."""
-LOWEST_GRADIENT = 1e-3
+MIN_GRADIENT = 1e-3
 """The gradient's norm, as a fraction of the norm that it is clipped to. Per parameter it is then near Adam's eps."""
 EXPLAINED, EXPLAINED_ITERATIONS = 0.05, 0.1
 """An explained variance this small is chance, as is a larger one in at most this fraction of iterations."""
-LOWEST_SIGNAL = 0.02
+MIN_SIGNAL = 0.02
 """The share of signal in an epoch's gradient: the noise scale is then 49 times the frames of an iteration."""
-USED_MEMORY = 0.05
+MIN_MEMORY_GAIN = 0.05
 """The part of the gain over random actions that a policy loses without its memory, if it uses it."""
-LOST_GAIN = 0.2
+MAX_LOST_GAIN = 0.2
 """The part of the gain over random actions that a policy may lose when its most probable actions are played."""
 
 _STATE = ("frames", "iterations", "explained", "largest_target", "first", "lasting", "issued")
@@ -79,17 +79,17 @@ class Diagnosis(Callback):
     only if the policy is no better than they are.
 
     Args:
-        iterations: of the whole run.
-        max_grad_norm: that gradients are clipped to; None if they are not.
-        continuous: entries of an action that are continuous.
-        initial_std: of their distribution.
+        iterations: the iterations of the whole run.
+        max_grad_norm: the norm that gradients are clipped to; None if they are not.
+        continuous: the number of continuous entries of an action.
+        initial_std: the initial standard deviation of these entries.
     """
 
     def __init__(self, iterations: int, max_grad_norm: float | None, continuous: int, initial_std: float) -> None:
         self._of_run = iterations
         self._max_grad_norm = max_grad_norm or 1.0
-        normal = 0.5 * math.log(2 * math.pi * math.e) + math.log(LOWEST_STD * initial_std)
-        self._lowest_entropy = continuous * normal if continuous else LOWEST_ENTROPY
+        normal = 0.5 * math.log(2 * math.pi * math.e) + math.log(MIN_STD * initial_std)
+        self._min_entropy = continuous * normal if continuous else MIN_ENTROPY
         self._frames, self._iterations, self._explained, self._largest_target = 0, 0, 0, 0.0
         self._first: dict[str, float] = {}
         self._lasting: dict[str, int] = {}
@@ -109,7 +109,7 @@ class Diagnosis(Callback):
         self._explained += metrics.get("value/explained_variance", math.inf) > EXPLAINED
         target = abs(metrics.get("value/target_mean", 0.0)) + metrics.get("value/target_std", 0.0)
         self._largest_target = max(self._largest_target, target)
-        if not self._first and metrics[EPISODES] >= FEWEST_EPISODES:
+        if not self._first and metrics[EPISODES] >= MIN_EPISODES:
             self._first = {name: metrics[name] for name in (MEAN, STD, EPISODES)}
         self._lasting = {title: self._lasting.get(title, 0) + 1 for title, _ in self._conditions(metrics)}
         new = {title: line for title, line in self.warnings(metrics).items() if title not in self._issued}
@@ -120,20 +120,20 @@ class Diagnosis(Callback):
         """The warnings that are due, by title, one line each.
 
         Args:
-            metrics: of the last iteration, with those of its evaluation if there was one.
+            metrics: the last iteration's metrics, with those of its evaluation if there was one.
         """
         if RANDOM_MEAN in metrics:
-            found = _no_better_than_random(metrics)
-            learns = not found
+            figures = _no_better_than_random(metrics)
+            learns = not figures
         else:
-            found, learns = {}, self._improved(metrics)
-        found |= _memory_without_use(metrics) if learns else self._plain(metrics)
-        found |= _better_when_sampled(metrics)
-        return {title: f"{title}: {figure}. Try {WARNINGS[title]}." for title, figure in found.items()}
+            figures, learns = {}, self._improved(metrics)
+        figures |= _memory_without_use(metrics) if learns else self._plain(metrics)
+        figures |= _better_when_sampled(metrics)
+        return {title: f"{title}: {figure}. Try {WARNINGS[title]}." for title, figure in figures.items()}
 
     def _plain(self, metrics: Metrics) -> dict[str, str]:
         """The conditions that are met for long enough, with their figures."""
-        needed = max(FEWEST_ITERATIONS, self._of_run // (4 if RANDOM_MEAN in metrics else 2))
+        needed = max(MIN_ITERATIONS, self._of_run // (4 if RANDOM_MEAN in metrics else 2))
         first = self._first or {MEAN: math.nan, STD: math.nan}
         returns = f"with returns of {_spread(metrics[MEAN], metrics[STD])}, at first {_spread(first[MEAN], first[STD])}"
         return {
@@ -145,19 +145,19 @@ class Diagnosis(Callback):
     def _conditions(self, metrics: Metrics) -> Iterator[tuple[str, str]]:
         """The conditions that hold now, by the titles of their warnings, with their figures."""
         entropy = metrics.get("policy/entropy", math.inf)
-        if entropy < self._lowest_entropy:
-            yield ENTROPY, f"{entropy:.2g} nats, below {self._lowest_entropy:.2g}"
+        if entropy < self._min_entropy:
+            yield ENTROPY, f"{entropy:.2g} nats, below {self._min_entropy:.2g}"
         deviation = metrics.get("advantage/std", math.inf)
-        if deviation < LOWEST_ADVANTAGE * self._largest_target:
+        if deviation < MIN_ADVANTAGE * self._largest_target:
             yield ADVANTAGES, f"a standard deviation of {deviation:.2g}, where values reach {self._largest_target:.3g}"
         norm = metrics.get("optim/grad_norm", math.inf) if metrics["optim/steps"] else 0.0
-        if norm < LOWEST_GRADIENT * self._max_grad_norm:
+        if norm < MIN_GRADIENT * self._max_grad_norm:
             yield GRADIENTS, f"a norm of {norm:.2g}"
         if self._explained <= EXPLAINED_ITERATIONS * self._iterations:
             yield CRITIC, f"above {EXPLAINED} in {self._explained} of {self._iterations} iterations"
         signal = metrics.get("optim/signal", 1.0)
-        if signal < LOWEST_SIGNAL:
-            yield NOISE, f"a share of signal of {signal:.2g}, below {LOWEST_SIGNAL}"
+        if signal < MIN_SIGNAL:
+            yield NOISE, f"a share of signal of {signal:.2g}, below {MIN_SIGNAL}"
         if metrics["train/truncated_fraction"] == 1:
             yield TRUNCATED, f"after {metrics['train/episode_length_mean']:.4g} steps on average"
 
@@ -170,11 +170,11 @@ class Diagnosis(Callback):
         return metrics[MEAN] > self._first[MEAN] + 2 * math.sqrt(sum(variances)) + rounding
 
     def state_dict(self) -> dict[str, Any]:
-        """For a checkpoint, so that a resumed run warns like one that was not interrupted."""
+        """The counts so far, for checkpoints: a resumed run warns like one that was not interrupted."""
         return {name: getattr(self, f"_{name}") for name in _STATE}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """From a checkpoint."""
+        """Restores the counts."""
         for name in _STATE:
             setattr(self, f"_{name}", state[name])
 
@@ -191,7 +191,7 @@ def _memory_without_use(metrics: Metrics) -> dict[str, str]:
     if "eval/return_mean_zeroed_state" not in metrics:
         return {}
     mean, zeroed, shuffled = (metrics[f"eval/return_mean{of}"] for of in ("", "_zeroed_state", "_shuffled_state"))
-    if mean - min(zeroed, shuffled) > USED_MEMORY * abs(mean - metrics.get(RANDOM_MEAN, 0.0)):
+    if mean - min(zeroed, shuffled) > MIN_MEMORY_GAIN * abs(mean - metrics.get(RANDOM_MEAN, 0.0)):
         return {}
     form = return_format(mean)
     return {
@@ -206,7 +206,7 @@ def _better_when_sampled(metrics: Metrics) -> dict[str, str]:
     evaluated, trained = (metrics["eval/return_mean"], metrics["eval/return_std"]), (metrics[MEAN], metrics[STD])
     variances = evaluated[1] ** 2 / metrics["eval/episodes"], trained[1] ** 2 / max(1, min(metrics[EPISODES], WINDOW))
     lost, gain = trained[0] - evaluated[0], trained[0] - metrics[RANDOM_MEAN]
-    if not lost > max(2 * math.sqrt(sum(variances)), LOST_GAIN * abs(gain)):
+    if not lost > max(2 * math.sqrt(sum(variances)), MAX_LOST_GAIN * abs(gain)):
         return {}
     return {SAMPLED: f"a return of {_spread(*evaluated)}, against {_spread(*trained)} in training"}
 

@@ -1,34 +1,293 @@
-"""Checkpoints of a run: their contents, which ones are kept, and how they are found."""
+"""The checkpoints of a run: writing, keeping, finding and restoring them."""
 
-from recurrl.checkpoint.checkpoint import (
-    AUTO,
-    BEST,
-    LAST,
-    RETURN_MEAN,
-    Checkpoint,
-    best,
-    components,
-    find,
-    prune,
-    save,
-    to_resume,
+import logging
+import os
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from torchrl.checkpoint import GlobalRNGState
+
+from recurrl import __version__
+from recurrl.algorithms import Algorithm
+from recurrl.checkpoint import files, ranks
+from recurrl.checkpoint.files import Stateful
+from recurrl.config.keys import differences, flat
+from recurrl.errors import ConfigError, require
+from recurrl.policy import Policy
+from recurrl.runtime.ranks import world
+from recurrl.runtime.run_directory import CHECKPOINTS, CONFIG_FILE, REPLACED, run_directory_of
+from recurrl.tracking import Resumed
+
+NOT_OF_EPISODES = (
+    *("env.reward_scale", "env.normalize_observation", "env.normalize_reward"),
+    *("collector.timeout_s", "collector.on_env_error"),
+    *("collector.address", "collector.cpus_per_worker", "collector.gpus_per_worker"),
 )
-from recurrl.checkpoint.files import Stateful, add_evaluation
-from recurrl.checkpoint.warm_start import warm_start
+"""Settings of environments and collectors that unfinished episodes do not depend on."""
+SHAPING = ("env.", "cell.", "policy.", "algorithm.")
+"""The groups of settings that determine the components and their shapes."""
+AUTO = "auto"
+BEST, LAST = "best", "last"
+RETURN_MEAN = "eval/return_mean"
+"""The metric by which the best checkpoint is found."""
 
-__all__ = [
-    "AUTO",
-    "BEST",
-    "LAST",
-    "RETURN_MEAN",
-    "Checkpoint",
-    "Stateful",
-    "add_evaluation",
-    "best",
-    "components",
-    "find",
-    "prune",
-    "save",
-    "to_resume",
-    "warm_start",
-]
+logger = logging.getLogger(__name__)
+
+
+def components(algorithm: Algorithm, **others: Stateful) -> dict[str, Stateful]:
+    """The whole state of a run: the algorithm's parts, random numbers, and ``others``."""
+    return {**algorithm.components(), "rng": GlobalRNGState(), **others}
+
+
+def save(
+    run_dir: Path,
+    frames: int,
+    metrics: Mapping[str, float],
+    of: Mapping[str, Stateful],
+    tracker_ids: Mapping[str, str] = MappingProxyType({}),
+    settings: Mapping[str, Any] = MappingProxyType({}),
+    evaluation: Mapping[str, float] | None = None,
+) -> Path:
+    """Writes a checkpoint on rank 0, and returns its path. Collective.
+
+    :func:`recurrl.checkpoint.files.add_evaluation` completes it.
+
+    Args:
+        run_dir: the run's directory.
+        frames: frames seen so far.
+        metrics: the last iteration's metrics, without those of its evaluation.
+        of: the :func:`components` of the run.
+        tracker_ids: the run's ids at destinations of metrics.
+        settings: the run's whole configuration as plain values.
+        evaluation: the policy's evaluation, if the iteration is logged.
+
+    Raises:
+        OSError: the disk is full, or the folder is not writable. Earlier checkpoints stay intact.
+        RunError: the policies of the ranks are no longer the same.
+    """
+    others = ranks.gathered_states(of)
+    path = run_dir / CHECKPOINTS / f"{files.PREFIX}{frames:012d}"
+    if world().rank == 0:
+        states = {name: component.state_dict() for name, component in of.items()} | others
+        numbers = {name: float(value) for name, value in metrics.items()}  # callbacks may add integers
+        values = {"version": __version__, "frames": frames, "ranks": world().size, "metrics": numbers}
+        values |= {"tracker_ids": dict(tracker_ids), "settings": dict(settings)}
+        files.write(path, states, values, evaluation)
+    return path
+
+
+class Checkpoint:
+    """A checkpoint of a run. Its checksums are verified once, when it is opened.
+
+    Args:
+        path: the checkpoint's directory.
+
+    Attributes:
+        path: the checkpoint's directory.
+        frames: frames seen when it was written.
+        version: the version of recurrl that wrote it.
+        ranks: the number of ranks of the run that wrote it.
+        settings: the configuration of the run that wrote it, as plain values.
+        checksums: the SHA-256 of its states' files.
+        resumed: the tracking state that a resumed run continues from.
+        metrics: the metrics of its iteration, without those of an evaluation.
+        evaluation: the metrics of the evaluation after it, if one was due; None if the run ended before it, so that the
+            iteration is yet to be logged.
+
+    Raises:
+        ConfigError: it is damaged.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        values, self.checksums, self.evaluation = files.manifest(path)
+        defaults: dict[str, Any] = {"version": "unknown", "ranks": 1, "settings": {}, "tracker_ids": {}, "metrics": {}}
+        metadata = defaults | values
+        self.frames: int = metadata.get("frames", -1)
+        self.version: str = metadata["version"]
+        self.ranks: int = metadata["ranks"]
+        self.settings: dict[str, Any] = metadata["settings"]
+        self.metrics: dict[str, float] = metadata["metrics"]
+        self.resumed = Resumed(self.frames, metadata["tracker_ids"])
+        has_types = isinstance(self.settings, dict) and _are(str, self.resumed.ids) and _are(float, self.metrics)
+        has_types = has_types and isinstance(self.version, str) and type(self.ranks) is type(self.frames) is int
+        if not has_types or not 0 <= self.frames < 10**18:
+            raise ConfigError(
+                f"The checkpoint {path} was not written by a run: its metadata has unexpected types. Give another one."
+            )
+        if self.version != __version__:
+            logger.warning("%s was written by recurrl %s, and this is recurrl %s.", path, self.version, __version__)
+
+    def load(self, into: Mapping[str, Stateful], settings: Mapping[str, Any]) -> None:
+        """Restores what :func:`save` wrote; of several ranks, on rank 0, while the others call :func:`ranks.share`.
+
+        Environments whose settings have changed begin new episodes, and the log says so.
+
+        Args:
+            into: the :func:`components` of the run.
+            settings: the run's whole configuration as plain values.
+
+        Raises:
+            ConfigError: the checkpoint does not fit the configuration.
+            RunError: a worker failed.
+        """
+        changes = {
+            key: change
+            for key, change in differences(self.settings, settings).items()
+            if key.startswith(("env.", "collector.")) and key not in NOT_OF_EPISODES
+        }
+        if changes:
+            changed = ", ".join(f"{key} is {now} and was {was}" for key, (was, now) in changes.items())
+            logger.warning("Unfinished episodes are restarted: %s.", changed)
+            if flat(self.settings).get("collector.ahead"):
+                logger.warning("The rows that workers had collected ahead are dropped.")
+            into = {name: component for name, component in into.items() if name != ranks.EPISODES}
+        if self.ranks == world().size == 1:
+            files.load(self.path, into, self._shaping(settings))
+        else:
+            ranks.load(self.path, self.ranks, into, self._shaping(settings), settings["seed"], self.frames)
+
+    def load_policy(self, policy: Policy, settings: Mapping[str, Any] = MappingProxyType({})) -> None:
+        """Restores only the policy, including its running statistics.
+
+        Args:
+            policy: made as ``settings`` say.
+            settings: the whole configuration as plain values.
+
+        Raises:
+            ConfigError: the checkpoint does not fit the policy.
+        """
+        files.load(self.path, {"policy": policy}, self._shaping(settings))
+
+    @property
+    def is_alone(self) -> bool:
+        """True for a checkpoint outside its run directory, of whose configuration it holds the only copy."""
+        return not os.path.lexists(self.path.absolute().parent.parent / CONFIG_FILE)
+
+    def is_in(self, run_dir: Path) -> bool:
+        """True if it is one of the run directory's checkpoints."""
+        return self.path.resolve().parent == (run_dir / CHECKPOINTS).resolve()
+
+    def copied_to(self, run_dir: Path) -> "Checkpoint":
+        """A copy with which another run begins, which gets new ids at destinations of metrics."""
+        path = run_dir / CHECKPOINTS / f"{files.PREFIX}{self.frames:012d}"
+        files.copy(self.path, path, {"tracker_ids": {}})
+        return Checkpoint(path)
+
+    def replace_later_ones(self) -> None:
+        """Moves the later checkpoints of its run, which continues from here, away from those that count."""
+        later = [path for path in files.checkpoints_in(self.path.parent) if files.frames_of(path) > self.frames]
+        if later:
+            folder = self.path.absolute().parent.parent / f"{REPLACED}/{datetime.now():%Y-%m-%d_%H-%M-%S-%f}"
+            folder.mkdir(parents=True)
+            for path in later:
+                path.rename(folder / path.name)
+            logger.warning(
+                "The run continues at %d frames: later rows of metrics.csv are replaced, and the later checkpoints are "
+                "now in %s.",
+                *(self.frames, folder),
+            )
+
+    def _shaping(self, settings: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+        """The changed settings that may keep a checkpoint from fitting."""
+        changes = differences(self.settings, settings) if self.settings and settings else {}
+        return {key: change for key, change in changes.items() if key.startswith(SHAPING)}
+
+
+def _are(kind: type, values: Any) -> bool:
+    return isinstance(values, dict) and all(type(value) is kind for value in values.values())
+
+
+def prune(run_dir: Path, keep_last: int | None) -> None:
+    """Keeps the last ``keep_last`` intact checkpoints (None: all) and the best evaluated one; removes older ones."""
+    checkpoints = files.checkpoints_in(run_dir / CHECKPOINTS)
+    if keep_last is None or len(checkpoints) <= keep_last:
+        return
+    intact = files.intact_in(run_dir / CHECKPOINTS)
+    best, last = _best(intact), intact[-keep_last:]
+    for path in checkpoints:
+        if path != best and last and path < last[0]:
+            files.remove(path)
+
+
+def to_resume(resume: object, run_dir: Path) -> Checkpoint | None:
+    """The checkpoint to resume from: for ``auto`` the newest in the run's own directory, or None without one.
+
+    Args:
+        resume: None to begin, ``auto``, a run directory or a checkpoint.
+        run_dir: the directory of the resuming run.
+
+    Raises:
+        ConfigError: ``resume`` is not the path of a run, or the run has no checkpoint, or one that is damaged or has a
+            policy alone.
+    """
+    if resume is None:
+        return None
+    path = _newest(run_dir) if resume == AUTO else find(Path(str(resume)))
+    if path is None:
+        return None
+    start = Checkpoint(path)
+    require(
+        set(start.checksums) != {"state-policy.pt"},
+        f"{path} holds a policy alone, as a folder for a model hub does, which cannot be resumed. Start a new run with "
+        f"its weights: init_from={path}.",
+    )
+    return start
+
+
+def find(path: Path, which: str = LAST) -> Path:
+    """The checkpoint a path names: itself, or one of a run directory.
+
+    Args:
+        path: a checkpoint or a run directory.
+        which: the ``last`` checkpoint of a run directory, or the ``best`` by the return of its evaluation.
+
+    Raises:
+        ConfigError: the path is neither, or the run has written no such checkpoint.
+    """
+    require(which in (BEST, LAST), f"which={which} is not possible. Give {BEST} or {LAST}.")
+    if files.is_checkpoint(path):
+        return path
+    run_dir = run_directory_of(path)
+    newest = _newest(run_dir)
+    if newest is None:
+        raise ConfigError(
+            f"{run_dir} holds no checkpoint: its run ended before it wrote one. Choose another run, or start a new one "
+            "without it."
+        )
+    return newest if which == LAST else _best_in(run_dir)
+
+
+def best(run_dir: Path) -> tuple[Path, dict[str, Any]]:
+    """The best checkpoint of a run, and what describes it: frames, evaluation, version and its files' SHA-256.
+
+    Raises:
+        ConfigError: the run has no evaluated checkpoint.
+    """
+    saved = Checkpoint(_best_in(run_dir))
+    described = {"frames": saved.frames, "version": saved.version, "sha256": saved.checksums}
+    return saved.path, {**(saved.evaluation or {}), **described}
+
+
+def _newest(run_dir: Path) -> Path | None:
+    return next(reversed(files.checkpoints_in(run_dir / CHECKPOINTS)), None)
+
+
+def _best(intact: Sequence[Path]) -> Path | None:
+    """The checkpoint with the best evaluation; None if none was evaluated."""
+    evaluations = {path: files.evaluation(path) or {} for path in intact}
+    returns = {path: values[RETURN_MEAN] for path, values in evaluations.items() if RETURN_MEAN in values}
+    return max(returns, key=lambda path: (returns[path], path), default=None)
+
+
+def _best_in(run_dir: Path) -> Path:
+    best = _best(files.intact_in(run_dir / CHECKPOINTS))
+    if best is None:
+        raise ConfigError(
+            f"{run_dir} holds no evaluated checkpoint: its run has not reached an evaluation. Give which={LAST} "
+            "(--which last) for its newest checkpoint, or resume it first."
+        )
+    return best

@@ -15,12 +15,11 @@ import shutil
 import stat
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from textwrap import shorten
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 
-from recurrl.errors import ConfigError, RunError
+from recurrl.errors import ConfigError, RunError, one_line
 from recurrl.runtime.atomic import atomic_write, remove_unfinished, sync, unfinished, unfinished_in
 from recurrl.runtime.run_directory import UnreadableError, looks_like_checkpoint, read_text
 
@@ -29,7 +28,7 @@ MANIFEST = "manifest.json"
 """Holds the metadata, the checksums of the states, the evaluation once it is added, and a checksum of itself."""
 _OURS = re.compile(r"manifest\.json|state-\w+\.pt")
 """The files of a checkpoint. All others in its directory are foreign."""
-_MOST_BYTES = 2**24
+_MAX_MANIFEST_BYTES = 2**24
 _INCOMPATIBLE = (
     *(AssertionError, AttributeError, EOFError, IndexError, KeyError, RuntimeError, TypeError, ValueError),
     pickle.UnpicklingError,
@@ -45,7 +44,7 @@ class Stateful(Protocol):
         """Tensors and plain values."""
 
     def load_state_dict(self, state: Any, /) -> Any:
-        """Restores them."""
+        """Restores what ``state_dict`` returned."""
 
 
 def write(
@@ -57,7 +56,7 @@ def write(
         path: the directory; an existing checkpoint is replaced.
         states: tensors and plain values, by component; or the file of another checkpoint that holds them.
         metadata: plain values.
-        evaluation: as :func:`add_evaluation` adds it later; None for not yet.
+        evaluation: None if :func:`add_evaluation` will add it.
 
     Raises:
         OSError: the disk is full, the folder is not writable, or ``path`` exists and is not a checkpoint. Previous
@@ -98,9 +97,9 @@ def write(
 
 def copy(path: Path, to: Path, changes: Mapping[str, Any]) -> None:
     """Writes an intact checkpoint again, with changes of its metadata."""
-    found = _manifest(path)
-    states = {name.removeprefix("state-").removesuffix(".pt"): path / name for name in found.checksums}
-    write(to, states, found.metadata | dict(changes), found.evaluation)
+    saved = _manifest(path)
+    states = {name.removeprefix("state-").removesuffix(".pt"): path / name for name in saved.checksums}
+    write(to, states, saved.metadata | dict(changes), saved.evaluation)
 
 
 def _save(state: Any, path: Path) -> None:
@@ -120,7 +119,7 @@ def load(path: Path, components: Mapping[str, Stateful], changes: Mapping[str, t
 
     Args:
         path: the checkpoint.
-        components: by name. A component whose ``loads_mapped`` is true receives tensors that are mapped from the file.
+        components: the components by name. One whose ``loads_mapped`` is true receives tensors mapped from the file.
         changes: old and new value of each changed setting that affects their shapes.
 
     Raises:
@@ -133,7 +132,7 @@ def load(path: Path, components: Mapping[str, Stateful], changes: Mapping[str, t
         except RunError:
             raise
         except _INCOMPATIBLE as error:
-            reason = f"{name}: {_short(error)}"
+            reason = f"{name}: {one_line(error)}"
             if changes:
                 reason = ", ".join(f"{key} is {now} and was {was}" for key, (was, now) in changes.items())
             raise ConfigError(
@@ -152,7 +151,7 @@ def state(path: Path, name: str) -> Any:
         return _read(path, name)
     except _INCOMPATIBLE as error:
         raise ConfigError(
-            f"The {name} of the checkpoint {path} cannot be read: {_short(error)}. Give another checkpoint."
+            f"The {name} of the checkpoint {path} cannot be read: {one_line(error)}. Give another checkpoint."
         ) from error
 
 
@@ -164,12 +163,12 @@ def _read(path: Path, name: str, mapped: bool = False) -> Any:
 
 
 class Manifest(NamedTuple):
-    """What a checkpoint's manifest holds.
+    """The content of a checkpoint's manifest.
 
     Attributes:
-        metadata: that :func:`write` received.
+        metadata: the plain values that :func:`write` received.
         checksums: the SHA-256 of each state's file.
-        evaluation: that :func:`add_evaluation` received; None before.
+        evaluation: the evaluation's metrics; None before :func:`add_evaluation`.
     """
 
     metadata: dict[str, Any]
@@ -183,12 +182,12 @@ def manifest(path: Path) -> Manifest:
     Raises:
         ConfigError: the checkpoint is damaged; with the newest intact one beside it.
     """
-    found = damage(path)
-    if found is not None:
+    problem = damage(path)
+    if problem is not None:
         others = intact_in(path.parent)
         newest = f"The newest intact checkpoint beside it is {others[-1]}." if others else ""
         raise ConfigError(
-            f"The checkpoint {path} is damaged: {found}. Nothing of it was loaded. "
+            f"The checkpoint {path} is damaged: {problem}. Nothing of it was loaded. "
             f"{newest or 'There is no intact one beside it.'}"
         )
     return _manifest(path)
@@ -220,8 +219,8 @@ def remove(path: Path) -> None:
 
 def checkpoints_in(folder: Path) -> list[Path]:
     """The checkpoints in a folder, in the order of their frames."""
-    found = (path for path in folder.glob(f"{PREFIX}*") if looks_like_checkpoint(path))
-    return sorted(found, key=frames_of)
+    paths = (path for path in folder.glob(f"{PREFIX}*") if looks_like_checkpoint(path))
+    return sorted(paths, key=frames_of)
 
 
 def frames_of(path: Path) -> int:
@@ -263,17 +262,18 @@ def _manifest(path: Path) -> Manifest:
         UnreadableError: it is missing, not a file or too large.
         ValueError, KeyError, TypeError, RecursionError: it was modified or corrupted.
     """
-    text = read_text(path / MANIFEST, _MOST_BYTES)
+    text = read_text(path / MANIFEST, _MAX_MANIFEST_BYTES)
     values = json.loads(text)
-    found = Manifest(values["metadata"], values["checksums"], values["evaluation"])
-    evaluation = {} if found.evaluation is None else found.evaluation
-    are_mappings = all(isinstance(each, dict) for each in (found.metadata, found.checksums, evaluation))
+    manifest = Manifest(values["metadata"], values["checksums"], values["evaluation"])
+    evaluation = {} if manifest.evaluation is None else manifest.evaluation
+    are_mappings = all(isinstance(each, dict) for each in (manifest.metadata, manifest.checksums, evaluation))
     # Compare the text, so that any lost or changed byte shows.
-    if not are_mappings or _sealed(found._asdict()) != text:
+    if not are_mappings or _sealed(manifest._asdict()) != text:
         raise ValueError
-    if not all(map(_OURS.fullmatch, found.checksums)) or any(type(value) is not float for value in evaluation.values()):
+    has_floats = all(type(value) is float for value in evaluation.values())
+    if not has_floats or not all(map(_OURS.fullmatch, manifest.checksums)):
         raise ValueError
-    return found
+    return manifest
 
 
 def _sealed(values: Mapping[str, Any]) -> str:
@@ -289,11 +289,6 @@ def _checksum(file: Path) -> str:
 
 def _canonical(values: Any) -> str:
     return json.dumps(values, indent=1, sort_keys=True) + "\n"
-
-
-def _short(error: Exception) -> str:
-    """An error in one line; torch lists all tensors that differ."""
-    return shorten(str(error), 200, placeholder=" ...").rstrip(".") or type(error).__name__
 
 
 # Removal

@@ -1,7 +1,7 @@
 """The states of several ranks in one checkpoint, and their division among another number of ranks.
 
-Rank 0 writes and reads the files. Its own states are where those of a run of one process are; the component ``ranks``
-holds those of the others.
+Rank 0 writes and reads the files. Its own states are stored as in a run of one process; the component ``ranks``
+holds the states of the other ranks.
 """
 
 import logging
@@ -23,7 +23,7 @@ EPISODES = "collector_state"
 OWN = ("rng", SCALER, "buffer", "teacher", EPISODES)
 """The components that differ from rank to rank."""
 OF_RANK_0 = ("callbacks", "report")
-"""Those that rank 0 alone has. All others are the same on all ranks."""
+"""The components that rank 0 alone has. All others are the same on all ranks."""
 _RETURNS = "discounted_return"
 
 logger = logging.getLogger(__name__)
@@ -59,7 +59,7 @@ def share(components: Mapping[str, Stateful], own: Sequence[State] = (), seeds: 
     """Gives the other ranks rank 0's state of what is the same on all ranks. Collective.
 
     Args:
-        components: of the run.
+        components: the run's components.
         own: on rank 0, the states that differ, for each rank; those that are missing stay as they are.
         seeds: on rank 0, of new random numbers, for each rank.
     """
@@ -90,18 +90,18 @@ def load(
     seed: int,
     frames: int,
 ) -> None:
-    """Loads a checkpoint of or into a run of several ranks, on rank 0; the others call :func:`share`.
+    """Loads a checkpoint on rank 0, while the other ranks call :func:`share`; it or the run has several ranks.
 
     With the same number of ranks each continues with its own state. With another number, random numbers and episodes
     are new and a replay buffer starts empty.
 
     Args:
-        path: of the checkpoint.
+        path: the checkpoint's directory.
         saved: the number of ranks that wrote it.
-        components: of the run.
+        components: the run's components.
         changes: as for :func:`recurrl.checkpoint.files.load`.
-        seed: of the run.
-        frames: of the run so far.
+        seed: the run's seed.
+        frames: the run's frames so far.
 
     Raises:
         ConfigError: it does not fit the configuration.

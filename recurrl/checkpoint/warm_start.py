@@ -7,8 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from recurrl.checkpoint import files
-from recurrl.checkpoint.checkpoint import Checkpoint, find
+from recurrl.checkpoint import Checkpoint, files, find
 from recurrl.errors import require
 from recurrl.policy import Policy
 from recurrl.policy.heads import GaussianParameters
@@ -16,15 +15,15 @@ from recurrl.policy.normalization import ObservationNormalizer
 
 
 @torch.no_grad()
-def warm_start(policy: Policy, path: Path, keep_std: bool = False) -> list[str]:
+def copy_weights(policy: Policy, path: Path, keep_std: bool = False) -> list[str]:
     """Copies the parameters and running statistics that fit from a checkpoint's policy, and returns lines for the log.
 
     A layer is copied as a whole or not at all, and so are the statistics of an observation. Nothing but tensors is read
     from the checkpoint: its configuration is not looked at.
 
     Args:
-        policy: of the new run.
-        path: of a run directory, for its newest checkpoint, or of a checkpoint.
+        policy: the new run's policy.
+        path: a checkpoint, or a run directory for its newest one.
         keep_std: leave the standard deviation of continuous actions as it is.
 
     Raises:
@@ -57,13 +56,13 @@ def warm_start(policy: Policy, path: Path, keep_std: bool = False) -> list[str]:
         f"{', '.join(differing) or 'none'}. Layers that it lacks: {', '.join(missing) or 'none'}. Give a run with a "
         "network of the same sizes, or leave init_from out.",
     )
-    found = {
+    outcome = {
         f"taken from {saved.path}": copied,
         "does not fit, and stays as initialised": differing,
         "is not in the checkpoint, and stays as initialised": missing,
         "is in the checkpoint only": dict.fromkeys(_layer_of(name) for name in source if name not in target),
     }
-    return [f"init_from: {what}: {', '.join(layers)}" for what, layers in found.items() if layers]
+    return [f"init_from: {what}: {', '.join(layers)}" for what, layers in outcome.items() if layers]
 
 
 def _tensors(state: Any) -> dict[str, Tensor]:

@@ -27,8 +27,8 @@ def report_main() -> None:
     """``recurrl-report``: one HTML page about runs."""
     parser = _parser(
         "recurrl-report",
-        "Writes one self-contained HTML page: learning curves over seeds, returns, the use of memory, where the time "
-        "went, what differs between the configurations, warnings, and videos in the runs' directories.",
+        "Writes one self-contained HTML page: learning curves over seeds, returns and times, the use of memory, "
+        "what differs between the configurations, warnings, and videos in the runs' directories.",
     )
     parser.add_argument("--output", type=Path, help="the file; default: report.html in the first directory")
     arguments = parser.parse_args()

@@ -12,17 +12,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from recurrl.config.composed import value_of
 from recurrl.errors import ConfigError, require
-from recurrl.runtime.run_directory import (
-    CHECKPOINTS,
-    CONFIG_FILE,
-    CURVE,
-    METRICS,
-    SUMMARY,
-    check_writable_places,
-    locked,
-    looks_like_checkpoint,
-    run_directory_of,
-)
+from recurrl.runtime.run_directory import SUMMARY, check_unused, locked, run_directory_of
 
 
 def _directory(resume: object, new: str) -> str:
@@ -57,7 +47,7 @@ def run_directory(run_dir: Path, composed: DictConfig) -> Iterator[str | None]:
             resume = value_of(composed, "resume")
             if resume == "auto":
                 _check_lasting()
-            _check_unused(run_dir, resume)
+            check_unused(run_dir, is_resumed=resume == "auto" or _is_within(resume, run_dir))
             yield resume
     except ConfigError:
         if was_empty and not (run_dir / SUMMARY).exists():
@@ -75,26 +65,8 @@ def _check_lasting() -> None:
     directory = str(OmegaConf.to_container(hydra[kind], resolve=False)["dir"])  # type: ignore[index, call-overload]
     require(
         "${now:" not in directory,
-        f"resume=auto needs hydra.{kind}.dir=..., because by default each run has a new directory. "
-        f"Add hydra.{kind}.dir={example}.",
-    )
-
-
-def _check_unused(run_dir: Path, resume: object) -> None:
-    check_writable_places(run_dir)
-    checkpoints = any(map(looks_like_checkpoint, (run_dir / CHECKPOINTS).glob("*")))
-    is_run = checkpoints or (run_dir / METRICS).exists()
-    for path in (run_dir / CONFIG_FILE, run_dir / SUMMARY, run_dir / CURVE):
-        # A run that ended before its first iteration has left .hydra.
-        require(
-            is_run or (run_dir / ".hydra").is_dir() or not os.path.lexists(path),
-            f"{path} was not written by a run, and this run would overwrite it. Move it away, or give the run another "
-            "directory with hydra.run.dir=...",
-        )
-    require(
-        not is_run or resume == "auto" or _is_within(resume, run_dir),
-        f"{run_dir} already holds another run. Give this run another directory with hydra.run.dir=..., or continue "
-        f"that run with resume={run_dir}.",
+        "resume=auto needs a directory that lasts, because by default each run has a new one. "
+        f"Add hydra.{kind}.dir={example} (run_dir=... in Python).",
     )
 
 

@@ -23,7 +23,7 @@ _MEMORY = {"kept": "", "zeroed": " with its memory zeroed", "shuffled": " with a
 
 def evaluate_main() -> None:
     """``recurrl-evaluate``: plays episodes with the policies of runs, and prints their returns."""
-    options = vars(_parser().parse_intermixed_args())  # those of evaluate_run, but for these
+    options = vars(_parser().parse_intermixed_args())  # all but the next five are arguments of evaluate_run
     texts, video, as_json, sampled, memory = (options.pop(key) for key in ("run", "video", "json", "sampled", "memory"))
     overrides = [text for text in texts if _OVERRIDE.fullmatch(text) and not Path(text).exists()]
     runs = [Path(text) for text in texts if text not in overrides]
@@ -40,13 +40,13 @@ def evaluate_main() -> None:
         }
         reports: list[dict[str, Any]] = []
         for run in runs:
-            found = {state: summarized(each) for state, each in evaluate_run(run, video=files, **options).items()}
-            reports.append({"run": str(run), "overrides": overrides, "deterministic": not sampled, "returns": found})
+            returns = {state: summarized(each) for state, each in evaluate_run(run, video=files, **options).items()}
+            reports.append({"run": str(run), "overrides": overrides, "deterministic": not sampled, "returns": returns})
     rows = ((each["run"] + _MEMORY[state], of) for each in reports for state, of in each["returns"].items())
     lines = [(name, *table_row(of, "episodes"), str(of["episodes"])) for name, of in rows]
     if as_json:
-        shown = {"video": [str(file) for file in files]} if files else {}
-        sys.stdout.write(json.dumps([each | shown for each in reports], indent=2, ensure_ascii=False) + "\n")
+        written = {"video": [str(file) for file in files]} if files else {}
+        sys.stdout.write(json.dumps([each | written for each in reports], indent=2, ensure_ascii=False) + "\n")
     else:
         sys.stdout.write(table([("run", *STATISTICS, "episodes"), *lines]) + "".join(f"{file}\n" for file in files))
 
@@ -68,11 +68,11 @@ def evaluate_run(
     Args:
         path: a checkpoint, or a run directory.
         episodes: number of episodes for each seed; default: as in the run's own evaluation.
-        seed: of the environments, or several; default: the run's.
+        seed: the environments' seed, or several; default: the run's.
         device: where the policy runs; default: the run's.
         states: treatments of the recurrent states between steps, see :func:`recurrl.evaluation.evaluate`.
         trust_packages: import the packages that the run's configuration names.
-        which: of a run directory: the ``best`` checkpoint by its evaluation, or the ``last``.
+        which: the ``best`` checkpoint of a run directory, by its evaluation, or the ``last``.
         deterministic: play the most probable actions; False to sample them.
         overrides: ``env.key=value``, changes of the environment.
         video: files to write, as :func:`recurrl.video.writing.files_of` names them: the first episode of each seed,
@@ -83,7 +83,7 @@ def evaluate_run(
             available here or cannot be drawn, or its policy has no states.
     """
     from recurrl.build import set_process_state
-    from recurrl.cli.load_run import open_run
+    from recurrl.cli.open_run import open_run
     from recurrl.envs.watched import watched
     from recurrl.evaluation import KEPT, evaluate_many
     from recurrl.runtime.time_limit import time_limit

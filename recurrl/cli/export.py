@@ -44,7 +44,7 @@ def _exported(arguments: argparse.Namespace) -> str:
     require(arguments.license is None, "--license belongs to a model card. Add --hub-folder DIR.")
     # With torch, which help and typos do not wait for.
     from recurrl.agent import Agent
-    from recurrl.cli.load_run import open_run
+    from recurrl.cli.open_run import open_run
     from recurrl.export.export import FORMATS, ONNX, export
 
     opened = open_run(arguments.run, arguments.which, "cpu", arguments.trust_packages)

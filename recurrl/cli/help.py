@@ -40,7 +40,7 @@ Groups and their choices (group=choice):
 _CUSTOM = """\
 All but experiment and hparams_search also take package.module:Name, a custom class or function.
 """
-_MOST_USED = """
+_MAIN_KEYS_HEAD = """
 The most used keys and their values (key=value); recurrl-train --help all lists every key:
 
 """
@@ -52,7 +52,7 @@ _FOOT = """
 Results go to outputs/<date>/<time>: metrics.csv, summary.json, learning_curve.png, checkpoints.
 All keys by group, with their ranges: docs/configuration.md.
 """
-MOST_USED = (
+MAIN_KEYS = (
     *("seed", "device", "num_threads", "total_frames", "frames_per_batch", "slice_len", "minibatch_slices", "epochs"),
     *("lr", "resume", "env.id", "env.num_envs", "env.mask", "cell.hidden_size", "algorithm.gamma"),
 )
@@ -71,10 +71,10 @@ def help_of(composed: DictConfig, every_key: bool, config_dir: str | None) -> st
         ConfigError: a key or a value is wrong.
     """
     values, texts = _explanations(composed)
-    found = flat(values)
-    few = (line for key in MOST_USED for line in _commented(f"{key}: {flow(found[key])}", texts[key]))
+    flat_values = flat(values)
+    few = (line for key in MAIN_KEYS for line in _commented(f"{key}: {flow(flat_values[key])}", texts[key]))
     keys = _lines(values, texts) if every_key else few
-    head = [_HEAD, *(f"{line}\n" for line in _groups(config_dir)), _CUSTOM, _EVERY if every_key else _MOST_USED]
+    head = [_HEAD, *(f"{line}\n" for line in _groups(config_dir)), _CUSTOM, _EVERY if every_key else _MAIN_KEYS_HEAD]
     return "".join([*head, *(f"{line}\n" for line in keys), _FOOT])
 
 

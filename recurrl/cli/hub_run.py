@@ -9,10 +9,11 @@ from statistics import fmean
 
 from omegaconf import OmegaConf
 
-from recurrl import __version__, checkpoint
+from recurrl import checkpoint
 from recurrl.agent import Agent
+from recurrl.checkpoint.files import add_evaluation
 from recurrl.cli.evaluate import evaluate_run
-from recurrl.cli.load_run import open_run
+from recurrl.cli.open_run import open_run
 from recurrl.cli.saved_config import code_named
 from recurrl.config.composed import plain
 from recurrl.errors import ConfigError, require
@@ -45,8 +46,8 @@ def write_hub_folder(
     Args:
         run: a run directory or a checkpoint.
         folder: does not exist, or is empty.
-        which: of a run directory: the ``best`` checkpoint, or the ``last``.
-        formats: of the exports; default: all.
+        which: the ``best`` checkpoint of a run directory, or the ``last``.
+        formats: the exports' formats; default: all.
         trust_packages: import the packages that the run's configuration names.
         license: an identifier such as ``mit``.
 
@@ -75,14 +76,14 @@ def write_hub_folder(
         export(Agent(policy, opened.config.env), stage, facts, formats=formats or FORMATS)
         config, seed = opened.config, opened.config.seed + 1
         returns, without_video = _evaluated(stage, seed)
-        checkpoint.add_evaluation(path, saved.evaluation or {checkpoint.RETURN_MEAN: fmean(returns)})
+        add_evaluation(path, saved.evaluation or {checkpoint.RETURN_MEAN: fmean(returns)})
         files = sorted(each.name for each in stage.iterdir() if each.is_file())
         card = model_card(
             config,
             summarized(returns),
             frames=saved.frames,
             evaluation_seed=seed,
-            version=saved.version or __version__,
+            version=saved.version,
             license=license,
             files=files,
             needs_trust=bool(code_named(opened.settings, run)),
@@ -96,7 +97,7 @@ def write_hub_folder(
 
 def _evaluated(stage: Path, seed: int) -> tuple[list[float], str | None]:
     """The returns that the folder's policy has, and the reason if no video could be made of them."""
-    # Its packages are those of the run, which were trusted when it was opened.
+    # The run's packages were trusted when it was opened, and the folder names the same ones.
     play = partial(evaluate_run, stage, None, seed, "cpu", trust_packages=True, which=checkpoint.LAST)
     try:
         return play(video=files_of(stage))[KEPT], None

@@ -3,8 +3,9 @@
 import logging
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,8 @@ from omegaconf import DictConfig, OmegaConf
 from recurrl import checkpoint
 from recurrl.build import make_trainer
 from recurrl.callbacks import Callback, IterationCallback, check_callbacks
-from recurrl.cli.load_run import as_overrides, with_resumed
 from recurrl.cli.overrides import job_overrides, overridden_keys, text_of
+from recurrl.cli.resume import as_overrides, with_resumed
 from recurrl.cli.saved_config import code_named
 from recurrl.cli.signature import signature_line
 from recurrl.config import TrainConfig
@@ -49,9 +50,9 @@ def run(
     """Trains as configured, and writes the run's summary however it ends, unless it is rejected.
 
     Args:
-        composed: what Hydra made of the configuration files and the command line.
+        composed: the configuration as Hydra composed it.
         config: the same with its types; None if it resumes a run, whose configuration it is merged with here.
-        overrides: those whose values must have an effect.
+        overrides: the overrides whose values must have an effect.
         run_dir: the run's directory, which no other process uses.
         started: when the command began, seconds since the epoch.
         callbacks: the user's.
@@ -62,41 +63,60 @@ def run(
         RunError: the run failed; the message says why.
     """
     logging.getLogger("torchrl").setLevel(logging.WARNING)
-    report, start, rejected = Report(started=started), None, False
+    report = Report(started=started)
+    with _reported(report, run_dir), resource_errors_as_messages():
+        check_callbacks(callbacks)
+        remove_unfinished(run_dir)
+        start = None
+        if config is None:
+            composed, config, start = with_resumed(composed, job_overrides(), run_dir)
+        config = resolved(config)
+        config.env = with_maker(config.env, env)
+        report.seed, report.device, report.cell = config.seed, config.device, config.cell.name
+        explicit_keys = overridden_keys(overrides)
+        check_config(config, explicit_keys)
+        factory("collector", config.collector.name)  # imports the package that it needs
+        if start is not None and _is_complete(start, config, run_dir):
+            report.status = "completed"
+            return
+        report.resume_command = _resume_command(composed, run_dir, callbacks)
+        _train(config, plain(composed), run_dir, report, start, explicit_keys, callbacks)
+    logger.info(_closing_line(report, run_dir))
+    sys.stderr.writelines(f"warning: {warning}\n" for warning in report.warnings.values())
+
+
+def _train(
+    config: TrainConfig,
+    settings: Mapping[str, Any],
+    run_dir: Path,
+    report: Report,
+    start: checkpoint.Checkpoint | None,
+    explicit_keys: Collection[str],
+    callbacks: Sequence[Callback | IterationCallback],
+) -> None:
+    """Trains an accepted run, together with the other ranks if there are any."""
+    record_settings = partial(record, settings, run_dir)
+    # The settings of a run that is resumed in place stay as they were until its checkpoint is loaded.
+    if start is None or not start.is_in(run_dir):
+        record_settings()
+    if start is not None:
+        _copy_history(start, run_dir)
+        report.frames = start.frames
+    if launched_size() > 1:
+        world().join()
+        world().broadcast((settings, report.frames))
+        world().connect(_gradient_backend(config), config.ranks.timeout_s)
+    with stop_request() as request, time_limit(config.collector.timeout_s):
+        trainer = make_trainer(config, run_dir, settings, report, request, start, explicit_keys, callbacks)
+        trainer.fit(on_accepted=record_settings)
+
+
+@contextmanager
+def _reported(report: Report, run_dir: Path) -> Iterator[None]:
+    """Writes the summary of the run within the block however it ends, unless it is rejected."""
+    rejected = False
     try:
-        with resource_errors_as_messages():
-            check_callbacks(callbacks)
-            remove_unfinished(run_dir)
-            if config is None:
-                composed, config, start = with_resumed(composed, job_overrides(), run_dir)
-            config = resolved(config)
-            config.env = with_maker(config.env, env)
-            report.seed, report.device, report.cell = config.seed, config.device, config.cell.name
-            explicit = overridden_keys(overrides)
-            check_config(config, explicit)
-            factory("collector", config.collector.name)  # imports the package that it needs
-            if start is not None and start.is_complete(config.total_frames, config.frames_per_batch):
-                _check_extends(config, start)
-                if _is_completed(run_dir):
-                    logger.info("%s is complete: %d frames. A larger total_frames extends it.", run_dir, start.frames)
-                    report.status = "completed"
-                    return
-            settings = plain(composed)
-            in_place = start is not None and start.is_in(run_dir)
-            if not in_place:
-                record(settings, run_dir)
-            if start is not None:
-                _copy_history(start, run_dir)
-                report.frames = start.frames
-            report.to_resume = _to_resume(composed, run_dir, callbacks)
-            if launched_size() > 1:
-                world().join()
-                world().broadcast((settings, report.frames))
-                world().connect(_backend(config), config.ranks.timeout_s)
-            with stop_request() as request, time_limit(config.collector.timeout_s):
-                trainer = make_trainer(config, run_dir, settings, report, request, start, explicit, callbacks)
-                # Until then its configuration stays as it was: what does not fit the checkpoint is an error.
-                trainer.fit(on_accepted=(lambda: record(settings, run_dir)) if in_place else (lambda: None))
+        yield
     except KeyboardInterrupt as stop:
         report.status = "interrupted"
         logger.info(_stopped_line(stop, report, run_dir))
@@ -110,23 +130,21 @@ def run(
         if not rejected:
             _record_summary(report, run_dir)
         world().leave()
-    logger.info(_closing_line(report, run_dir))
-    sys.stderr.writelines(f"warning: {warning}\n" for warning in report.warnings.values())
 
 
 def record(settings: Mapping[str, Any], run_dir: Path) -> None:
     """Writes the configuration of an accepted run, for those who resume or evaluate it, and Hydra's files.
 
     Args:
-        settings: with all references resolved, because a saved configuration with references is rejected.
+        settings: the configuration with all references resolved: a saved one with references is rejected.
         run_dir: the run's directory.
     """
-    folder, found = run_dir / ".hydra", OmegaConf.create(dict(settings))
+    folder, config = run_dir / ".hydra", OmegaConf.create(dict(settings))
     folder.mkdir(exist_ok=True)
-    signature = signature_line(found, run_dir) if code_named(found, run_dir) else ""
+    signature = signature_line(config, run_dir) if code_named(config, run_dir) else ""
     contents = {
-        run_dir / CONFIG_FILE: OmegaConf.to_yaml(found) + signature,
-        folder / "config.yaml": OmegaConf.to_yaml(found),
+        run_dir / CONFIG_FILE: OmegaConf.to_yaml(config) + signature,
+        folder / "config.yaml": OmegaConf.to_yaml(config),
         folder / "hydra.yaml": OmegaConf.to_yaml(OmegaConf.create({"hydra": HydraConfig.get()})),
         folder / "overrides.yaml": OmegaConf.to_yaml(OmegaConf.create(job_overrides())),
     }
@@ -146,8 +164,8 @@ def _copy_history(start: checkpoint.Checkpoint, run_dir: Path) -> None:
     start.resumed = start.resumed._replace(ids={})  # two runs cannot continue one at a destination of metrics
 
 
-def _to_resume(settings: DictConfig, run_dir: Path, callbacks: Sequence[Callback | IterationCallback]) -> str:
-    """What resumes the run: a whole command; or a call, if a command line cannot name all of its arguments."""
+def _resume_command(settings: DictConfig, run_dir: Path, callbacks: Sequence[Callback | IterationCallback]) -> str:
+    """The command that resumes the run; or a call, if a command line cannot name all of its arguments."""
     code = code_named(settings, run_dir)
     unsigned = code if code and not signature_line(settings, run_dir) else ()
     overrides = [f"resume={text_of(run_dir)}", *as_overrides(settings, unsigned)]
@@ -178,7 +196,7 @@ def run_rank(started: float) -> None:
         with resource_errors_as_messages():
             config = typed(OmegaConf.create(settings))
             check_config(config)
-            world().connect(_backend(config), config.ranks.timeout_s)
+            world().connect(_gradient_backend(config), config.ranks.timeout_s)
             # Rank 0 knows of the signal, and says how the run ended.
             with suppress(Interrupted), stop_request() as request, time_limit(config.collector.timeout_s):
                 make_trainer(config, Path(), settings, Report(started=started, frames=frames), request).fit()
@@ -193,23 +211,32 @@ def dismiss_ranks() -> None:
     world().leave()
 
 
-def _backend(config: TrainConfig) -> str:
-    """What averages gradients: nccl needs a GPU for each rank."""
+def _gradient_backend(config: TrainConfig) -> str:
+    """The backend that averages gradients: nccl needs a GPU for each rank."""
     return "nccl" if config.device == "cuda" else "gloo"
 
 
-def _check_extends(config: TrainConfig, start: checkpoint.Checkpoint) -> None:
-    """Rejects resuming a complete run, except by a scheduler that starts a finished job again."""
+def _is_complete(start: checkpoint.Checkpoint, config: TrainConfig, run_dir: Path) -> bool:
+    """True for a complete run that a scheduler starts again: it has nothing left to do, and its summary says so.
+
+    Raises:
+        ConfigError: a user resumes a complete run without more frames.
+    """
+    if start.evaluation is None or start.frames + config.frames_per_batch <= config.total_frames:
+        return False
     if config.resume != checkpoint.AUTO:
         raise ConfigError(
             f"total_frames must be at least {start.frames + config.frames_per_batch} (got {config.total_frames}), "
             f"because resume={config.resume} is already at {start.frames} frames. Give more total_frames."
         )
+    if _has_completed(run_dir):
+        logger.info("%s is complete: %d frames. A larger total_frames extends it.", run_dir, start.frames)
+    return _has_completed(run_dir)
 
 
 def _record_summary(report: Report, run_dir: Path) -> None:
     """Writes the summary. Where that fails too, the error that is raised is the one that the run failed with."""
-    nothing_new = report.frames_here == 0 and (report.status != "completed" or _is_completed(run_dir))
+    nothing_new = report.frames_here == 0 and (report.status != "completed" or _has_completed(run_dir))
     if nothing_new and (run_dir / SUMMARY).exists():
         return  # the earlier summary is still true
     try:
@@ -220,7 +247,7 @@ def _record_summary(report: Report, run_dir: Path) -> None:
         sys.stderr.write(f"summary.json cannot be written: {error}\n")
 
 
-def _is_completed(run_dir: Path) -> bool:
+def _has_completed(run_dir: Path) -> bool:
     return read_summary(run_dir).get("status") == "completed"
 
 
@@ -228,7 +255,7 @@ def _stopped_line(stop: KeyboardInterrupt, report: Report, run_dir: Path) -> str
     at = f"{str(stop) or 'interrupted'} at {report.frames} frames"
     if report.checkpoint is None:
         return f"{at}; this run has written no checkpoint to {run_dir}"
-    return f"{at}; last checkpoint: {run_dir / report.checkpoint}; to resume: {report.to_resume}"
+    return f"{at}; last checkpoint: {run_dir / report.checkpoint}; to resume: {report.resume_command}"
 
 
 def _closing_line(report: Report, run_dir: Path) -> str:

@@ -37,7 +37,7 @@ def _call(name: str) -> None:
 
 
 def launch_saved(run: Path, is_trusted: bool = False) -> None:
-    """The same for a run that is resumed or loaded.
+    """Calls the launcher of a run that is resumed or loaded.
 
     What nobody trusts is not called: the run is rejected where it is opened, as is one that does not exist. Nor is what
     only a checkpoint without its run names, which is read with torch.

@@ -27,10 +27,10 @@ def message(error: Exception) -> str:
     """The text to print for an error."""
     if isinstance(error, MissingConfigException) and "/" in (error.missing_cfg_file or ""):
         return _missing_choice(str(error.missing_cfg_file), sorted(error.options or ()))
-    if found := re.match(r"Could not override '((?!hydra)[\w.]+)'", str(error)):
+    if unknown_key := re.match(r"Could not override '((?!hydra)[\w.]+)'", str(error)):
         # The key is one of another choice; others were rejected before.
         try:
-            check_key(found[1], ())
+            check_key(unknown_key[1], ())
         except ConfigError as unknown:
             return str(unknown)
     # Hydra's error for a missing choice is an OSError too.
@@ -40,7 +40,7 @@ def message(error: Exception) -> str:
     return str(error).partition("\n    full_key: ")[0]
 
 
-def _missing_choice(choice: str, found: list[str]) -> str:
+def _missing_choice(choice: str, known: list[str]) -> str:
     group, _, name = choice.rpartition("/")
     if group == "hydra/launcher" and (extra := name.partition("_")[0]) in ("joblib", "submitit"):
         return f"{group}={name} is not installed. Install it with: pip install 'recurrl[{extra}]'"
@@ -49,4 +49,4 @@ def _missing_choice(choice: str, found: list[str]) -> str:
             f"{group}={name} must be on a command line, not in the defaults of a yaml. Give the yaml the lines "
             f"'{group}:' and '  name: {name}'."
         )
-    return str(unknown_choice(group, group, name, found or (names(group) if group in GROUPS else ())))
+    return str(unknown_choice(group, group, name, known or (names(group) if group in GROUPS else ())))

@@ -16,28 +16,19 @@ from hydra.errors import HydraException, OverrideParseException
 from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict, read_write
 
 from recurrl.cli.messages import message
+from recurrl.config import plugins
 from recurrl.config.composed import plain, value_of
 from recurrl.config.keys import check_key, packaged_keys
-from recurrl.config.plugins import (
-    GROUPS,
-    PRESETS,
-    choice_for,
-    custom_values,
-    is_custom,
-    is_of,
-    key_of,
-    values,
-    yaml_names,
-)
+from recurrl.config.plugins import GROUPS, PRESETS, is_custom
 from recurrl.errors import ConfigError, require
 
 TRUST = "import the packages that the run's configuration names, which runs their code"
 """The help of ``--trust-packages``."""
 SEVERAL = "logger"
-"""The only group of which a run may have several choices, as a list."""
+"""The only group that takes several choices, as a list."""
 _PLAIN = re.compile(r"[A-Za-z_/][\w./:-]*", re.ASCII)
 _WORDS = ("null", "true", "false", "nan", "inf")
-"""What would not be text without quotes, though it looks like it."""
+"""Words that are values of another type unless they are quoted."""
 
 
 def arguments_of(command_line: Sequence[str]) -> Namespace:
@@ -73,7 +64,7 @@ def parsed(overrides: Sequence[str]) -> list[Override]:
         ) from error
 
 
-def prepared(command_line: Sequence[str], is_run: bool = True) -> list[str]:
+def prepared(command_line: Sequence[str]) -> list[str]:
     """A command line as Hydra takes it, checked for keys that do not exist: Hydra cannot name the nearest ones.
 
     ``group=package.module:Name`` becomes a choice of the group, without a yaml. Keys that a yaml need not have (an
@@ -81,7 +72,6 @@ def prepared(command_line: Sequence[str], is_run: bool = True) -> list[str]:
 
     Args:
         command_line: options of Hydra and overrides.
-        is_run: the configuration is run, and not only shown.
 
     Raises:
         ConfigError: an option, a key or a choice does not exist.
@@ -100,11 +90,13 @@ def prepared(command_line: Sequence[str], is_run: bool = True) -> list[str]:
         )
         if key in GROUPS and not override.is_delete():
             for name in filter(is_custom, _names(override.value())):
-                ConfigStore.instance().store(group=key, name=name, node=custom_values(key, name), provider="recurrl")
+                ConfigStore.instance().store(
+                    group=key, name=name, node=plugins.custom_values(key, name), provider="recurrl"
+                )
         changes = not (override.is_delete() or override.is_add() or override.is_force_add())
         if changes and "." in key and key.partition(".")[0] in GROUPS and key not in known:
             result[result.index(text)] = f"++{text}"
-    if is_run and not arguments.multirun:
+    if not (arguments.multirun or arguments.cfg):
         searches = any(text.startswith("hparams_search=") for text in texts)
         require(not searches, "hparams_search= searches over many runs. Add -m before it, or leave it out.")
     return result
@@ -135,31 +127,26 @@ def _check(override: Override, known: Collection[str], only_packaged: bool) -> N
         check_key(key, known)
 
 
-def compose(
-    overrides: Sequence[str], config_dir: str | Path | None = None, with_hydra: bool = False, is_run: bool = True
-) -> DictConfig:
+def compose(overrides: Sequence[str], config_dir: str | Path | None = None, with_hydra: bool = False) -> DictConfig:
     """The configuration that the overrides of a command line compose.
 
     Args:
         overrides: as for ``recurrl-train``.
         config_dir: a folder with yamls of the user.
         with_hydra: with Hydra's settings.
-        is_run: the configuration is run, and not only shown.
 
     Raises:
         ConfigError: an override is wrong.
     """
-    folder = [] if config_dir is None else ["--config-dir", str(config_dir)]
-    search = [f"hydra.searchpath=[file://{Path(config_dir).resolve()}]" for config_dir in folder[1:]]
+    search = [] if config_dir is None else [f"hydra.searchpath=[file://{Path(config_dir).resolve()}]"]
     try:
         with hydra.initialize_config_module("recurrl.configs", version_base="1.3"):
-            ours = prepared([*folder, *overrides], is_run)[len(folder) :]
-            composed = hydra.compose("train", [*ours, *search], return_hydra_config=True)
+            composed = hydra.compose("train", prepared([*overrides, *search]), return_hydra_config=True)
             check_choices(composed, composed.hydra)
     except HydraException as error:
         raise ConfigError(message(error)) from error
-    with read_write(composed), open_dict(composed):
-        if not with_hydra:
+    if not with_hydra:
+        with read_write(composed), open_dict(composed):
             del composed["hydra"]
     return composed
 
@@ -186,32 +173,33 @@ def check_choices(composed: DictConfig, of_hydra: Any) -> None:
     if choice and not is_custom(choice) and isinstance(env_id, str) and value_of(composed, "resume") is None:
         declared, source = _declared(choice, overrides), composed.env.source
         its_own = " or ".join([str(declared.get("id")), *declared.get("ids", ())])
-        if not is_of(env_id, declared):
+        if not plugins.is_of(env_id, declared):
             raise ConfigError(
                 f"env.id must be {its_own} with env={choice} (got {env_id}): its other values are for that. Give "
-                f"env={choice_for(env_id)} {'' if source == 'gymnasium' else f'env.source={source} '}env.id={env_id}."
+                f"env={plugins.choice_for(env_id)}{'' if source == 'gymnasium' else f' env.source={source}'} "
+                f"env.id={env_id}."
             )
 
 
 def _declared(env: str, overrides: Sequence[Override]) -> dict[str, Any]:
     """The values of a choice of the group env, whatever else the command line sets."""
-    if env in yaml_names("env"):
-        return values("env", env)
+    if env in plugins.yaml_names("env"):
+        return plugins.values("env", env)
     search = [str(each.input_line) for each in overrides if each.key_or_group == "hydra.searchpath"]
     return plain(hydra.compose("train", [f"env={env}", *search]).env, resolve=False)
 
 
 def job_overrides() -> list[str]:
     """The job's overrides as they were typed: an interpolation in one is about the run's configuration, not Hydra's."""
-    found = OmegaConf.to_container(HydraConfig.get().overrides.task, resolve=False)
-    assert isinstance(found, list)
-    return [str(override) for override in found]
+    overrides = OmegaConf.to_container(HydraConfig.get().overrides.task, resolve=False)
+    assert isinstance(overrides, list)
+    return [str(override) for override in overrides]
 
 
 def overridden_keys(overrides: Sequence[str]) -> set[str]:
-    """The keys whose values a command line sets; for a group, that of its name."""
+    """The keys that a command line sets; a group counts as the key of its name."""
     keys = {each.key_or_group.removeprefix("/") for each in parsed(overrides) if not each.is_delete()}
-    return {key_of(key) if key in GROUPS else key for key in keys}
+    return {plugins.key_of(key) if key in GROUPS else key for key in keys}
 
 
 def text_of(value: Any) -> str:

@@ -35,9 +35,9 @@ def results_of(path: Path) -> list[Result]:
 
 
 def configured(jobs: Sequence[Result]) -> list[Result]:
-    """With their paths and whole configurations.
+    """The jobs with their paths and whole configurations.
 
-    A job that was rejected has none: its is that of another, with its own overrides.
+    A rejected job saved none: it has the configuration of another job, with its own overrides.
     """
     saved = {job.directory: _settings(job.directory) for job in jobs if (job.directory / CONFIG_FILE).is_file()}
     other = next(iter(saved.values()), {})
@@ -74,8 +74,8 @@ def _overrides(run_dir: Path) -> dict[str, str]:
 def comparison(results: Sequence[Result], heading: str) -> str:
     """Runs and their groups over seeds as JSON, the runs below a heading."""
     groups = [group.as_json() for group in over_seeds(results)]
-    found = {heading: [result.as_json() for result in results], "over_seeds": groups}
-    return json.dumps(found, indent=2, ensure_ascii=False) + "\n"
+    content = {heading: [result.as_json() for result in results], "over_seeds": groups}
+    return json.dumps(content, indent=2, ensure_ascii=False) + "\n"
 
 
 def comparison_table(results: Sequence[Result], heading: str) -> str:

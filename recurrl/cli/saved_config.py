@@ -16,14 +16,14 @@ from recurrl.config.composed import plain
 from recurrl.config.env import wrapper_and_arguments
 from recurrl.config.keys import FREE, WRAPPERS, flat, key_paths
 from recurrl.config.plugins import EXTRAS
-from recurrl.errors import ConfigError, naming
+from recurrl.errors import ConfigError, naming, one_line
 from recurrl.runtime.run_directory import CONFIG_FILE, read_text, run_directory_of
 
-MOST_BYTES = 2**20
+MAX_BYTES = 2**20
 """Files of a run that are larger were not written by one."""
 _NAMES = ("env.name", "logger.tags", "resume", "init_from", "pretrain.folder")
 """Keys whose value is never imported, whatever it looks like."""
-_MOST_DEPTH = 32
+_MAX_DEPTH = 32
 _GROUPS = (*dict.fromkeys(key.partition(".")[0] for key in key_paths() if "." in key), FREE)
 _CODE = re.compile(r"[^\W\d][\w.]*:[^\W\d]")
 
@@ -36,10 +36,10 @@ def saved_config(path: Path) -> DictConfig:
     """
     file = run_directory_of(path) / CONFIG_FILE
     try:
-        return _config(_parsed(read_text(file, MOST_BYTES)))
+        return _config(_parsed(read_text(file, MAX_BYTES)))
     except (ValueError, TypeError, OSError, yaml.YAMLError, OmegaConfBaseException, RecursionError) as error:
         raise ConfigError(
-            f"{file} was not written by a run: {_reason(error)}. Correct it; or delete it and give one of the run's "
+            f"{file} was not written by a run: {one_line(error)}. Correct it; or delete it and give one of the run's "
             "checkpoints, which hold the configuration too."
         ) from error
 
@@ -54,27 +54,28 @@ def config_within(settings: Mapping[str, Any], path: Path) -> DictConfig:
         return _config(dict(settings))
     except (ValueError, OmegaConfBaseException, RecursionError) as error:
         raise ConfigError(
-            f"The checkpoint {path} holds no configuration written by a run: {_reason(error)}. Give another checkpoint."
+            f"The configuration in the checkpoint {path} was not written by a run: {one_line(error)}. Give another "
+            "checkpoint."
         ) from error
 
 
 def code_named(config: DictConfig, source: object) -> dict[str, set[str]]:
     """The code that a saved configuration would import, by key: what looks like ``module:Name``, and ``env.packages``.
 
-    Packages of recurrl's extras do not count; nor does Gymnasium's code.
+    Packages of recurrl's extras and Gymnasium's code do not count.
 
     Raises:
         ConfigError: ``env.wrappers`` is malformed; the message names the source.
     """
     values = plain(config)
     env = values.get("env", {})
-    found = {key: set(filter(_CODE.match, _texts(value))) for key, value in flat(values).items()}
+    texts_by_key = {key: set(filter(_CODE.match, _texts(value))) for key, value in flat(values).items()}
     with naming(source):
-        found[WRAPPERS] = set(_wrappers(env))
+        texts_by_key[WRAPPERS] = set(_wrappers(env))
     env_id = str(env.get("id"))
-    found["env.id"] = {env_id} if ":" in env_id else set()
-    found["env.packages"] = {text for text in map(str, _list(env, "packages")) if not _is_of(text, EXTRAS)}
-    return {key: texts for key, texts in found.items() if texts and key not in _NAMES}
+    texts_by_key["env.id"] = {env_id} if ":" in env_id else set()
+    texts_by_key["env.packages"] = {text for text in map(str, _list(env, "packages")) if not _is_of(text, EXTRAS)}
+    return {key: texts for key, texts in texts_by_key.items() if texts and key not in _NAMES}
 
 
 def _wrappers(env: Mapping[str, Any]) -> Iterator[str]:
@@ -121,7 +122,7 @@ def _parsed(text: str) -> Any:
             raise ValueError("it contains a YAML alias, which runs never write")
         # The parser takes time quadratic in the depth.
         depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
-        if depth > _MOST_DEPTH:
+        if depth > _MAX_DEPTH:
             raise ValueError("it is nested too deeply")
     return OmegaConf.to_container(OmegaConf.load(io.StringIO(text)), resolve=False)
 
@@ -134,9 +135,9 @@ def _config(values: Any) -> DictConfig:
         if "${" in text:
             raise ValueError(f"it contains the interpolation {text[:60]!r} instead of a value")
     for group in _GROUPS:
-        found = reduce(lambda within, name: within.get(name, {}), group.split("."), values)
-        if not isinstance(found, dict):
-            raise ValueError(f"{group} is {found!r:.60}, which is not a group of settings")
+        within_group = reduce(lambda within, name: within.get(name, {}), group.split("."), values)
+        if not isinstance(within_group, dict):
+            raise ValueError(f"{group} is {within_group!r:.60}, which is not a group of settings")
     return OmegaConf.create(values)
 
 
@@ -147,7 +148,3 @@ def _texts(value: Any) -> Iterator[str]:
             yield from _texts(item)
     elif isinstance(value, str):
         yield value
-
-
-def _reason(error: Exception) -> str:
-    return " ".join(str(error).split())[:200].rstrip(".") or type(error).__name__

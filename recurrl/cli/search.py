@@ -30,9 +30,9 @@ def search(options: Mapping[str, Any], arguments: Sequence[str], config: DictCon
     """Runs trials until there are ``n_trials``, and prints the best.
 
     Args:
-        options: of ``configs/hydra/sweeper/optuna.yaml``.
+        options: the values of ``configs/hydra/sweeper/optuna.yaml``.
         arguments: the overrides of the command line; those with several values are searched, too.
-        config: of the sweep.
+        config: the sweep's configuration.
         launcher: runs the jobs.
 
     Raises:
@@ -143,10 +143,10 @@ def _report(study: optuna.Study, fixed: Sequence[str]) -> None:
     failed = [trial.number for trial in ended if trial.state == TrialState.FAIL]
     if len(failed) < len(ended):
         best, value = study.best_trial, study.best_value
-        kept = [text for text in fixed if text.partition("=")[0] not in PRESETS]
+        fixed_values = [text for text in fixed if text.partition("=")[0] not in PRESETS]
         sys.stdout.write(
             f"\nThe best of {len(ended)} trials is {best.number}, with a return of {value:{return_format(value)}}.\n"
-            f"The best one again: recurrl-train {shlex.join([*kept, *_overrides(best)])}\n"
+            f"The best one again: recurrl-train {shlex.join([*fixed_values, *_overrides(best)])}\n"
             "The best of many is better than it will be with other seeds: add -m and seed=1,2,3 to see.\n"
         )
     if failed:

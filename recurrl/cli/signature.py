@@ -34,14 +34,14 @@ def is_signed(config: DictConfig, source: Path) -> bool:
         config: what was read from the file, unchanged.
         source: a configuration's file; a checkpoint is never signed.
     """
-    found, key = signature_in(source), _key()
-    return found != "" and key is not None and hmac.compare_digest(found, _signature(key, config, source.parent))
+    key = _key()
+    return key is not None and hmac.compare_digest(signature_in(source), _signature(key, config, source.parent))
 
 
 def signature_in(source: Path) -> str:
     """The signature at the end of a file, valid or not; empty without one."""
-    found = _LINE.search(read_text(source)) if source.is_file() else None
-    return found[1] if found else ""
+    match = _LINE.search(read_text(source)) if source.is_file() else None
+    return match[1] if match else ""
 
 
 def _signature(key: bytes, config: DictConfig, run_dir: Path) -> str:
@@ -61,10 +61,10 @@ def _key(make: bool = False) -> bytes | None:
         if make and not path.exists():
             _write_key(path)
         with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
-            found, key = os.fstat(file.fileno()), file.read(_BYTES + 1)
+            status, key = os.fstat(file.fileno()), file.read(_BYTES + 1)
     except OSError:
         return None
-    is_private = stat.S_ISREG(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o077
+    is_private = stat.S_ISREG(status.st_mode) and status.st_uid == os.getuid() and not status.st_mode & 0o077
     return key if is_private and len(key) == _BYTES else None
 
 

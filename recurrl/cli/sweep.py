@@ -34,7 +34,7 @@ class BeforeSweep(Callback):
 
     def on_multirun_start(self, config: DictConfig, **_: Any) -> None:
         """Called with the configuration of the sweep, before its first job."""
-        # joblib's default is as many as there are cores, whatever the threads of each.
+        # joblib starts a process for each core by default, however many threads each has.
         if OmegaConf.select(config, "hydra.launcher.n_jobs") == -1:
             config.hydra.launcher.n_jobs = jobs_at_once(config.num_threads)
         folder = Path(config.hydra.sweep.dir).absolute()

@@ -53,7 +53,7 @@ def main() -> None:
 
 
 def _command() -> None:
-    """What this process does: trains, explains, or takes part in the run of rank 0."""
+    """Trains or explains; as another rank than 0, takes part in the run of rank 0."""
     if launched_rank() > 0:
         _follow()
         return
@@ -61,15 +61,18 @@ def _command() -> None:
     if every_key:
         sys.argv.remove("all")
     arguments = arguments_of(sys.argv[1:])
-    if arguments.help or arguments.cfg:
-        require(not arguments.multirun, "-m starts runs, and --help and --cfg start none. Leave one of them out.")
-        composed = compose(arguments.overrides, arguments.config_dir, is_run=False)
+    shows_only = arguments.help or arguments.cfg is not None
+    require(
+        not (arguments.multirun and shows_only),
+        "-m starts runs, and --help and --cfg start none. Leave one of them out.",
+    )
     if arguments.help:
+        composed = compose(arguments.overrides, arguments.config_dir)
         sys.stdout.write(help_of(composed, bool(every_key), arguments.config_dir))
     elif arguments.cfg == "job" and arguments.package is None:
-        sys.stdout.write(explained(composed))
+        sys.stdout.write(explained(compose(arguments.overrides, arguments.config_dir)))
     else:
-        sys.argv[1:] = prepared(sys.argv[1:], is_run=arguments.cfg is None)
+        sys.argv[1:] = prepared(sys.argv[1:])
         with followed():
             _jobs()
     if launched_size() > 1:

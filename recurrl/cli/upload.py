@@ -39,7 +39,7 @@ def _uploaded(run: Path, trust_packages: bool) -> str:
     """
     # With torch, which help and typos need not wait for.
     from recurrl import checkpoint
-    from recurrl.cli.load_run import check_trusted, settings_of
+    from recurrl.cli.open_run import check_trusted, settings_of
     from recurrl.tracking.wandb import CHECKPOINT, upload
 
     run_dir = run_directory_of(run)

@@ -1,11 +1,5 @@
-"""Worker processes that collect one rollout ahead, while learning learns from the one before."""
+"""Worker processes that collect ahead of learning, by default one rollout: ``multi_sync`` with ``ahead: 1``."""
 
-from recurrl.collector import multi_sync
-from recurrl.collector.rollout import Rollouts
-from recurrl.collector.workers import WorkerCollector
-from recurrl.config.collector import MultiAsyncConfig
+from recurrl.collector.multi_sync import make
 
-
-def make(options: MultiAsyncConfig, rollouts: Rollouts) -> WorkerCollector:
-    """The collector."""
-    return multi_sync.make(options, rollouts, ahead=1)
+__all__ = ["make"]

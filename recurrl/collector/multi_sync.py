@@ -8,12 +8,12 @@ from recurrl.collector.workers import WorkerCollector
 from recurrl.config import WorkersConfig
 
 
-def make(options: WorkersConfig, rollouts: Rollouts, ahead: int = 0) -> WorkerCollector:
-    """The collector.
+def make(options: WorkersConfig, rollouts: Rollouts) -> WorkerCollector:
+    """The collector of worker processes.
 
     Args:
         options: as configured.
         rollouts: what to collect.
-        ahead: rollouts that workers collect ahead of learning.
     """
-    return WorkerCollector(options, rollouts, partial(Processes, options, rollouts.policy, ahead + 1), ahead)
+    host = partial(Processes, options, rollouts.policy, options.ahead + 1)
+    return WorkerCollector(options, rollouts, host, options.ahead)

@@ -1,20 +1,10 @@
 """Options of algorithms."""
 
 from dataclasses import dataclass, replace
-from typing import Any, Self
+from typing import Self
 
-from recurrl.config.options import (
-    BELOW_ONE,
-    FRACTION,
-    POSITIVE,
-    RATE,
-    SCALE,
-    STEPS,
-    WEIGHT,
-    Condition,
-    meaning_of,
-    option,
-)
+from recurrl.config import options
+from recurrl.config.options import Condition, option
 
 ENTROPY_BONUS = Condition("algorithm.entropy_coeff above 0", lambda run: run.algorithm.entropy_coeff > 0)
 DISCOUNT = Condition("algorithm.gamma above 0", lambda run: run.algorithm.gamma > 0)
@@ -32,10 +22,10 @@ class AlgorithmConfig:
     """The options of every algorithm; a custom one derives a dataclass with more."""
 
     name: str = option("the algorithm")
-    gamma: float = option("discount per step", FRACTION)
-    max_grad_norm: float | None = option("gradients are clipped to this norm; null: not at all", POSITIVE)
+    gamma: float = option("discount per step", options.FRACTION)
+    max_grad_norm: float | None = option("gradients are clipped to this norm; null: not at all", options.POSITIVE)
     target_kl: float | None = option(
-        "stop the epochs of an iteration once the approximate KL exceeds this; null: never", POSITIVE
+        "stop the epochs of an iteration once the approximate KL exceeds this; null: never", options.POSITIVE
     )
 
     @property
@@ -49,7 +39,7 @@ class AlgorithmConfig:
         return ()
 
     @property
-    def members_of_a_group(self) -> int | None:
+    def envs_per_group(self) -> int | None:
         """The number of environments that start every row from the same state; None if episodes span rows."""
         return None
 
@@ -64,7 +54,7 @@ class AlgorithmConfig:
         return False
 
     def resolved(self, off_policy: bool) -> Self:
-        """With the values of options that are ``auto``.
+        """The same options, with values in place of ``auto``.
 
         Args:
             off_policy: batches may be collected by older weights.
@@ -76,13 +66,13 @@ class AlgorithmConfig:
 class ClippedConfig(AlgorithmConfig):
     """Options of algorithms with a clipped probability ratio and an entropy bonus."""
 
-    clip_epsilon: float = option("clip range of the probability ratio", BELOW_ONE)
-    clip_epsilon_high: float | None = option("clip range above 1; null: the same as below", SCALE)
+    clip_epsilon: float = option("clip range of the probability ratio", options.BELOW_ONE)
+    clip_epsilon_high: float | None = option("clip range above 1; null: the same as below", options.SCALE)
     entropy_coeff: float = option(
-        "weight of the entropy bonus; of PPO in units of the advantages' running root mean square", WEIGHT
+        "weight of the entropy bonus; of PPO in units of the advantages' running root mean square", options.WEIGHT
     )
     entropy_final_fraction: float = option(
-        "fraction of entropy_coeff at the end; 1: constant", FRACTION, only_with=ENTROPY_BONUS
+        "fraction of entropy_coeff at the end; 1: constant", options.FRACTION, only_with=ENTROPY_BONUS
     )
 
     @property
@@ -112,21 +102,21 @@ class PPOConfig(ClippedConfig):
     )
     advantage: str = option(
         "gae (generalised advantage estimation, with the values of collection), vtrace (with the newest weights' "
-        "values; corrects for what older ones collected) or auto (vtrace with collector=multi_async, "
-        "collector.ahead or buffer=replay, else gae)",
+        "values; corrects for what older ones collected) or auto (vtrace with collector.ahead or "
+        "buffer=replay, else gae)",
         choices=("auto", "gae", "vtrace"),
     )
-    lmbda: float = option("λ of the advantages", FRACTION, only_with=DISCOUNT)
-    critic_coeff: float = option("weight of the value loss", WEIGHT)
+    lmbda: float = option("λ of the advantages", options.FRACTION, only_with=DISCOUNT)
+    critic_coeff: float = option("weight of the value loss", options.WEIGHT)
     clip_value: float | None = option(
         "how far the value may move from the stored one in the value loss; null: any distance",
-        POSITIVE,
+        options.POSITIVE,
         only_with=VALUE_LOSS,
     )
     discrepancy_coeff: float = option(
         "weight of the squared λ-discrepancy, the difference from a second value head that learns the Monte Carlo "
         "return; 0: no such head",
-        WEIGHT,
+        options.WEIGHT,
         only_with=SHARED_CRITIC,
     )
     normalize_advantage: str = option(
@@ -151,14 +141,8 @@ class PPOConfig(ClippedConfig):
         return self.advantage != "gae"
 
     def resolved(self, off_policy: bool) -> Self:
-        """With the kind of advantages that ``auto`` stands for."""
+        """The same options, with the kind of advantages that ``auto`` stands for."""
         return self if self.advantage != "auto" else replace(self, advantage="vtrace" if off_policy else "gae")
-
-
-def _beside_ppo(name: str) -> Any:
-    """An option of PPO's objective, for what may also learn without it."""
-    meaning = meaning_of(PPOConfig.__dataclass_fields__[name])
-    return option(meaning.text, meaning.range, meaning.choices, BESIDE_PPO)
 
 
 @dataclass
@@ -169,12 +153,22 @@ class DistillConfig(PPOConfig):
         "entries of the observation that the teacher and a critic on its own trunk see, and the student does not; "
         "hidden is the entry of what env.mask hides, or of the state of a memory task"
     )
-    entropy_coeff: float = _beside_ppo("entropy_coeff")
-    entropy_final_fraction: float = _beside_ppo("entropy_final_fraction")
-    normalize_advantage: str = _beside_ppo("normalize_advantage")
+    entropy_coeff: float = option(
+        "weight of the entropy bonus, in units of the advantages' running root mean square",
+        options.WEIGHT,
+        only_with=BESIDE_PPO,
+    )
+    entropy_final_fraction: float = option(
+        "fraction of entropy_coeff at the end; 1: constant", options.FRACTION, only_with=BESIDE_PPO
+    )
+    normalize_advantage: str = option(
+        "normalise advantages: none, per minibatch or per batch",
+        choices=("none", "minibatch", "batch"),
+        only_with=BESIDE_PPO,
+    )
     teacher: str = option("what to imitate: a run, module:function, or a policy as .onnx or TorchScript .pt")
-    weight: float = option("weight of imitation; PPO's objective and entropy bonus have the rest of 1", RATE)
-    weight_final_fraction: float = option("fraction of weight at the end; 1: constant", FRACTION)
+    weight: float = option("weight of imitation; PPO's objective and entropy bonus have the rest of 1", options.RATE)
+    weight_final_fraction: float = option("fraction of weight at the end; 1: constant", options.FRACTION)
 
     @property
     def reinforces(self) -> bool:
@@ -203,14 +197,14 @@ class GRPOConfig(ClippedConfig):
         "step (mean over steps) or episode (mean over episodes of the mean over their steps)",
         choices=("step", "episode"),
     )
-    kl_to_ref_coeff: float = option("weight of the KL from the reference policy; 0: no reference", WEIGHT)
+    kl_to_ref_coeff: float = option("weight of the KL from the reference policy; 0: no reference", options.WEIGHT)
     ref_refresh_updates: int | None = option(
         "iterations between updates of the reference to the policy; null: the first policy remains",
-        STEPS,
+        options.STEPS,
         only_with=REFERENCE,
     )
 
     @property
-    def members_of_a_group(self) -> int | None:
+    def envs_per_group(self) -> int | None:
         """The option ``group_size``."""
         return self.group_size

@@ -39,14 +39,9 @@ class LMUConfig(CellConfig):
 
 @dataclass
 class LRUConfig(CellConfig):
-    """Linear recurrent unit."""
+    """Cells with a complex diagonal state: LRU and S5."""
 
     state_size: int = option("complex numbers of the state", FEATURES)
-
-
-@dataclass
-class S5Config(LRUConfig):
-    """S5."""
 
 
 @dataclass
@@ -58,22 +53,12 @@ class FFMConfig(CellConfig):
 
 
 @dataclass
-class MLSTMConfig(CellConfig):
-    """A cell with matrices as memory."""
+class MatrixMemoryConfig(CellConfig):
+    """Cells with matrices as memory: mLSTM, Gated DeltaNet and Mamba-2."""
 
     heads: int = option("matrices of memory", FEATURES)
     key_size: int = option("rows of each, which keys and queries address", FEATURES)
     value_size: int = option("columns of each, a value's features", FEATURES)
-
-
-@dataclass
-class GatedDeltaNetConfig(MLSTMConfig):
-    """Gated DeltaNet."""
-
-
-@dataclass
-class Mamba2Config(MLSTMConfig):
-    """Mamba-2."""
 
 
 @dataclass

@@ -16,8 +16,8 @@ class CollectorConfig:
     )
 
     @property
-    def is_behind(self) -> bool:
-        """True if rollouts may be collected with older weights."""
+    def collects_ahead(self) -> bool:
+        """True if rollouts may be collected during learning, with older weights."""
         return False
 
 
@@ -26,21 +26,15 @@ class WorkersConfig(CollectorConfig):
     """A collector whose environments are split evenly among worker processes, which reset independently."""
 
     num_workers: int = option("worker processes that share the environments", WORKERS)
-
-
-@dataclass
-class MultiSyncConfig(WorkersConfig):
-    """Workers that alternate with learning."""
-
-
-@dataclass
-class MultiAsyncConfig(WorkersConfig):
-    """Workers that collect during learning."""
+    ahead: int = option(
+        "rollouts ahead of learning, with weights as many updates stale; 0: collection and learning take turns",
+        Range(0, 16, integers=True),
+    )
 
     @property
-    def is_behind(self) -> bool:
-        """Always."""
-        return True
+    def collects_ahead(self) -> bool:
+        """True if workers collect during learning."""
+        return self.ahead > 0
 
 
 @dataclass
@@ -50,14 +44,8 @@ class RayConfig(WorkersConfig):
     address: str | None = option(
         "auto (this machine's cluster), host:port or ray://host:port; null: a temporary cluster"
     )
-    ahead: int = option("rollouts ahead of learning, with weights as many updates stale", Range(0, 16, integers=True))
     cpus_per_worker: float = option("CPU cores that Ray reserves for a worker", Range(0, 2**10))
     gpus_per_worker: float = option("GPUs that Ray reserves for a worker, whose policy acts there", Range(0, 2**6))
-
-    @property
-    def is_behind(self) -> bool:
-        """If workers are ahead."""
-        return self.ahead > 0
 
 
 @dataclass
@@ -82,5 +70,5 @@ class ReplayConfig(BufferConfig):
 
     @property
     def replays(self) -> bool:
-        """Always."""
+        """True: rows of earlier iterations are drawn again."""
         return True

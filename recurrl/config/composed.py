@@ -100,7 +100,7 @@ def plain(config: DictConfig, resolve: bool = True) -> dict[str, Any]:
     """A configuration as plain values.
 
     Args:
-        config: of any kind.
+        config: any OmegaConf mapping.
         resolve: replace interpolations by what they refer to.
     """
     values = OmegaConf.to_container(config, resolve=resolve)

@@ -60,16 +60,6 @@ class VecEnvConfig(EnvConfig):
     critic_groups: list[str] = option("those that algorithm.critic_observation=[hidden] adds; none: critic")
 
 
-@dataclass
-class MjlabConfig(VecEnvConfig):
-    """A task of mjlab."""
-
-
-@dataclass
-class EnvpoolConfig(VecEnvConfig):
-    """An environment of EnvPool."""
-
-
 def wrapper_and_arguments(entry: Any) -> tuple[str, dict[str, Any]]:
     """The name and the arguments of an entry of ``env.wrappers``.
 

@@ -8,7 +8,7 @@ from typing import Any, get_type_hints
 import yaml  # type: ignore[import-untyped]
 
 from recurrl.config.options import Meaning, meaning_of
-from recurrl.config.plugins import GROUPS, nearest, packaged
+from recurrl.config.plugins import GROUPS, PACKAGED_OPTIONS, nearest
 from recurrl.config.run import TrainConfig
 from recurrl.errors import ConfigError
 
@@ -53,11 +53,11 @@ SYNONYMS = {
 def keys_of(
     schema: type = TrainConfig, prefix: str = "", chosen: Mapping[str, type] = MappingProxyType({})
 ) -> Iterator[tuple[str, Any, Meaning]]:
-    """The dotted path of each key of a schema, those of groups included, its type, and what it means.
+    """The dotted path of each key of a schema, its type and its meaning; the keys within groups too.
 
     Args:
         schema: a dataclass.
-        prefix: of its keys, with a dot at its end.
+        prefix: the prefix of its keys, with a dot at its end.
         chosen: the options of groups whose choice is known; of others, the options that all choices have.
     """
     hints = {**get_type_hints(schema), **chosen}
@@ -77,8 +77,8 @@ def key_paths(
 
 def packaged_keys() -> set[str]:
     """The dotted paths of all keys of all choices of the package."""
-    choices = {group: packaged(group).values() for group in GROUPS}
-    return {*key_paths()}.union(*(key_paths(cls, f"{group}.") for group in choices for cls in choices[group]))
+    choices = ((f"{group}.", options) for group in GROUPS for options in PACKAGED_OPTIONS[group].values())
+    return {*key_paths()}.union(*(key_paths(options, prefix) for prefix, options in choices))
 
 
 def check_key(path: str, known: Collection[str]) -> None:
@@ -94,7 +94,7 @@ def check_key(path: str, known: Collection[str]) -> None:
     if path in known or path.startswith(f"{FREE}."):
         return
     group, _, last = path.rpartition(".")
-    choices = packaged(group).items() if group in GROUPS else ()
+    choices = PACKAGED_OPTIONS[group].items() if group in GROUPS else ()
     if owners := " or ".join(name for name, options in choices if path in key_paths(options, f"{group}.")):
         raise ConfigError(
             f"{path} is an option of {group}={owners}, but this run has another {group}. Leave it out, or choose "
@@ -107,7 +107,7 @@ def check_key(path: str, known: Collection[str]) -> None:
 
 def _advice(path: str, known: Collection[str]) -> str:
     group, _, last = path.rpartition(".")
-    # Without a group, a name could be that of any.
+    # Without a group, "name" could be the name of any group.
     names = {key: key.rpartition(".")[2] for key in sorted(known) if group or not key.endswith(".name")}
     name = nearest(last, list(names.values()))
     # A name that is only similar, in another group, is something else.
@@ -116,9 +116,9 @@ def _advice(path: str, known: Collection[str]) -> str:
         return f"Did you mean {' or '.join(near)}?"
     inside = [key.removeprefix(f"{group}.") for key in key_paths() if group and key.startswith(f"{group}.")]
     common = ", ".join(key for key in inside if key != "name")
-    found = f"{group} has: {common}. " * bool(common)
+    of_group = f"{group} has: {common}. " * bool(common)
     of_choice = f"recurrl-train --help all {group}=... lists those of a choice." if group in GROUPS else ""
-    return (found + of_choice).strip() or "recurrl-train --help all lists all keys."
+    return (of_group + of_choice).strip() or "recurrl-train --help all lists all keys."
 
 
 def differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
@@ -129,7 +129,7 @@ def differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str
 
 def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Nested dictionaries as one with dotted keys."""
-    found: dict[str, Any] = {}
+    leaves: dict[str, Any] = {}
     for key, value in values.items():
-        found |= flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
-    return found
+        leaves |= flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+    return leaves

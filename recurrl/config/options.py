@@ -28,11 +28,9 @@ class Range(NamedTuple):
 
     def holds(self, number: float) -> bool:
         """True for a number within the range; NaN is not."""
-        if self.integers and number % 1 != 0:
-            return False
-        if number in ((self.low,) * self.above + (self.high,) * self.below):
-            return False
-        return self.low <= number <= self.high
+        above = number > self.low if self.above else number >= self.low
+        below = number < self.high if self.below else number <= self.high
+        return above and below and (number % 1 == 0 or not self.integers)
 
     @property
     def words(self) -> str:

@@ -1,4 +1,4 @@
-"""The choices of each group: those of the package, and custom ones, ``package.module:Name``.
+"""The choices of each group: the package's, and custom ones, ``package.module:Name``.
 
 A choice is a *factory*, a class or function whose first parameter is annotated with the dataclass of its options, which
 derives from the group's (``CellConfig`` for a cell). ``gru`` in the group ``cell`` is short for
@@ -22,7 +22,11 @@ from typing import Any, get_type_hints
 
 import yaml  # type: ignore[import-untyped]
 
-from recurrl.config.run import TrainConfig
+from recurrl.config import cell
+from recurrl.config.algorithm import DistillConfig, GRPOConfig, PPOConfig
+from recurrl.config.collector import RayConfig, ReplayConfig, WorkersConfig
+from recurrl.config.env import VecEnvConfig
+from recurrl.config.run import TrainConfig, WandbConfig
 from recurrl.errors import ConfigError
 
 GROUPS = {
@@ -35,7 +39,27 @@ GROUPS = {
     "buffer": "recurrl.buffers",
     "logger": "recurrl.tracking",
 }
-"""The groups of which a run has one choice, and where the choices of each are implemented."""
+"""The groups, from each of which a run has one choice, and the packages that implement the choices."""
+
+PACKAGED_OPTIONS: dict[str, dict[str, type]] = {
+    "env": dict.fromkeys(("vec_env", "mjlab", "envpool"), VecEnvConfig),
+    "cell": {
+        "mingru": cell.MinGRUConfig,
+        "lmu": cell.LMUConfig,
+        "ffm": cell.FFMConfig,
+        "stack": cell.StackConfig,
+        "gtrxl": cell.GTrXLConfig,
+        **dict.fromkeys(("lru", "s5"), cell.LRUConfig),
+        **dict.fromkeys(("mlstm", "gated_deltanet", "mamba2"), cell.MatrixMemoryConfig),
+    },
+    "encoder": {"mlp": cell.MLPConfig},
+    "algorithm": {"ppo": PPOConfig, "grpo": GRPOConfig, "distill": DistillConfig},
+    "collector": {**dict.fromkeys(("multi_sync", "multi_async"), WorkersConfig), "ray": RayConfig},
+    "backend": {},
+    "buffer": {"replay": ReplayConfig},
+    "logger": {"wandb": WandbConfig},
+}
+"""The options of the package's choices, by group and name; those that are not here have the options of their group."""
 
 PRESETS = ("experiment", "hparams_search")
 """Groups whose choices set values of other groups, or of Hydra."""
@@ -71,8 +95,8 @@ def yaml_names(group: str) -> tuple[str, ...]:
 
 @cache
 def _stems(folder: str, suffix: str) -> tuple[str, ...]:
-    found = (path.name for path in files("recurrl").joinpath(folder).iterdir())
-    return tuple(sorted(name.removesuffix(suffix) for name in found if name.endswith(suffix) and name[0] != "_"))
+    filenames = (path.name for path in files("recurrl").joinpath(folder).iterdir())
+    return tuple(sorted(name.removesuffix(suffix) for name in filenames if name.endswith(suffix) and name[0] != "_"))
 
 
 def _yaml(name: str) -> dict[str, Any]:
@@ -88,10 +112,10 @@ def default_name(group: str) -> str:
 
 def values(group: str, name: str) -> dict[str, Any]:
     """The values in a yaml of the package, with those that it inherits."""
-    content, found = _yaml(f"{group}/{name}"), dict[str, Any]()
+    content, inherited = _yaml(f"{group}/{name}"), dict[str, Any]()
     for base in content.pop("defaults", ["_self_"]):
-        found |= content if base == "_self_" else values(group, base)
-    return found
+        inherited |= content if base == "_self_" else values(group, base)
+    return inherited
 
 
 def is_of(env_id: str, declared: Mapping[str, Any]) -> bool:
@@ -103,8 +127,8 @@ def is_of(env_id: str, declared: Mapping[str, Any]) -> bool:
 
 def choice_for(env_id: str) -> str:
     """The package's choice of ``env`` that declares a pattern of an id; else ``gym``."""
-    found = (name for name in yaml_names("env") if name != "gym" and is_of(env_id, values("env", name) | {"id": None}))
-    return next(found, "gym")
+    others = (name for name in yaml_names("env") if name != "gym")
+    return next((name for name in others if is_of(env_id, values("env", name) | {"id": None})), "gym")
 
 
 def custom_values(group: str, name: str) -> dict[str, Any]:
@@ -118,15 +142,16 @@ def custom_values(group: str, name: str) -> dict[str, Any]:
     """
     options = options_class(group, name)
     bases = {base_options(group): "gym" if group == "env" else default_name(group)}
-    bases |= {cls: base for base, cls in packaged(group).items()}
-    found = values(group, next(bases[cls] for cls in options.__mro__ if cls in bases)) | {"name": name}
+    # Of several choices with the same options, the first.
+    bases |= {cls: base for base, cls in reversed(PACKAGED_OPTIONS[group].items())}
+    from_yaml = values(group, next(bases[cls] for cls in options.__mro__ if cls in bases)) | {"name": name}
     if group == "env":
-        found |= {"source": name, "id": name.rpartition(":")[2]}
+        from_yaml |= {"source": name, "id": name.rpartition(":")[2]}
     defaults = {
         field.name: field.default if field.default_factory is MISSING else field.default_factory()
         for field in fields(options)
     }
-    return {key: found.get(key, "???") if default is MISSING else default for key, default in defaults.items()}
+    return {key: from_yaml.get(key, "???") if default is MISSING else default for key, default in defaults.items()}
 
 
 def is_custom(name: str) -> bool:
@@ -236,8 +261,7 @@ def base_options(group: str) -> type:
 def options_class(group: str, name: str) -> type:
     """The dataclass of a choice's options.
 
-    Those of the package's choices are in :mod:`recurrl.config`, by name, so that they are known without importing
-    torch; a choice that has none there has the group's.
+    Those of the package's choices are in :data:`PACKAGED_OPTIONS`, so that they are known without importing torch.
 
     Raises:
         ConfigError: there is no such choice, or its factory does not name its options.
@@ -245,7 +269,7 @@ def options_class(group: str, name: str) -> type:
     base = base_options(group)
     check_name(group, name)
     if not is_custom(name):
-        return packaged(group).get(name, base)
+        return PACKAGED_OPTIONS[group].get(name, base)
     return _annotation(factory(group, name), base, f"{_typed_key(group)}={name}")
 
 
@@ -257,30 +281,19 @@ def joined(classes: Sequence[type]) -> type:
     return make_dataclass("_and_".join(each.__name__ for each in last), (), bases=tuple(last))
 
 
-def packaged(group: str) -> Mapping[str, type]:
-    """The choices of the package that have a dataclass in :mod:`recurrl.config`, by name."""
-    base = base_options(group)
-    classes = {
-        cls.__name__.removesuffix("Config").lower(): cls
-        for cls in vars(sys.modules[base.__module__]).values()
-        if inspect.isclass(cls) and issubclass(cls, base) and cls is not base
-    }
-    return {name: classes[key] for name in names(group) if (key := name.replace("_", "").lower()) in classes}
-
-
 def _annotation(make: Callable[..., Any], base: type, setting: str) -> type:
     """The annotation of a factory's first parameter."""
     try:
         hints = get_type_hints(make.__init__ if inspect.isclass(make) else make)
-        found = next((hints.get(name) for name in inspect.signature(make).parameters), None)
+        options = next((hints.get(name) for name in inspect.signature(make).parameters), None)
     except (AttributeError, NameError, TypeError, ValueError) as error:
         raise ConfigError(f"{setting}: the parameters of its factory cannot be read: {error}. {_ADVICE}") from error
-    if not (inspect.isclass(found) and is_dataclass(found) and issubclass(found, base)):
+    if not (inspect.isclass(options) and is_dataclass(options) and issubclass(options, base)):
         raise ConfigError(
             f"{setting}: the first parameter of its factory must be annotated with a dataclass derived from "
-            f"recurrl.config.{base.__name__}, its options (got {getattr(found, '__name__', 'no annotation')}). "
+            f"recurrl.config.{base.__name__}, its options (got {getattr(options, '__name__', 'no annotation')}). "
             f"{_ADVICE}"
         )
-    if inspect.get_annotations(found) and "__dataclass_fields__" not in vars(found):
-        raise ConfigError(f"{setting}: its options {found.__name__} are no dataclass. Put @dataclass above the class.")
-    return found
+    if inspect.get_annotations(options) and "__dataclass_fields__" not in vars(options):
+        raise ConfigError(f"{setting}: its options {options.__name__} must be a dataclass. Put @dataclass above it.")
+    return options

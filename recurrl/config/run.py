@@ -65,7 +65,6 @@ class WandbConfig(LoggerConfig):
     mode: str = option("auto is online with a login, else offline", choices=("auto", "online", "offline", "disabled"))
     group: str | None = option("wandb's group; null: a sweep's runs have its folder, other runs none")
     tags: list[str] = option("wandb's tags")
-    artifacts: bool = option("record the best checkpoint as an artifact of the wandb run, once the run is complete")
     id: str | None = option("id of a wandb run to continue; null: that of the resumed run, or a new one")
 
 
@@ -197,7 +196,7 @@ class TrainConfig:
     @property
     def is_off_policy(self) -> bool:
         """True if batches may hold frames that older weights collected."""
-        return self.buffer.replays or self.collector.is_behind
+        return self.buffer.replays or self.collector.collects_ahead
 
     def progress(self, frames: int) -> float:
         """The progress of schedules after ``frames``; constant from their last iteration on."""

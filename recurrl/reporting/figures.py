@@ -13,7 +13,6 @@ from recurrl.tracking.csv import Curve
 
 # Distinct for colour-blind readers (Paul Tol, https://personal.sron.nl/~pault/), on a light and on a dark page.
 _COLORS = ("#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377")
-_TIMES = {"startup": "start-up", "compile": "compiling", "collect": "collecting", "learn": "learning"}
 _STATES = {"": "as trained", "_zeroed_state": "memory zeroed", "_shuffled_state": "another episode's memory"}
 _BARS = {**_STATES, "_random": "random actions"}
 
@@ -42,28 +41,12 @@ def memory_bars(groups: Sequence[Group]) -> go.Figure | None:
     """The return as trained, without memory and with random actions; None if no run was evaluated so."""
     figure = _figure(None, "evaluation return")
     for color, (of, label) in zip(_COLORS, _BARS.items(), strict=False):
-        values = {group.name: found for group in groups if (found := group.numbers(f"eval_return_mean{of}"))}
+        values = {group.name: returns for group in groups if (returns := group.numbers(f"eval_return_mean{of}"))}
         if values:
-            spreads = {"type": "data", "array": [pstdev(found) for found in values.values()], "color": "#808080"}
-            means = [fmean(found) for found in values.values()]
+            spreads = {"type": "data", "array": [pstdev(returns) for returns in values.values()], "color": "#808080"}
+            means = [fmean(returns) for returns in values.values()]
             figure.add_bar(x=list(values), y=means, name=label, marker_color=color, error_y=spreads)
     return figure if len(figure.data) > 1 else None
-
-
-def time_bars(groups: Sequence[Group]) -> go.Figure | None:
-    """Seconds by phase, means over a group's runs; None if no run has times."""
-    figure = _figure("seconds", None)
-    figure.update_layout(barmode="stack", height=120 + 32 * len(groups))
-    figure.update_yaxes(autorange="reversed")
-    timed = [group for group in groups if group.numbers("wall_time_s")]
-    rest = np.array([fmean(group.numbers("wall_time_s")) for group in timed])
-    bars = {"y": [group.name for group in timed], "orientation": "h", "hovertemplate": "%{x:.1f} s"}
-    for color, (phase, label) in zip(_COLORS, _TIMES.items(), strict=False):
-        seconds = np.array([fmean(group.numbers(f"{phase}_time_s") or [0.0]) for group in timed])
-        rest = rest - seconds
-        figure.add_bar(x=seconds, **bars, name=label, marker_color=color)
-    figure.add_bar(x=rest.clip(0.0), **bars, name="evaluation, rest", marker_color="#999")
-    return figure if timed else None
 
 
 def _figure(x: str | None, y: str | None) -> go.Figure:

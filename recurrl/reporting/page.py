@@ -9,13 +9,13 @@ from pathlib import Path
 from plotly.io import to_html  # type: ignore[import-untyped]
 from plotly.offline import get_plotlyjs  # type: ignore[import-untyped]
 
-from recurrl.reporting.figures import learning_curves, memory_bars, time_bars
+from recurrl.reporting.figures import learning_curves, memory_bars
 from recurrl.reporting.runs import OUTCOME, OVER_SEEDS, Result, grouped, left_out
 from recurrl.runtime.atomic import atomic_write
 from recurrl.runtime.run_directory import VIDEOS
 
 _DRAWN = {"include_plotlyjs": False, "full_html": False, "config": {"displayModeBar": False, "responsive": True}}
-_LARGEST_VIDEO = 20 << 20
+_MAX_VIDEO_BYTES = 20 << 20
 _VIDEOS = {
     ".mp4": '<video controls loop muted src="data:video/mp4;base64,{}"></video>',
     ".gif": '<img src="data:image/gif;base64,{}" alt="">',
@@ -50,7 +50,7 @@ def write_report(runs: Sequence[Result], paths: Sequence[Path], output: Path | N
 
     Args:
         runs: at least one, with their whole configurations.
-        paths: in which they were found; a run in the only one is named by its place there.
+        paths: the directories that hold them; below a single one, runs are named by their place there.
         output: the file; None for ``report.html`` in the first of ``paths``.
 
     Raises:
@@ -79,7 +79,6 @@ def _page(runs: Sequence[Result], title: str) -> str:
         "Evaluation return: most probable actions": learning_curves(groups, "eval/return_mean"),
         "Return of training: sampled actions, last 100 episodes": learning_curves(groups, "train/return_mean"),
         "What the memory is worth: most probable actions": memory_bars(groups),
-        "Where the time went": time_bars(groups),
     }
     drawn = {name: to_html(figure, **_DRAWN) for name, figure in figures.items() if figure is not None}
     parts = [
@@ -106,12 +105,12 @@ def _about(runs: Sequence[Result]) -> str:
 
 
 def _warnings(runs: Sequence[Result]) -> Iterator[str]:
-    found = [(run.name, "bad", f"{run.status}: {run.error}") for run in runs if run.error]
+    warnings = [(run.name, "bad", f"{run.status}: {run.error}") for run in runs if run.error]
     for run in runs:
         texts = run.summary.get("warnings") or {}
-        found += [(run.name, "warn", f"{name}: {text}") for name, text in texts.items()]
-    if found:
-        lines = (f'<li class="{kind}">{escape(name)}: {escape(text)}</li>' for name, kind, text in found)
+        warnings += [(run.name, "warn", f"{name}: {text}") for name, text in texts.items()]
+    if warnings:
+        lines = (f'<li class="{kind}">{escape(name)}: {escape(text)}</li>' for name, kind, text in warnings)
         yield f"<h2>Warnings</h2><ul>{''.join(lines)}</ul>"
 
 
@@ -124,7 +123,8 @@ def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 def _videos(runs: Sequence[Result]) -> Iterator[str]:
     """The first of each run's videos, inside the page."""
     for run in runs:
-        found = sorted(path for path in (run.directory / VIDEOS).glob("*") if path.suffix in _VIDEOS and path.is_file())
-        if found and found[0].stat().st_size <= _LARGEST_VIDEO:
-            data = base64.b64encode(found[0].read_bytes()).decode()
-            yield f"<h2>Video: {escape(run.name)}</h2>{_VIDEOS[found[0].suffix].format(data)}"
+        paths = sorted((run.directory / VIDEOS).glob("*"))
+        video = next((path for path in paths if path.suffix in _VIDEOS and path.is_file()), None)
+        if video is not None and video.stat().st_size <= _MAX_VIDEO_BYTES:
+            data = base64.b64encode(video.read_bytes()).decode()
+            yield f"<h2>Video: {escape(run.name)}</h2>{_VIDEOS[video.suffix].format(data)}"

@@ -24,7 +24,7 @@ class Result:
     """A run.
 
     Attributes:
-        name: for tables: the job's number within its sweep, or the path of the run.
+        name: the job's number within its sweep, or the path of the run.
         directory: the run's.
         settings: its overrides, or all keys of its configuration, each with its value as text.
         summary: the content of ``summary.json``; empty for a run that runs still, or was killed.
@@ -47,7 +47,7 @@ class Result:
 
     @property
     def seed(self) -> str:
-        """The seed, of which its settings need not have one."""
+        """The seed; empty if neither its summary nor its settings have one."""
         return str(self.summary.get("seed", self.settings.get("seed", "")))
 
     @property
@@ -78,13 +78,13 @@ class Result:
         count, speed, seconds = of("eval_episodes"), of("frames_per_s"), of("wall_time_s")
         returns: tuple[str, ...] = ("",) * 4
         if mean is not None and std is not None and count:
-            # The deviation of a summary is that of its episodes, not an estimate for others.
+            # A summary has the deviation of the episodes themselves; the interval needs the unbiased estimate.
             interval, form = (
                 interval_95(mean, std * math.sqrt(count / max(1, count - 1)), count),
                 return_format(mean, std),
             )
-            shown = ("" if each is None else f"{each:{form}}" for each in (mean, std, zeroed))
-            returns = (*shown, interval_text(interval, form, "episodes"))
+            numbers = ("" if each is None else f"{each:{form}}" for each in (mean, std, zeroed))
+            returns = (*numbers, interval_text(interval, form, "episodes"))
         time = "" if seconds is None else str(timedelta(seconds=round(seconds)))
         return (*returns, f"{of('frames') or 0:,}", "" if speed is None else f"{speed:,.0f}", time, self.status)
 
@@ -99,10 +99,10 @@ class Group:
     """Runs that differ in their seeds only.
 
     Attributes:
-        settings: by which they differ from other runs.
+        settings: the settings in which they differ from other runs.
         runs: all of them.
-        seeds: those of the statistics: completed, evaluated, one for each seed.
-        left_out: why each of the others is not among them, by its name.
+        seeds: the runs of the statistics: completed, evaluated, one for each seed.
+        left_out: the reason why a run does not count, by its name.
     """
 
     settings: Mapping[str, str]
@@ -121,9 +121,9 @@ class Group:
 
     def as_json(self) -> dict[str, Any]:
         """The settings, the seeds and :func:`recurrl.returns.summarized` over them, and what was left out."""
-        found = summarized(self.numbers(_RETURN)) if self.seeds else {}
+        summary = summarized(self.numbers(_RETURN)) if self.seeds else {}
         keys = ("returns", "mean", "std", "interval_95", "interquartile_mean", "min", "max")
-        seeds, statistics = [run.seed for run in self.seeds], {key: found.get(key) for key in keys}
+        seeds, statistics = [run.seed for run in self.seeds], {key: summary.get(key) for key in keys}
         return {"settings": dict(self.settings), "seeds": seeds, **statistics, "left_out": dict(self.left_out)}
 
     def cells(self) -> tuple[str, ...]:

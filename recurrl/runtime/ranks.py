@@ -36,13 +36,13 @@ class RankLostError(RunError):
 
 
 class World:
-    """The ranks of a run, of which this process is one.
+    """The ranks of a run, seen from one of them.
 
     All ranks call the collective methods, in the same order. These raise :class:`RankLostError` if another rank ended
     or does not respond in time.
 
     Attributes:
-        rank: of this process; rank 0 also logs, evaluates and writes.
+        rank: this process's rank; rank 0 also logs, evaluates and writes.
         local_rank: among the ranks on this machine.
         size: the number of ranks.
         has_joined: the ranks have been connected before.
@@ -84,10 +84,10 @@ class World:
         """Plain values of each rank, on rank 0; on the others, only their own."""
         if self.size == 1:
             return [values]
-        found: list[Any] | None = [None] * self.size if self.rank == 0 else None
+        gathered: list[Any] | None = [None] * self.size if self.rank == 0 else None
         with self._lost_rank_named():
-            self._dist.gather_object(values, found, group=self._values)
-        return found or [values]
+            self._dist.gather_object(values, gathered, group=self._values)
+        return gathered or [values]
 
     def broadcast(self, values: Any = None) -> Any:
         """Plain values of rank 0, on all ranks."""
@@ -110,9 +110,9 @@ class World:
             store, _, size = next(dist.rendezvous("env://"))
             self._store = dist.PrefixStore("recurrl", store)
             dist.init_process_group("gloo", store=self._store, rank=self.rank, world_size=size)
-            found: list[Any] = [None] * size
-            dist.all_gather_object(found, (socket.gethostname(), os.getpid()))
-        self._processes = found
+            processes: list[Any] = [None] * size
+            dist.all_gather_object(processes, (socket.gethostname(), os.getpid()))
+        self._processes = processes
         self._values = self._gradients = dist.group.WORLD
         self.size, self.has_joined = size, True
 
@@ -120,7 +120,7 @@ class World:
         """Connects the ranks for training.
 
         Args:
-            backend: that sums gradients: ``gloo`` or ``nccl``. Everything else is exchanged by gloo.
+            backend: sums gradients: ``gloo`` or ``nccl``. Everything else is exchanged by gloo.
             timeout_s: time limit for a response of the other ranks.
         """
         limit = timedelta(seconds=timeout_s)
@@ -150,7 +150,7 @@ class World:
 
     @contextmanager
     def _lost_rank_named(self) -> Iterator[None]:
-        """Finds out which rank is the reason if the others cannot be reached, and exchanges nothing after that."""
+        """Names the rank that was lost if the exchange within the block fails; later exchanges fail at once."""
         if self._lost is not None:
             raise self._lost
         try:

@@ -21,7 +21,7 @@ _KINDS: dict[str, tuple[type, str]] = {
     **dict.fromkeys(("device", "cell", "status", "error", "backend", "checkpoint"), (str, "text")),
     "warnings": (dict, "a mapping"),
 }
-"""Of the values of a summary that are no numbers."""
+"""The types of values that are not numbers, and their names in errors."""
 
 
 @dataclass
@@ -38,19 +38,19 @@ class Report:
         frames: environment steps summed over environments, including those before a resume.
         frames_here: frames of this process; not part of the summary.
         has_begun: the configuration was accepted, the policy made and a checkpoint loaded; not part of the summary.
-        to_resume: what resumes the run, for messages; not part of the summary.
+        resume_command: for messages; not part of the summary.
         startup_time_s: time before the first iteration.
         collect_time_s: collection; with ``learn_time_s`` it makes up ``train_time_s``.
         learn_time_s: learning, without compilation.
         compile_time_s: compilation of the loss; None if it is not compiled.
-        pretrain_log_likelihood: of recorded actions, in nats per step, in the last epoch of imitating them.
+        pretrain_log_likelihood: the recorded actions' mean, in nats per step, in the last epoch of imitating them.
         train_return_mean: mean return of the last 100 episodes.
         evaluation: the metrics of the last evaluation.
         best_eval_return_mean: the best of all evaluations, including those before a resume.
         restarts: restarts of environments after errors.
         backend: the recurrent backend that ran.
         checkpoint: the last one written, relative to the run directory.
-        warnings: of a run that does not learn, by title.
+        warnings: reasons to think that the run does not learn, by title.
     """
 
     started: float
@@ -62,7 +62,7 @@ class Report:
     frames: int = 0
     frames_here: int = 0
     has_begun: bool = False
-    to_resume: str = ""
+    resume_command: str = ""
     startup_time_s: float | None = None
     collect_time_s: float = 0.0
     learn_time_s: float = 0.0
@@ -88,8 +88,8 @@ class Report:
         """Counts the frames and times of an iteration, and returns its times and speed, for the log.
 
         Args:
-            frames: of the iteration.
-            compile_time_s: of the run so far; it is no learning time.
+            frames: the iteration's frames.
+            compile_time_s: the run's so far; it does not count as learning.
         """
         if compile_time_s is not None and self.compile_time_s is None:
             self.compile_time_s = compile_time_s
@@ -112,17 +112,17 @@ class Report:
             self.best_eval_return_mean = mean if best is None else max(best, mean)
 
     def state_dict(self) -> dict[str, Any]:
-        """For a checkpoint: the totals that a resumed run continues from."""
+        """The totals that a resumed run continues from, for checkpoints."""
         return {"best_eval_return_mean": self.best_eval_return_mean, "backend": self.backend}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """From a checkpoint."""
+        """Restores the totals."""
         self.best_eval_return_mean, self.backend = state["best_eval_return_mean"], state["backend"]
 
     def summary(self) -> dict[str, object]:
         """The content of ``summary.json`` as of now."""
         values = asdict(self)
-        for name in ("started", "frames_here", "has_begun", "to_resume", "evaluation", "_seconds"):
+        for name in ("started", "frames_here", "has_begun", "resume_command", "evaluation", "_seconds"):
             del values[name]
         values |= {f"eval_{name}": self.evaluation.get(name) for name in EVALUATED}
         train_time = self.collect_time_s + self.learn_time_s
@@ -157,13 +157,13 @@ def read_summary(run_dir: Path) -> dict[str, Any]:
     """
     path = run_dir / SUMMARY
     try:
-        found: Any = json.loads(read_text(path)) if path.is_file() else {}
-        if not isinstance(found, dict):
+        summary: Any = json.loads(read_text(path)) if path.is_file() else {}
+        if not isinstance(summary, dict):
             raise ValueError("it holds no mapping")
         for key in Report(0.0).summary():
             kind, name = _KINDS.get(key, (int | float, "a number"))
-            if (value := found.get(key)) is not None and (not isinstance(value, kind) or isinstance(value, bool)):
+            if (value := summary.get(key)) is not None and (not isinstance(value, kind) or isinstance(value, bool)):
                 raise ValueError(f"{key} must be {name} (got {value!r})")
-        return found
+        return summary
     except ValueError as error:
         raise ConfigError(f"{path} was not written by a run: {error}. Delete it.") from error

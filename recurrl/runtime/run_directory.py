@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 
-from recurrl.errors import ConfigError
+from recurrl.errors import ConfigError, require
 
 CONFIG_FILE = "config.yaml"
 """The run's whole configuration, including that of the run it resumed."""
@@ -33,8 +33,8 @@ files another program may have written, may not.
 LOCK = "run.lock"
 _IN_USE = (errno.EACCES, errno.EAGAIN)
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
-_MOST_BYTES = 4096
-"""Of the lock's file."""
+_MAX_LOCK_BYTES = 4096
+"""The lock's file is not read beyond this."""
 
 _CHECKPOINT = re.compile(r"frames_[0-9]+")
 _PARTS = ("manifest.json", "state-policy.pt")
@@ -69,18 +69,18 @@ def run_directory_of(path: Path) -> Path:
     )
 
 
-def read_text(path: Path, most_bytes: int | None = None) -> str:
+def read_text(path: Path, max_bytes: int | None = None) -> str:
     """The text of a regular file. Reading never blocks, as a pipe would.
 
     Raises:
-        UnreadableError: it is missing, something other than a file, larger than ``most_bytes``, or not UTF-8.
+        UnreadableError: it is missing, something other than a file, larger than ``max_bytes``, or not UTF-8.
     """
     try:
-        found = path.stat()
-        if not stat.S_ISREG(found.st_mode):
+        status = path.stat()
+        if not stat.S_ISREG(status.st_mode):
             raise UnreadableError(path, "is not a regular file")
-        if most_bytes is not None and found.st_size > most_bytes:
-            raise UnreadableError(path, f"has {found.st_size} bytes, but runs never write more than {most_bytes}")
+        if max_bytes is not None and status.st_size > max_bytes:
+            raise UnreadableError(path, f"has {status.st_size} bytes, but runs never write more than {max_bytes}")
         return path.read_bytes().decode("utf-8")
     except FileNotFoundError as error:
         raise UnreadableError(path, "is missing") from error
@@ -99,27 +99,55 @@ def looks_like_checkpoint(path: Path) -> bool:
     )
 
 
+def check_unused(run_dir: Path, is_resumed: bool) -> None:
+    """Rejects a directory that holds another run, or what a run would overwrite.
+
+    Args:
+        run_dir: the directory of a run that begins.
+        is_resumed: the run continues the one in the directory, if there is one.
+
+    Raises:
+        ConfigError: with the offending path.
+    """
+    check_writable_places(run_dir)
+    checkpoints = any(map(looks_like_checkpoint, (run_dir / CHECKPOINTS).glob("*")))
+    is_run = checkpoints or (run_dir / METRICS).exists()
+    for path in (run_dir / CONFIG_FILE, run_dir / SUMMARY, run_dir / CURVE):
+        # A run that ended before its first iteration has left .hydra.
+        require(
+            is_run or (run_dir / ".hydra").is_dir() or not os.path.lexists(path),
+            f"{path} was not written by a run, and this run would overwrite it. Move it away, or give the run another "
+            "directory with hydra.run.dir=... (run_dir in Python)",
+        )
+    require(
+        is_resumed or not is_run,
+        f"{run_dir} already holds another run. Give this run another directory with hydra.run.dir=... (run_dir in "
+        f"Python), or continue that run with resume={run_dir}.",
+    )
+
+
 def check_writable_places(run_dir: Path) -> None:
     """Rejects a directory in which something blocks the run's files, before it trains for hours.
 
     Raises:
         ConfigError: with the offending path.
     """
-    blocked = {}
     for name in (*FILES, *FOLDERS):
         path, is_folder = run_dir / name, name in FOLDERS
         kind_fits = path.is_dir() if is_folder else path.is_file()
         may_be_link = is_folder and name != ".hydra"
-        if os.path.lexists(path) and not (kind_fits and (may_be_link or not path.is_symlink())):
-            blocked[path] = "a folder" if is_folder else "a regular file"
+        fits = kind_fits and (may_be_link or not path.is_symlink())
+        _require_place(fits or not os.path.lexists(path), path, "a folder" if is_folder else "a regular file")
     for path in (run_dir / CHECKPOINTS).glob(f"frames_{12 * '[0-9]'}"):
-        if not looks_like_checkpoint(path):
-            blocked[path] = "a checkpoint"
-    for path, kind in blocked.items():
-        raise ConfigError(
-            f"{path} is a link or is not {kind}, but the run must write there. Move it away, or give the run a "
-            "directory of its own with hydra.run.dir=..."
-        )
+        _require_place(looks_like_checkpoint(path), path, "a checkpoint")
+
+
+def _require_place(fits: bool, path: Path, kind: str) -> None:
+    require(
+        fits,
+        f"{path} is a link or is not {kind}, but the run must write there. Move it away, or give the run a directory "
+        "of its own with hydra.run.dir=... (run_dir in Python).",
+    )
 
 
 @contextmanager
@@ -144,7 +172,7 @@ def locked(run_dir: Path) -> Iterator[None]:
         since = datetime.now().astimezone().isoformat(sep=" ", timespec="seconds")
         holder = f"process {os.getpid()} on {socket.gethostname()} since {since} ({' '.join(sys.argv)})"
         os.truncate(descriptor, 0)
-        os.pwrite(descriptor, holder.encode()[:_MOST_BYTES], 0)
+        os.pwrite(descriptor, holder.encode()[:_MAX_LOCK_BYTES], 0)
         try:
             yield
         finally:
@@ -161,11 +189,11 @@ def _lock(descriptor: int, path: Path) -> None:
     except OSError as error:
         if error.errno in _IN_USE:
             # The other process may not have written its name yet.
-            holder = os.pread(descriptor, _MOST_BYTES, 0).decode(errors="replace")
+            holder = os.pread(descriptor, _MAX_LOCK_BYTES, 0).decode(errors="replace")
             holder = holder if holder.startswith("process ") and holder.isprintable() else "another process"
             raise ConfigError(
                 f"{path.parent} is in use by {holder}. Wait until that run has ended, or choose another directory with "
-                "hydra.run.dir=..."
+                "hydra.run.dir=... (run_dir in Python)."
             ) from error
         if error.errno not in _NO_LOCKS:
             raise

@@ -33,7 +33,7 @@ class StopRequest:
     the current work can finish; the second one raises. A process that torchrun started may receive each signal twice.
 
     Attributes:
-        number: of the signal that was recorded; None before.
+        number: the recorded signal's number; None before.
     """
 
     def __init__(self) -> None:
@@ -110,7 +110,7 @@ def stop_request() -> Iterator[StopRequest]:
 
 
 def ignore_signals() -> None:
-    """For worker processes: a terminal sends signals to them too, but the main process handles them."""
+    """Ignores signals in a worker process: a terminal sends them to it too, but the main process handles them."""
     for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)
 

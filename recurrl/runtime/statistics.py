@@ -1,4 +1,4 @@
-"""Statistics of samples, those of all ranks together."""
+"""Statistics of samples, over all ranks."""
 
 import math
 from typing import NamedTuple
@@ -24,7 +24,7 @@ def counted(samples: Tensor, mask: Tensor | None) -> Tensor:
 
 
 def summary(samples: Tensor) -> Summary:
-    """The statistics of samples; the deviation is that of the samples themselves."""
+    """The statistics of samples; the deviation divides by their number."""
     count, mean, square = moments(samples.reshape(-1))
     if not count:
         return Summary(*[math.nan] * 4)

@@ -89,7 +89,7 @@ def time_limit(seconds: float | None, due: Array | None = None) -> Iterator[None
 
 
 def limited(call: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
-    """The same function, with the limit that :func:`time_limit` sets. It must not call another such function."""
+    """Applies the limit that :func:`time_limit` sets to a function, which must not call another limited one."""
 
     @functools.wraps(call)
     def within(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from recurrl.config import LoggerConfig
-from recurrl.errors import ConfigError
+from recurrl.errors import ConfigError, require
 from recurrl.runtime.atomic import atomic_write
 from recurrl.runtime.run_directory import METRICS, read_text
 from recurrl.tracking.trackers import FRAMES, Resumed, Tracker
@@ -45,7 +45,15 @@ class CsvTracker(Tracker):
         _read(path)  # rejects a damaged file before training
 
     def log(self, frames: int, metrics: Mapping[str, float]) -> None:
-        """Appends a row, and columns for new metrics."""
+        """Appends a row, and columns for new metrics.
+
+        Raises:
+            ConfigError: a metric is named ``frames``, like the axis.
+        """
+        require(
+            FRAMES not in metrics,
+            f"A metric must not be named {FRAMES}, which is the axis of all metrics. Rename the metric.",
+        )
         row = {FRAMES: frames, **metrics}
         if self._file is None or not row.keys() <= set(self._columns):
             self.close()
@@ -100,8 +108,8 @@ def read_rows(path: Path) -> list[Row]:
 
 def curve_of(rows: Iterable[Row], metric: str) -> Curve:
     """The finite values of a metric over frames."""
-    found = ((int(row[FRAMES]), row.get(metric, math.nan)) for row in rows)
-    return [(frames, value) for frames, value in found if math.isfinite(value)]
+    points = ((int(row[FRAMES]), row.get(metric, math.nan)) for row in rows)
+    return [(frames, value) for frames, value in points if math.isfinite(value)]
 
 
 def last_frames(path: Path) -> int:

@@ -51,8 +51,8 @@ def _draw(axes: Axes, rows: list[Row]) -> None:
         axes.plot(*zip(*train, strict=True), color="C0", marker=marker, label=label)
     if evaluation:
         frames, returns = zip(*evaluation, strict=True)
-        found = dict(curve_of(rows, EVAL_STD))
-        deviations = [found.get(at, math.nan) for at in frames]
+        deviation_at = dict(curve_of(rows, EVAL_STD))
+        deviations = [deviation_at.get(at, math.nan) for at in frames]
         label = "evaluation (most probable actions, mean ± standard deviation)"
         axes.errorbar(frames, returns, yerr=deviations, fmt="o", color="C1", capsize=4, zorder=3, label=label)
     axes.legend(frameon=False, loc="best")

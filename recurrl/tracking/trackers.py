@@ -1,24 +1,17 @@
-"""The interface of a logger, and several of them as one."""
+"""The interface of a logger, and the loggers of a run."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from recurrl.config import LoggerConfig
 from recurrl.config.plugins import factory
-from recurrl.errors import ConfigError
+from recurrl.errors import require
 
 FRAMES = "frames"
 """The x-axis of all metrics: environment steps summed over environments."""
-
-ALWAYS_ON = "csv"
-"""The destination that every run uses."""
-
-FindCheckpoint = Callable[[], tuple[Path, Mapping[str, Any]]]
-"""Finds the best checkpoint, which reads all checkpoints of the run: its directory, and metadata."""
 
 
 class Resumed(NamedTuple):
@@ -40,7 +33,7 @@ class Tracker:
     ``metrics.csv``, which is written first, and ``resume=`` continues from the last checkpoint.
 
     Attributes:
-        id: by which the destination identifies the run; None if it has none.
+        id: the run's id at the destination; None if it has none.
     """
 
     id: str | None = None
@@ -54,9 +47,6 @@ class Tracker:
         """
         raise NotImplementedError
 
-    def log_checkpoint(self, find: FindCheckpoint) -> None:
-        """Called at the end of a run: may keep its best checkpoint. A failure must not end the run."""
-
     def close(self, exit_code: int = 0) -> None:
         """Flushes and releases files, threads and connections.
 
@@ -65,46 +55,10 @@ class Tracker:
         """
 
 
-class Trackers(Tracker):
-    """Sends the same metrics to several destinations.
-
-    Attributes:
-        ids: external run ids by destination, for checkpoints.
-    """
-
-    def __init__(self, trackers: Iterable[Tracker], ids: Mapping[str, str] = MappingProxyType({})) -> None:
-        self.trackers = tuple(trackers)
-        self.ids = dict(ids)
-
-    def log(self, frames: int, metrics: Mapping[str, float]) -> None:
-        """Records the metrics of one iteration in each destination.
-
-        Raises:
-            ValueError: a metric is named ``frames``, like the axis.
-        """
-        if FRAMES in metrics:
-            raise ValueError(
-                f"A metric cannot be named {FRAMES!r}, which is the axis of all metrics. Rename the metric."
-            )
-        for tracker in self.trackers:
-            tracker.log(frames, metrics)
-
-    def log_checkpoint(self, find: FindCheckpoint) -> None:
-        """Offers the best checkpoint to each destination."""
-        for tracker in self.trackers:
-            tracker.log_checkpoint(find)
-
-    def close(self, exit_code: int = 0) -> None:
-        """Closes all destinations; if one fails, closes the others before raising."""
-        with ExitStack() as stack:
-            for tracker in reversed(self.trackers):
-                stack.callback(tracker.close, exit_code)
-
-
 def make_trackers(
     logger: LoggerConfig, run_dir: Path, settings: Mapping[str, Any], resumed: Resumed | None = None
-) -> Trackers:
-    """Opens a run's destinations: ``metrics.csv``, and the configured ones.
+) -> dict[str, Tracker]:
+    """Opens a run's destinations, by name: ``metrics.csv`` first, and the configured ones.
 
     Args:
         logger: the options of the configured ones.
@@ -116,17 +70,15 @@ def make_trackers(
         ConfigError: ``metrics.csv`` is malformed, or a destination is not available. Destinations already opened are
             closed.
     """
-    ids = {} if resumed is None else dict(resumed.ids)
-    trackers: list[Tracker] = []
+    trackers: dict[str, Tracker] = {}
     with ExitStack() as opened:
-        for name in dict.fromkeys([ALWAYS_ON, *logger.names]):
+        for name in dict.fromkeys(["csv", *logger.names]):
             tracker = factory("logger", name)(replace(logger, name=name), run_dir, settings, resumed)
-            if not isinstance(tracker, Tracker):
-                kind = type(tracker).__name__
-                raise ConfigError(f"logger={name} must be a recurrl.tracking.Tracker (got {kind}). Derive from it.")
+            require(
+                isinstance(tracker, Tracker),
+                f"logger={name} must be a recurrl.tracking.Tracker (got {type(tracker).__name__}). Derive from it.",
+            )
             opened.callback(tracker.close, 1)
-            trackers.append(tracker)
-            if tracker.id is not None:
-                ids[name] = tracker.id
+            trackers[name] = tracker
         opened.pop_all()
-    return Trackers(trackers, ids)
+    return trackers

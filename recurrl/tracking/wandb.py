@@ -9,16 +9,16 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-# Offline is offline: wandb would send its own errors to its makers, whatever the mode of a run.
+# wandb would send its own errors to its makers, even from an offline run.
 os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
 
 import wandb
 
 from recurrl.config import WandbConfig
-from recurrl.errors import ConfigError, RunError
-from recurrl.runtime.run_directory import CHECKPOINTS, METRICS
+from recurrl.errors import ConfigError, RunError, one_line
+from recurrl.runtime.run_directory import METRICS
 from recurrl.tracking.csv import last_frames, log_history
-from recurrl.tracking.trackers import FRAMES, FindCheckpoint, Resumed, Tracker
+from recurrl.tracking.trackers import FRAMES, Resumed, Tracker
 
 NAME, CHECKPOINT = "wandb", "checkpoint"
 FINISH_TIMEOUT_S = 60.0
@@ -36,15 +36,13 @@ class WandbTracker(Tracker):
         run: the wandb run.
         run_dir: directory of the training run, named in messages.
         recorded: frames up to which the wandb run already has metrics; those are not logged again.
-        artifacts: keep the best checkpoint.
     """
 
-    def __init__(self, run: wandb.Run, run_dir: Path, recorded: int = 0, artifacts: bool = False) -> None:
+    def __init__(self, run: wandb.Run, run_dir: Path, recorded: int = 0) -> None:
         self.id = run.id
         self._run = run
         self._run_dir = run_dir
         self._recorded = recorded
-        self._artifacts = artifacts
         self._failed = False
         run.define_metric(FRAMES)
         run.define_metric("*", step_metric=FRAMES)
@@ -54,19 +52,6 @@ class WandbTracker(Tracker):
         if frames > self._recorded:
             # Frames are wandb's steps too: only files with consecutive steps are uploaded as one run.
             self._attempt(self._run.log, {FRAMES: frames, **metrics}, step=frames)
-
-    def log_checkpoint(self, find: FindCheckpoint) -> None:
-        """Makes the best checkpoint an artifact of the run, and waits up to a timeout for its upload."""
-        if not self._artifacts or self._failed:
-            return
-        try:
-            log_artifact(self._run, CHECKPOINT, *find())
-        except Exception as error:  # wandb's service must not fail a trained run
-            logger.error(
-                "The best checkpoint is not an artifact of wandb run %s: %s. It is in %s; upload it with: "
-                "recurrl-upload %s",
-                *(self.id, _one_line(error), self._run_dir / CHECKPOINTS, self._run_dir),
-            )
 
     def close(self, exit_code: int = 0) -> None:
         """Finishes the run, waiting up to a timeout for pending writes and uploads."""
@@ -80,7 +65,7 @@ class WandbTracker(Tracker):
             call(*args, **kwargs)
         except Exception as error:  # wandb's service must not fail a run
             self._failed = True
-            reason = _one_line(error)
+            reason = one_line(error)
             if isinstance(error, TimeoutError):
                 reason = f"no answer within {self._run.settings.finish_timeout:g} s (WANDB_FINISH_TIMEOUT)"
             logger.error(
@@ -107,14 +92,14 @@ def make(
     """
     earlier = None if resumed is None else resumed.ids.get(NAME)
     run = _start(options, options.id or earlier, run_dir, settings)
-    tracker = WandbTracker(run, run_dir, _recorded(run, run_dir, resumed), options.artifacts)
+    tracker = WandbTracker(run, run_dir, _recorded(run, run_dir, resumed))
     if run.id != earlier:
         log_history(tracker, run_dir, resumed)
     return tracker
 
 
 def choose_mode(mode: str) -> tuple[str, str]:
-    """A mode for ``wandb.init``, and why. It neither prompts nor uses the network.
+    """Chooses a mode for ``wandb.init``, and says why, without a prompt and without the network.
 
     ``auto`` respects wandb's settings (``WANDB_MODE``, ``wandb offline``). Without any it is online if there is a
     login, else offline.
@@ -142,8 +127,6 @@ def log_artifact(run: wandb.Run, kind: str, folder: Path, metadata: Mapping[str,
         ValueError: the server rejected the artifact.
         wandb.Error: the upload took too long.
     """
-    if run.disabled:
-        return
     name = re.sub(r"[^A-Za-z0-9_.-]", "_", f"{kind}-{run.id}")
     artifact = wandb.Artifact(name, type=kind, metadata=dict(metadata))
     source = _copied(folder, Path(run.dir).resolve().parent / "artifacts" / kind) if run.offline else folder
@@ -174,12 +157,12 @@ def upload(
     """Adds artifacts to the wandb run of a finished training run, and returns where they are.
 
     Args:
-        options: of the training run.
-        run_id: of the wandb run.
+        options: the training run's options of wandb.
+        run_id: the wandb run's id.
         run_dir: the training run's directory.
         settings: the training run's whole configuration.
         artifacts: the folder and the metadata of each, by kind.
-        exit_code: of the training run.
+        exit_code: the training run's exit code.
 
     Raises:
         ConfigError: wandb cannot continue the run.
@@ -197,7 +180,7 @@ def upload(
         with suppress(Exception):
             run.finish(exit_code=exit_code)
         raise RunError(
-            f"Not all of {', '.join(artifacts)} became artifacts of wandb run {run_id}: {_one_line(error)}. Check the "
+            f"Not all of {', '.join(artifacts)} became artifacts of wandb run {run_id}: {one_line(error)}. Check the "
             "disk and the connection, and try again."
         ) from error
     return _where(run)
@@ -231,7 +214,7 @@ def _start(options: WandbConfig, run_id: str | None, run_dir: Path, settings: Ma
         )
     except (wandb.Error, ValueError) as error:
         raise ConfigError(
-            f"logger=wandb could not start a run with logger.mode={options.mode}: {_one_line(error)}. Check wandb's "
+            f"logger=wandb could not start a run with logger.mode={options.mode}: {one_line(error)}. Check wandb's "
             "settings (WANDB_...), log in with `wandb login` or WANDB_API_KEY and check the connection "
             "(WANDB_INIT_TIMEOUT limits its seconds); or choose logger.mode=offline, which records in the run "
             "directory for a later `wandb sync`, or logger=csv."
@@ -260,10 +243,6 @@ def _recorded(run: wandb.Run, run_dir: Path, resumed: Resumed | None) -> int:
             "the other run."
         )
     return recorded
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split()).rstrip(".") or type(error).__name__
 
 
 def _folder(run: wandb.Run) -> Path:

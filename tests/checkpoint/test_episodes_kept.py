@@ -5,10 +5,10 @@ from dataclasses import fields
 import pytest
 
 from recurrl import checkpoint
-from recurrl.config.collector import MultiAsyncConfig, RayConfig
+from recurrl.config.collector import RayConfig
 
 OF_EPISODES = {"name", "num_workers", "ahead"}
-OPTIONS = {field.name for options in (MultiAsyncConfig, RayConfig) for field in fields(options)}
+OPTIONS = {field.name for field in fields(RayConfig)}
 
 
 @pytest.mark.parametrize("name", sorted(OPTIONS))

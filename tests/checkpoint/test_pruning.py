@@ -3,11 +3,12 @@
 import pytest
 
 from recurrl import checkpoint
+from recurrl.checkpoint import files
 
 
 def write(run, frames, return_mean=None):
     path = checkpoint.save(run, frames, {}, {})
-    checkpoint.add_evaluation(path, {} if return_mean is None else {"eval/return_mean": return_mean})
+    files.add_evaluation(path, {} if return_mean is None else {"eval/return_mean": return_mean})
 
 
 def left(run):

@@ -10,10 +10,10 @@ import torch
 from run_files import summary
 
 from recurrl import evaluation
+from recurrl.api import Run, load
 from recurrl.checkpoint import files
 from recurrl.cli.evaluate import evaluate_run
-from recurrl.cli.load_run import load, open_run
-from recurrl.cli.train_run import Run
+from recurrl.cli.open_run import open_run
 from recurrl.returns import return_format
 
 

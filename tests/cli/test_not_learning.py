@@ -12,9 +12,9 @@ from recurrl.callbacks.diagnosis import (
     ADVANTAGES,
     CRITIC,
     ENTROPY,
-    FEWEST_ITERATIONS,
     GRADIENTS,
     MEMORY,
+    MIN_ITERATIONS,
     NOISE,
     RANDOM,
     SAMPLED,
@@ -144,7 +144,7 @@ def test_a_run_that_does_not_learn_says_so_once_while_it_runs_and_at_its_end(tit
         assert not logged
     else:
         (frames,) = logged
-        assert FEWEST_ITERATIONS * 64 <= int(frames) < 2240
+        assert MIN_ITERATIONS * 64 <= int(frames) < 2240
 
 
 @pytest.mark.parametrize("task", [Button, Cue])

@@ -10,7 +10,7 @@ from hostile_runs import PACKAGE
 from omegaconf import OmegaConf
 from run_files import settings
 
-from recurrl.cli.load_run import open_run
+from recurrl.cli.open_run import open_run
 from recurrl.config.plugins import GROUPS
 from recurrl.errors import ConfigError
 

@@ -14,7 +14,7 @@ from run_files import metrics, settings
 
 import recurrl
 from recurrl.cli.hub_run import write_hub_folder
-from recurrl.cli.load_run import open_run
+from recurrl.cli.open_run import open_run
 from recurrl.cli.signature import is_signed, signature_line
 from recurrl.errors import ConfigError
 

@@ -7,9 +7,9 @@ import pytest
 import torch
 from run_files import metrics, settings, summary, without_times
 
-from recurrl import checkpoint
 from recurrl.build import make_policy_for
 from recurrl.checkpoint import files
+from recurrl.checkpoint.warm_start import copy_weights
 
 LAST = "frames_000000000064"
 
@@ -27,7 +27,7 @@ def copied(finished_run, tmp_path):
 
 def test_the_new_run_starts_with_all_weights_and_statistics_and_nothing_else(small, finished_run):
     policy = make_policy_for(small("cell=lstm", "seed=5"))
-    (line,) = checkpoint.warm_start(policy, finished_run)
+    (line,) = copy_weights(policy, finished_run)
     assert line.startswith(f"init_from: taken from {finished_run / 'checkpoints' / LAST}: trunk.preprocess, ")
     saved = state_of(finished_run)
     assert saved["trunk.preprocess.moments.count"] == 64
@@ -51,7 +51,7 @@ def test_what_does_not_fit_stays_as_initialised_and_is_named_with_both_shapes(sm
     config = small("cell=lstm", "env=gym", "env.id=Acrobot-v1", "env.mask=[4,5]", "algorithm.critic=feedforward")
     policy = make_policy_for(config)
     before = {name: value.clone() for name, value in policy.state_dict().items()}
-    loaded, differing, lacking = checkpoint.warm_start(policy, finished_run)
+    loaded, differing, lacking = copy_weights(policy, finished_run)
     assert loaded.endswith("frames_000000000064: trunk.core.lstm, critic_head")
     assert "does not fit, and stays as initialised: trunk.preprocess (" in differing
     assert "trunk.encoder.1.weight is 8×2 there and 8×4 here" in differing

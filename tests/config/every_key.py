@@ -197,7 +197,7 @@ def _spy(patch, seen):
 
 
 class Listener(logging.Handler):
-    """Keeps what the log says of the start-up check, wandb and artifacts, and the seconds of the time limit."""
+    """Keeps what the log says of the start-up check, wandb, and the seconds of the time limit."""
 
     def __init__(self, seen):
         super().__init__()
@@ -208,8 +208,6 @@ class Listener(logging.Handler):
             self.seen["consistency check"] = True
         if record.getMessage().startswith("wandb run"):
             self.seen["wandb"] = re.findall(r"is (\w+ \(.*?\))", record.getMessage())
-        if record.getMessage().startswith("wandb artifact"):
-            self.seen["artifact"] = True
         self.seen["limit"] = time_limit._limit.seconds
 
     def __enter__(self):
@@ -246,8 +244,8 @@ def _digest(value):
 def _of_trackers(made):
     if made is None:
         return {}
-    seen = {"kinds": [type(each).__name__ for each in made.trackers]}
-    for run in (tracker._run for tracker in made.trackers if hasattr(tracker, "_run")):
+    seen = {"kinds": [type(each).__name__ for each in made.values()]}
+    for run in (tracker._run for tracker in made.values() if hasattr(tracker, "_run")):
         seen |= {name: getattr(run, name) for name in ("project", "offline", "group", "tags")}
         seen["id"] = run.id if run.id in TEXTS["logger.id"] else "drawn at random"
     return seen

@@ -8,7 +8,7 @@ from typing import NamedTuple, Union, get_args, get_origin, get_type_hints
 
 from recurrl.config import TrainConfig
 from recurrl.config.options import meaning_of
-from recurrl.config.plugins import GROUPS, base_options, packaged
+from recurrl.config.plugins import GROUPS, PACKAGED_OPTIONS, base_options
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "extending"
 
@@ -49,7 +49,7 @@ def _classes():
             yield f"{name}.", kind
     for group in GROUPS:
         yield f"{group}.", base_options(group)
-        yield from ((f"{group}.", options) for options in packaged(group).values())
+        yield from ((f"{group}.", options) for options in PACKAGED_OPTIONS[group].values())
     for module in example_modules():
         for found in vars(module).values():
             if isinstance(found, type) and is_dataclass(found) and found.__module__ == module.__name__:

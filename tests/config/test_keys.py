@@ -7,14 +7,14 @@ from omegaconf import OmegaConf
 
 from recurrl.config.composed import chosen_options
 from recurrl.config.keys import FREE, check_key, differences, flat, key_paths, keys_of, packaged_keys
-from recurrl.config.plugins import GROUPS, names, options_class, packaged
+from recurrl.config.plugins import GROUPS, PACKAGED_OPTIONS, names, options_class
 from recurrl.errors import ConfigError
 
 OF_ANOTHER_CHOICE = [
     (group, owner, key)
     for group in GROUPS
     if group != "env"
-    for owner, options in packaged(group).items()
+    for owner, options in PACKAGED_OPTIONS[group].items()
     for key in key_paths(options, f"{group}.")
     if any(key not in key_paths(options_class(group, other), f"{group}.") for other in names(group))
 ]
@@ -77,7 +77,8 @@ def test_a_wrong_key_is_answered_with_a_near_one_or_none(key, hint):
 
 @pytest.mark.parametrize(("group", "owner", "key"), OF_ANOTHER_CHOICE)
 def test_an_option_of_another_choice_is_rejected_with_its_owners(group, owner, key):
-    owners = " or ".join(name for name, options in packaged(group).items() if key in key_paths(options, f"{group}."))
+    choices = PACKAGED_OPTIONS[group].items()
+    owners = " or ".join(name for name, options in choices if key in key_paths(options, f"{group}."))
     assert owner in owners.split(" or ")
     other = next(name for name in names(group) if key not in key_paths(options_class(group, name), f"{group}."))
     with pytest.raises(ConfigError) as caught:
@@ -90,7 +91,7 @@ def test_an_option_of_another_choice_is_rejected_with_its_owners(group, owner, k
 
 def test_an_option_of_another_choice_is_rejected_on_the_command_line(rejected):
     assert rejected("algorithm=grpo", "algorithm.lmbda=0.9").startswith(
-        "algorithm.lmbda is an option of algorithm=distill or ppo,"
+        "algorithm.lmbda is an option of algorithm=ppo or distill,"
     )
     assert rejected("logger.mode=offline").startswith("logger.mode is an option of logger=wandb,")
 

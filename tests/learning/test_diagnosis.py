@@ -11,9 +11,9 @@ from recurrl.callbacks.diagnosis import (
     ADVANTAGES,
     CRITIC,
     ENTROPY,
-    FEWEST_ITERATIONS,
     GRADIENTS,
     MEMORY,
+    MIN_ITERATIONS,
     NOISE,
     RANDOM,
     SAMPLED,
@@ -51,7 +51,7 @@ def titles(warnings):
     return [title for title in WARNINGS for line in warnings if line.startswith(f"{title}: ")]
 
 
-def warned(metrics, iterations=FEWEST_ITERATIONS, of=None):
+def warned(metrics, iterations=MIN_ITERATIONS, of=None):
     """The titles of what is due in each of several iterations with the same metrics."""
     of = of or diagnosis()
     return [titles(of.update(metrics)) for _ in range(iterations)]
@@ -64,7 +64,7 @@ def test_nothing_is_wrong_with_a_healthy_run():
 @pytest.mark.parametrize("title", ILL)
 def test_a_warning_is_due_once_and_after_enough_iterations(title):
     found = warned(HEALTHY | ILL[title], 30)
-    assert [number for number, due in enumerate(found, start=1) if due == [title]] == [FEWEST_ITERATIONS]
+    assert [number for number, due in enumerate(found, start=1) if due == [title]] == [MIN_ITERATIONS]
     assert sum(map(len, found)) == 1
 
 

@@ -21,7 +21,7 @@ from recurrl.runtime.report import Report
 HEADER = "frames,train/return_mean,eval/return_mean"
 TITLES = (
     *("Evaluation return: most probable actions", "Return of training: sampled actions", "What the memory is worth"),
-    *("Where the time went", "Runs"),
+    "Runs",
 )
 
 

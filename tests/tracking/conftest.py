@@ -11,11 +11,10 @@ from recurrl.config import LoggerConfig, WandbConfig
 def logger_options():
     """Makes the options of a logger."""
 
-    def options(name="csv", mode="auto", project="memory", run_id=None, artifacts=False):
+    def options(name="csv", mode="auto", project="memory", run_id=None):
         if name != "wandb":
             return LoggerConfig(name=name)
-        values = {"group": None, "tags": [], "artifacts": artifacts}
-        return WandbConfig(name=name, mode=mode, project=project, id=run_id, **values)
+        return WandbConfig(name=name, mode=mode, project=project, id=run_id, group=None, tags=[])
 
     return options
 

@@ -24,15 +24,16 @@ from recurrl.config import WandbConfig
 from recurrl.tracking import make_trackers
 
 logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
-options = WandbConfig(name="wandb", project="memory", mode="auto", group=None, tags=[], artifacts=False, id=None)
+options = WandbConfig(name="wandb", project="memory", mode="auto", group=None, tags=[], id=None)
 for job in (0, 1):
     run_dir = Path(sys.argv[1]) / "12-00-00" / str(job)
     run_dir.mkdir(parents=True)
     trackers = make_trackers(options, run_dir, {"seed": job, "cell": {"name": "gru", "size": None}, "sizes": [64, 32]})
-    print("id", trackers.ids["wandb"])
-    trackers.log(1024, {"train/return_mean": math.nan, "loss/critic": 0.5 + job})
-    trackers.log(2048, {"train/return_mean": 10.0 + job, "loss/critic": 0.25})
-    trackers.close(exit_code=job)
+    wandb_run = trackers["wandb"]
+    print("id", wandb_run.id)
+    wandb_run.log(1024, {"train/return_mean": math.nan, "loss/critic": 0.5 + job})
+    wandb_run.log(2048, {"train/return_mean": 10.0 + job, "loss/critic": 0.25})
+    wandb_run.close(exit_code=job)
 import wandb
 wandb.termerror("an error of wandb")
 print("WANDB_MODE", os.environ.get("WANDB_MODE"), wandb.setup().settings.mode)

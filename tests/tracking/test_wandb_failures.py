@@ -14,7 +14,9 @@ import pytest
 from run_files import metrics, summary
 from wandb_server import WandbServer, synced
 
-from recurrl.tracking import Resumed, Trackers, make_trackers
+from recurrl.checkpoint import Checkpoint, files
+from recurrl.tracking import Resumed, make_trackers
+from recurrl.tracking.csv import CsvTracker
 
 
 @pytest.fixture
@@ -29,8 +31,18 @@ def trackers_of(options, run_dir, resumed=None):
 
 
 def log(trackers, *frames):
-    for count in frames:
-        trackers.log(count, {"loss/critic": count / 10})
+    for tracker in trackers.values():
+        for count in frames:
+            tracker.log(count, {"loss/critic": count / 10})
+
+
+def close(trackers, exit_code=0):
+    for tracker in trackers.values():
+        tracker.close(exit_code)
+
+
+def ids(trackers):
+    return {"wandb": trackers["wandb"].id}
 
 
 def recorded(server, run_id):
@@ -49,35 +61,38 @@ def test_a_resumed_run_is_one_server_run_with_increasing_steps(server, online, t
     first = trackers_of(online, tmp_path / "run")
     log(first, 32, 64, 96)
     # Like a killed run, which never reports its end.
-    first.close(exit_code=1)
+    close(first, exit_code=1)
     [(run_id, rows)] = server.history.items()
-    assert first.ids == {"wandb": run_id}
+    assert ids(first) == {"wandb": run_id}
     del rows[arrived:]
-    second = trackers_of(online, tmp_path / "run", Resumed(32 * min(arrived, 2), first.ids))
-    assert second.ids == first.ids
+    second = trackers_of(online, tmp_path / "run", Resumed(32 * min(arrived, 2), ids(first)))
+    assert ids(second) == ids(first)
     log(second, *(64, 96, 128)[min(arrived, 2) - 1 :])
-    second.close()
+    close(second)
     assert recorded(server, run_id) == [(32, 32), (64, 64), (96, 96), (128, 128)]
 
 
 def test_a_second_branch_of_a_run_needs_a_new_id(server, online, tmp_path):
     first = trackers_of(online, tmp_path / "first")
     log(first, 32, 64, 96)
-    first.close()
+    close(first)
     with pytest.raises(ValueError, match=r"up to 96 frames, but this run begins at 32: .* Set logger.id=\.\.\."):
-        trackers_of(online, tmp_path / "other", Resumed(32, first.ids))
+        trackers_of(online, tmp_path / "other", Resumed(32, ids(first)))
     online.id = "mine"
-    second = trackers_of(online, tmp_path / "third", Resumed(32, first.ids))
+    second = trackers_of(online, tmp_path / "third", Resumed(32, ids(first)))
     log(second, 64)
-    second.close()
+    close(second)
     assert recorded(server, "mine") == [(64, 64)]
-    assert [frames for frames, _ in recorded(server, first.ids["wandb"])] == [32, 64, 96]
+    assert [frames for frames, _ in recorded(server, ids(first)["wandb"])] == [32, 64, 96]
 
 
-def test_the_wandb_id_survives_a_part_logged_elsewhere(logger_options, tmp_path):
-    trackers = make_trackers(logger_options("csv"), tmp_path, {}, Resumed(64, {"wandb": "abc"}))
-    trackers.close()
-    assert trackers.ids == {"wandb": "abc"}
+def test_the_wandb_id_survives_a_part_logged_elsewhere(trained, tmp_path):
+    trained("logger.mode=offline").succeeded()
+    trained("logger=csv", "total_frames=96", "resume=auto").succeeded()
+    first, last = (Checkpoint(path).resumed for path in files.checkpoints_in(tmp_path / "run" / "checkpoints"))
+    assert (first.frames, last.frames) == (64, 96)
+    assert first.ids.keys() == {"wandb"}
+    assert first.ids == last.ids
 
 
 def test_a_run_resumed_offline_uploads_as_one_run_with_increasing_steps(trained, tmp_path):
@@ -151,7 +166,7 @@ def test_a_server_that_disappears_loses_no_metrics_and_respects_the_timeout(
     server.stop()
     log(trackers, 64, 96)
     began = time.monotonic()
-    trackers.close()
+    close(trackers)
     assert time.monotonic() - began < 10
     [message] = [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR]
     assert "is incomplete: no answer within 1.5 s (WANDB_FINISH_TIMEOUT). All metrics are in" in message
@@ -160,7 +175,7 @@ def test_a_server_that_disappears_loses_no_metrics_and_respects_the_timeout(
 
 
 def test_training_continues_when_wandbs_process_is_killed_and_reports_it(trained, tmp_path, monkeypatch):
-    log, killed = Trackers.log, []
+    log, killed = CsvTracker.log, []
 
     def killing(*arguments):
         children = Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split()
@@ -170,7 +185,7 @@ def test_training_continues_when_wandbs_process_is_killed_and_reports_it(trained
                 killed.append(child)
         log(*arguments)
 
-    monkeypatch.setattr(Trackers, "log", killing)
+    monkeypatch.setattr(CsvTracker, "log", killing)
     outcome = trained("logger.mode=offline", "total_frames=128")
     assert killed
     assert outcome.code == 0, outcome.err

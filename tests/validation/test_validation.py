@@ -6,7 +6,7 @@ import pytest
 import torch
 from my_package.elman_cell import ElmanConfig
 
-from recurrl.config.collector import MultiSyncConfig
+from recurrl.config.collector import WorkersConfig
 from recurrl.errors import ConfigError
 
 GRPO = ("experiment=cartpole_grpo",)
@@ -20,7 +20,7 @@ WORKERS = {"timeout_s": None, "on_env_error": "raise"}
 
 
 def workers(number):
-    return MultiSyncConfig(name="multi_sync", num_workers=number, **WORKERS)
+    return WorkersConfig(name="multi_sync", num_workers=number, ahead=0, **WORKERS)
 
 
 def shown(value):

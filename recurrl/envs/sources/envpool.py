@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from recurrl.config.env import EnvpoolConfig
+from recurrl.config.env import VecEnvConfig
 from recurrl.config.plugins import import_custom
 from recurrl.envs.sources.vec_env import VecEnvs
 from recurrl.errors import require
@@ -13,7 +13,7 @@ class EnvPool(VecEnvs):
 
     honours = ("kwargs",)
 
-    def __init__(self, options: EnvpoolConfig) -> None:
+    def __init__(self, options: VecEnvConfig) -> None:
         super().__init__(options)
 
     def check_maker(self) -> None:

@@ -1,4 +1,4 @@
-"""Training from Python."""
+"""The Python interface: training, and the policies of runs."""
 
 import logging
 import shlex
@@ -17,20 +17,21 @@ from omegaconf import open_dict, read_write
 
 from recurrl.agent import Agent
 from recurrl.callbacks import Callback, IterationCallback
-from recurrl.checkpoint import AUTO
+from recurrl.checkpoint import AUTO, BEST
 from recurrl.cli.directories import run_directory
 from recurrl.cli.job import run as run_job
 from recurrl.cli.launcher import launch
-from recurrl.cli.load_run import load
+from recurrl.cli.open_run import open_run
 from recurrl.cli.overrides import compose, overridden_keys, parsed, text_of
 from recurrl.config.composed import as_schema, value_of
 from recurrl.config.keys import flat
 from recurrl.config.plugins import GROUPS, PRESETS, is_custom, yaml_names
 from recurrl.envs.passed import id_of
-from recurrl.errors import ConfigError, RunError, require
+from recurrl.errors import ConfigError, require
 from recurrl.evaluation import random_numbers_restored
 from recurrl.runtime.ranks import launched_size
 from recurrl.runtime.report import read_summary
+from recurrl.runtime.resources import resource_errors_as_messages
 
 
 @dataclass(frozen=True)
@@ -38,9 +39,9 @@ class Run:
     """A run that has ended.
 
     Attributes:
-        directory: with everything it wrote.
+        directory: holds everything it wrote.
         summary: the content of its ``summary.json``; ``status`` is ``completed``, or ``stopped`` by a callback.
-        env: what was passed to :func:`train`.
+        env: the argument of :func:`train`.
     """
 
     directory: Path
@@ -59,7 +60,7 @@ def train(
     config_dir: str | Path | None = None,
     env: Callable[..., Any] | str | None = None,
 ) -> Run:
-    """Trains a policy: the same run, with the same files, as that of ``recurrl-train``.
+    """Trains a policy: the same run, with the same files, as by ``recurrl-train``.
 
     It logs to ``recurrl.log`` in the run's directory, and to whatever the caller's logging does with the logger
     ``recurrl``. Random numbers, torch's settings, loggers, signal handlers and Hydra are left as they were. Ctrl-C ends
@@ -100,11 +101,43 @@ def train(
             HydraConfig.instance().set_config(composed)
             del composed["hydra"]
         directory.mkdir(parents=True, exist_ok=True)
-        with _in_words_of_python(), run_directory(directory, composed) as resume, _log_in(directory / "recurrl.log"):
+        with run_directory(directory, composed) as resume, _log_in(directory / "recurrl.log"):
             launch(composed)
             typed = as_schema(composed) if resume is None else None
             run_job(composed, typed, strict, directory, started, callbacks, env)
     return Run(directory, read_summary(directory), env)
+
+
+@resource_errors_as_messages()
+def load(
+    run: str | Path,
+    which: str = BEST,
+    *,
+    device: str = "cpu",
+    trust_packages: bool = False,
+    env: Callable[..., Any] | str | None = None,
+) -> Agent:
+    """The policy of a run, ready to act.
+
+        agent = recurrl.load("outputs/<date>/<time>")
+        env, state = agent.make_env(), agent.initial_state()
+        action, state = agent.act(env.reset()[0], state)
+
+    Nothing of the process changes: neither its random numbers nor torch's settings.
+
+    Args:
+        run: a run directory, or a checkpoint.
+        which: the ``best`` checkpoint of a run directory, by its evaluation, or the ``last``.
+        device: where the policy computes.
+        trust_packages: import the packages that the run's configuration names, which executes their code.
+        env: what makes its environment, as for :func:`recurrl.train`, if the run cannot name it.
+
+    Raises:
+        ConfigError: it is not a run, it has no such checkpoint, it names packages that are not trusted, or its
+            environment is not available here.
+    """
+    opened = open_run(Path(run), which, device, trust_packages, env=env)
+    return Agent(opened.make_policy(), opened.config.env)
 
 
 def _choice_of(env: Any, overrides: Sequence[str]) -> list[str]:
@@ -146,18 +179,8 @@ def overrides_of(config: Mapping[str, Any]) -> list[str]:
 
 
 @contextmanager
-def _in_words_of_python() -> Iterator[None]:
-    """Errors that name the argument of :func:`train` instead of the key of a command line."""
-    try:
-        yield
-    except (ConfigError, RunError) as error:
-        error.args = (str(error).replace("hydra.run.dir", "run_dir"),)
-        raise
-
-
-@contextmanager
 def _hydra_apart() -> Iterator[None]:
-    """Hydra as if this process had not used it before, nor afterwards."""
+    """Gives the block a fresh Hydra, and restores the process's afterwards."""
     state = Singleton.get_state()
     GlobalHydra.instance().clear()
     try:

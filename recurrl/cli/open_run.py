@@ -1,0 +1,136 @@
+"""A run that is opened for use: its configuration and its policy, from one of its checkpoints."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from recurrl import checkpoint
+from recurrl.build import make_policy_for
+from recurrl.cli.overrides import parsed, text_of
+from recurrl.cli.saved_config import check_code, code_named, config_within, saved_config
+from recurrl.cli.signature import is_signed
+from recurrl.config import TrainConfig
+from recurrl.config.composed import plain, typed
+from recurrl.envs.passed import id_of, with_maker
+from recurrl.errors import ConfigError, naming
+from recurrl.evaluation import random_numbers_restored
+from recurrl.policy import Policy
+from recurrl.runtime.run_directory import CONFIG_FILE, run_directory_of
+from recurrl.validation import check_config
+
+WITHOUT_EFFECT = ("num_envs", "reward_scale", "normalize_reward", "normalize_observation")
+"""Options of environments that do not concern an evaluation, or belong to the policy."""
+
+
+def settings_of(saved: checkpoint.Checkpoint) -> tuple[DictConfig, Path]:
+    """The configuration of a checkpoint's run, and its place: the run's directory, or a lone checkpoint itself."""
+    if saved.is_alone:
+        return config_within(saved.settings, saved.path), saved.path
+    return saved_config(saved.path), run_directory_of(saved.path) / CONFIG_FILE
+
+
+def check_trusted(config: DictConfig, source: Path) -> None:
+    """Rejects a saved configuration that names code to import, unless a run of this user wrote it as and where it is.
+
+    Raises:
+        ConfigError: with the code.
+    """
+    if is_signed(config, source):
+        return
+    check_code(code_named(config, source), source, "add --trust-packages (trust_packages=True in Python)")
+
+
+@dataclass(frozen=True)
+class OpenedRun:
+    """A checkpoint of a run, and its configuration.
+
+    Attributes:
+        saved: the checkpoint.
+        config: checked, with changes for this use.
+        settings: the configuration as the run saved it.
+    """
+
+    saved: checkpoint.Checkpoint
+    config: TrainConfig
+    settings: DictConfig
+
+    def make_policy(self) -> Policy:
+        """The policy with its learned parameters, on ``config.device``.
+
+        Raises:
+            ConfigError: the checkpoint does not fit the configuration.
+        """
+        # Its first parameters are drawn, which must not change what the caller draws.
+        with random_numbers_restored():
+            policy = make_policy_for(self.config)
+        self.saved.load_policy(policy, plain(self.settings))
+        return policy
+
+    def described(self, directory: str) -> dict[str, Any]:
+        """Where the policy comes from, for ``policy.json``."""
+        saved, config = self.saved, self.config
+        return {
+            "directory": directory,
+            "checkpoint": saved.path.name,
+            "frames": saved.frames,
+            "eval_return_mean": (saved.evaluation or {}).get("eval/return_mean"),
+            "env": config.env.id,
+            "cell": config.cell.name,
+            "hidden_size": config.cell.hidden_size,
+            "seed": config.seed,
+        }
+
+
+def open_run(
+    path: Path,
+    which: str = checkpoint.BEST,
+    device: str | None = None,
+    trust_packages: bool = False,
+    overrides: Sequence[str] = (),
+    env: Any = None,
+) -> OpenedRun:
+    """A checkpoint of a run.
+
+    Args:
+        path: a run directory or a checkpoint.
+        which: the ``best`` checkpoint of a run directory, by the return of its evaluation, or the ``last``.
+        device: instead of the run's.
+        trust_packages: import the packages that the run's configuration names.
+        overrides: ``env.key=value``, changes of its environment.
+        env: what makes its environment, as for :func:`recurrl.train`.
+
+    Raises:
+        ConfigError: the path is not a run, its configuration names untrusted packages, its environment or device is not
+            available here, or an override does not fit.
+    """
+    saved = checkpoint.Checkpoint(checkpoint.find(path, which))
+    settings, source = settings_of(saved)
+    if not trust_packages:
+        # Before the overrides: what the command line names is trusted, what the file names is not.
+        check_trusted(settings, source)
+    _change(settings, overrides if env is None else [f"env.id={text_of(id_of(env))}", *overrides])
+    with naming(f"{source} with {' '.join(overrides)}" if overrides else source):
+        config = typed(settings)
+    if device not in (None, config.device):
+        # The run's backend may not support this device, and acting does not need it.
+        backend = replace(config.backend, name="reference")
+        config = replace(config, device=device, backend=backend, recompute="none", compile=False)
+    config = replace(config, resume=None, env=with_maker(config.env, env))
+    check_config(config)
+    return OpenedRun(saved, config, settings)
+
+
+def _change(settings: DictConfig, overrides: Sequence[str]) -> None:
+    for override in parsed(overrides):
+        group, _, key = override.key_or_group.partition(".")
+        if group != "env" or not key or override.is_delete():
+            raise ConfigError(
+                f"{override.input_line} does not change the environment of the run. Give env.key=value, such as "
+                "env.kwargs.length=20."
+            )
+        if key in WITHOUT_EFFECT:
+            raise ConfigError(f"{override.input_line} has no effect on returns. Leave it out.")
+        OmegaConf.update(settings, override.key_or_group, override.value(), merge=False, force_add=True)

@@ -1,0 +1,109 @@
+"""A run that is resumed: its configuration with the changes of a command line, and its checkpoint."""
+
+import logging
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from recurrl import checkpoint
+from recurrl.cli.open_run import settings_of
+from recurrl.cli.overrides import overridden_keys, parsed, text_of
+from recurrl.cli.saved_config import check_code, code_named
+from recurrl.cli.signature import is_signed
+from recurrl.config import TrainConfig
+from recurrl.config.composed import as_schema, plain, value_of
+from recurrl.config.keys import differences
+from recurrl.config.plugins import PRESETS
+from recurrl.errors import ConfigError, naming
+from recurrl.validation import check_values
+
+logger = logging.getLogger(__name__)
+
+
+def with_resumed(
+    composed: DictConfig, overrides: Sequence[str], run_dir: Path
+) -> tuple[DictConfig, TrainConfig, checkpoint.Checkpoint | None]:
+    """The configuration of the run to resume with this command line's overrides, the same with types, the checkpoint.
+
+    With ``resume=auto`` where there is no checkpoint it is ``composed``, and the checkpoint None.
+
+    Raises:
+        ConfigError: there is no such run, its configuration does not fit, or an override has no effect in it.
+    """
+    resume = value_of(composed, "resume")
+    with naming(f"resume={resume}"):
+        start = checkpoint.to_resume(resume, run_dir)
+    if resume == checkpoint.AUTO:
+        outcome = f"resuming from {start.path}" if start else f"{run_dir} holds no checkpoint, starting a new run"
+        logger.info("resume=auto: %s", outcome)
+    if start is None:
+        return composed, as_schema(composed), None
+    effective, source = settings_of(start)
+    before, trusts = plain(effective), is_signed(effective, source)
+    for override in parsed(overrides):
+        key = override.key_or_group
+        if key in PRESETS:
+            raise ConfigError(
+                f"{key}= cannot be combined with resume=, which keeps its run's settings. Leave it out, or start a new "
+                f"run with its weights: init_from={start.path} instead of resume."
+            )
+        OmegaConf.update(effective, key, value_of(composed, key), merge=False, force_add=True)
+    if before.get("schedule_frames") is None and "schedule_frames" not in overridden_keys(overrides):
+        # With other total_frames the schedules would otherwise jump back up.
+        total = before.get("total_frames")
+        effective.schedule_frames = None if OmegaConf.select(effective, "total_frames") == total else total
+    if not trusts:
+        _check_code(effective, composed, source)
+    changes = differences(before, plain(effective))
+    for key, (was, now) in changes.items():
+        if key != "resume":
+            logger.info("resuming with %s=%s, which was %s", key, now, was)
+    config = _checked(effective, composed, source)
+    if "schedule_frames" in changes:
+        logger.info(
+            "The schedules end at %d frames, as before. schedule_frames=%d stretches them over the whole run.",
+            *(config.schedule_frames, config.total_frames),
+        )
+    _check_changes(config, changes, start.path)
+    return effective, config, start
+
+
+def _check_code(effective: DictConfig, composed: DictConfig, source: Path) -> None:
+    """Raises ConfigError if code would be imported that this command line does not name too."""
+    allowed = set().union(*code_named(composed, "command line").values())
+    unnamed = {key: left for key, texts in code_named(effective, source).items() if (left := texts - allowed)}
+    check_code(unnamed, source, f"name it on this command line too: {shlex.join(as_overrides(effective, unnamed))}")
+
+
+def as_overrides(config: DictConfig, keys: Iterable[str]) -> list[str]:
+    """Values of a configuration as a command line sets them."""
+    return [f"{key}={text_of(value_of(config, key))}" for key in keys]
+
+
+def _checked(effective: DictConfig, composed: DictConfig, source: Path) -> TrainConfig:
+    """The configuration with its types, and values in their ranges."""
+    try:
+        config = as_schema(effective)
+        check_values(config)
+    except ConfigError:
+        # What this command line gets wrong must not be reported as the file's error.
+        check_values(as_schema(composed))
+        with naming(source):
+            raise
+    return config
+
+
+def _check_changes(config: TrainConfig, changes: Mapping[str, tuple[Any, Any]], start: Path) -> None:
+    """Rejects changes of settings that a resumed run takes from its checkpoint."""
+    restored = {"seed": "its random number generators are restored", "init_from": "its weights are restored"}
+    restored |= {f"pretrain.{name}": "its weights are restored" for name in ("folder", "epochs")}
+    if config.lr_schedule == "adaptive" and "lr_schedule" not in changes:
+        restored["lr"] = "lr_schedule=adaptive resumes from its last learning rate"
+    for key in restored.keys() & changes.keys():
+        raise ConfigError(
+            f"{key}={changes[key][1]} has no effect in a resumed run, where it was {changes[key][0]}: {restored[key]}. "
+            f"Leave it out, or start a new run with these weights: init_from={start} instead of resume."
+        )
