@@ -19,7 +19,7 @@ from tensordict import TensorDictBase
 from recurrl import checkpoint, evaluation
 from recurrl.callbacks.callback import Callback
 from recurrl.callbacks.diagnosis import Diagnosis
-from recurrl.checkpoint import files, ranks
+from recurrl.checkpoint import files, rank_states
 from recurrl.collector.restarts import RESTARTS, STALENESS, Restarts
 from recurrl.config import EnvConfig, TrainConfig
 from recurrl.envs import EPISODE_LENGTH, EPISODE_RETURN
@@ -157,7 +157,7 @@ class SaveCheckpoint(Callback):
         )
         self._restarts.count = 0
         if self._start is None:
-            ranks.share(self._components)
+            rank_states.share(self._components)
             return
         self._start.load(self._components, self._settings)
         if not self._start.is_in(trainer.run_dir):

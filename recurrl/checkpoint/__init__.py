@@ -12,7 +12,7 @@ from torchrl.checkpoint import GlobalRNGState
 
 from recurrl import __version__
 from recurrl.algorithms import Algorithm
-from recurrl.checkpoint import files, ranks
+from recurrl.checkpoint import files, rank_states
 from recurrl.checkpoint.files import Stateful
 from recurrl.config.keys import differences, flat
 from recurrl.errors import ConfigError, require
@@ -68,7 +68,7 @@ def save(
         OSError: the disk is full, or the folder is not writable. Earlier checkpoints stay intact.
         RunError: the policies of the ranks are no longer the same.
     """
-    others = ranks.gathered_states(of)
+    others = rank_states.gathered_states(of)
     path = run_dir / CHECKPOINTS / f"{files.PREFIX}{frames:012d}"
     if world().rank == 0:
         states = {name: component.state_dict() for name, component in of.items()} | others
@@ -122,7 +122,7 @@ class Checkpoint:
             logger.warning("%s was written by recurrl %s, and this is recurrl %s.", path, self.version, __version__)
 
     def load(self, into: Mapping[str, Stateful], settings: Mapping[str, Any]) -> None:
-        """Restores what :func:`save` wrote; of several ranks, on rank 0, while the others call :func:`ranks.share`.
+        """Restores what :func:`save` wrote; on rank 0 of several, while the others call :func:`rank_states.share`.
 
         Environments whose settings have changed begin new episodes, and the log says so.
 
@@ -144,11 +144,11 @@ class Checkpoint:
             logger.warning("Unfinished episodes are restarted: %s.", changed)
             if flat(self.settings).get("collector.ahead"):
                 logger.warning("The rows that workers had collected ahead are dropped.")
-            into = {name: component for name, component in into.items() if name != ranks.EPISODES}
+            into = {name: component for name, component in into.items() if name != rank_states.EPISODES}
         if self.ranks == world().size == 1:
             files.load(self.path, into, self._shaping(settings))
         else:
-            ranks.load(self.path, self.ranks, into, self._shaping(settings), settings["seed"], self.frames)
+            rank_states.load(self.path, self.ranks, into, self._shaping(settings), settings["seed"], self.frames)
 
     def load_policy(self, policy: Policy, settings: Mapping[str, Any] = MappingProxyType({})) -> None:
         """Restores only the policy, including its running statistics.

@@ -65,8 +65,8 @@ def _check_lasting() -> None:
     directory = str(OmegaConf.to_container(hydra[kind], resolve=False)["dir"])  # type: ignore[index, call-overload]
     require(
         "${now:" not in directory,
-        "resume=auto needs a directory that lasts, because by default each run has a new one. "
-        f"Add hydra.{kind}.dir={example} (run_dir=... in Python).",
+        "resume=auto needs a directory that lasts (run_dir=... in Python), because by default each run has a new one. "
+        f"Add hydra.{kind}.dir={example}.",
     )
 
 

@@ -4,7 +4,7 @@ from in_ranks import in_ranks, met
 
 from recurrl import checkpoint
 from recurrl.build import make_algorithm, make_policy_for, set_process_state
-from recurrl.checkpoint import ranks
+from recurrl.checkpoint import rank_states
 from recurrl.errors import RunError
 from recurrl.runtime.ranks import world
 
@@ -16,11 +16,11 @@ def test_policies_that_are_no_longer_the_same_are_not_saved(small):
         set_process_state(config)
         learner = make_algorithm(config, make_policy_for(config))
         components = checkpoint.components(learner)
-        assert len(ranks.gathered_states(components)) == (1 if world().rank == 0 else 0)
+        assert len(rank_states.gathered_states(components)) == (1 if world().rank == 0 else 0)
         if world().rank == 1:
             next(learner.policy.buffers()).add_(1)
         try:
-            ranks.gathered_states(components)
+            rank_states.gathered_states(components)
         except RunError as error:
             return [str(error)]
         return []
