@@ -16,10 +16,10 @@ from recurrl.collector import rollout as rollout_module
 from recurrl.collector.rollout import Rollout, Rollouts
 from recurrl.envs.policy_env import PolicyEnv
 from recurrl.policy import make_policy
-from recurrl.recurrent.cells import cell_names
+from recurrl.recurrent.cells import cell_names, lmu
 from recurrl.recurrent.segments import Segments
 
-GPU, FAKE = torch.device("cuda", 0), FakeTensorMode()  # one mode: cells keep constants by device
+GPU, FAKE = torch.device("cuda", 0), FakeTensorMode()
 PACKED = "segments.py"
 """It finds segments on the host, for kernels that do not take resets."""
 VARIANTS = {
@@ -140,6 +140,7 @@ def test_rollout_and_loss_are_on_the_policys_gpu(on, monkeypatch, backend, overr
     config.device = "cuda:0"
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.nn.Module, "to", lambda module, *_, **__: module)  # is made there; cannot be moved
+    monkeypatch.setattr(lmu, "legendre", lmu.legendre.__wrapped__)  # its cache holds values, and must keep them
     packing = Segments(torch.zeros(4, 4, dtype=torch.bool)).packing  # of a minibatch without resets
     with FAKE, Answered():
         indices = {each.name: getattr(packing, each.name) for each in fields(packing) if each.type == "Tensor"}
