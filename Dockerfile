@@ -40,7 +40,7 @@ ENV PATH=/opt/venv/bin:$PATH \
 
 # Dependencies come before the code, so that changing code does not reinstall them.
 # TORCH_INDEX_URL is an extra index for torch: .../whl/cpu for a CPU build, .../whl/cu126 for an older driver. A build of
-# torch that names its variant (2.13.0+cpu) wins over the same version from PyPI, which is the CUDA one.
+# torch that names its variant (2.14.1+cpu) wins over the same version from PyPI, which is the CUDA one.
 # Behind a private index: docker build --secret id=pip.conf,src=$HOME/.config/pip/pip.conf .  No layer keeps that file.
 ARG TORCH_INDEX_URL=""
 ARG EXTRAS="popgym,tensorboard"

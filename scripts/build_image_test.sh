@@ -54,17 +54,18 @@ trap 'exit 130' INT
 trap 'exit 143' TERM
 
 # --- what the build must know of this machine -------------------------------------------------------------------------
-# pip.conf: all of pip's configuration, its files and the PIP_* variables, in one file. volumes: what that refers to.
+# pip.conf: all of pip's configuration, its files and the PIP_* variables, in one file, and the versions that CI tests.
+# volumes: what that refers to.
 touch "$WORK/pip.conf" "$WORK/volumes"
 chmod 600 "$WORK/pip.conf" # the address of an index may hold a password
-python3 - "$WORK/pip.conf" "$WORK/volumes" <<'PYTHON'
+python3 - "$WORK/pip.conf" "$WORK/volumes" "$ROOT/.ci/constraints.txt" <<'PYTHON'
 import ast, pathlib, subprocess, sys
 
 KEPT = {"index-url", "extra-index-url", "find-links", "no-index", "trusted-host", "proxy", "timeout", "retries", "cert"}
-CERTIFICATES = "/etc/host-ca.crt"
+CERTIFICATES, CONSTRAINTS = "/etc/host-ca.crt", "/etc/host-constraints.txt"
 
 listing = subprocess.run([sys.executable, "-m", "pip", "config", "list"], stdout=subprocess.PIPE, text=True).stdout
-options, volumes = {}, {}
+options, volumes = {"constraint": [CONSTRAINTS]}, {CONSTRAINTS: sys.argv[3]}
 for line in sorted(listing.splitlines(), key=lambda line: line.startswith(":env:")):  # the variables overrule the files
     name, _, value = line.partition("=")
     key = name.rpartition(".")[2].removeprefix("default-")
@@ -82,7 +83,7 @@ for key in options.keys() & {"index-url", "extra-index-url", "find-links"}:
             folder = folder if key == "find-links" or folder.parent == pathlib.Path("/") else folder.parent
             volumes[str(folder)] = str(folder)
 
-conf, volume_lines = (pathlib.Path(path) for path in sys.argv[1:])
+conf, volume_lines = (pathlib.Path(path) for path in sys.argv[1:3])
 conf.write_text("[global]\n" + "".join(f"{key} = {' '.join(values)}\n" for key, values in options.items()))
 volume_lines.write_text("".join(f"{source}:{target}:ro\n" for target, source in volumes.items()))
 PYTHON
