@@ -11,16 +11,8 @@ SUMMARY_KEYS = {
     *("status", "error", "frames", "wall_time_s", "train_time_s", "frames_per_s", "startup_time_s"),
     *("pretrain_log_likelihood", "train_return_mean", "eval_return_mean", "eval_return_std", "eval_episodes"),
     *("eval_return_mean_zeroed_state", "eval_return_mean_shuffled_state", "best_eval_return_mean"),
-    *(
-        "eval_return_mean_random",
-        "eval_return_std_random",
-        "seed",
-        "device",
-        "cell",
-        "backend",
-        "checkpoint",
-        "warnings",
-    ),
+    *("eval_return_mean_random", "eval_return_std_random", "seed", "device", "cell", "backend", "checkpoint"),
+    "warnings",
 }
 
 
@@ -37,6 +29,12 @@ def metrics(run):
         return list(csv.DictReader(file))
 
 
+def contents(folder):
+    """What each file of a folder holds, but for logs."""
+    files = (path for path in folder.rglob("*") if path.is_file() and path.suffix != ".log")
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
+
+
 def learning_rates(run):
     return [float(row["optim/lr"]) for row in metrics(run)]
 
@@ -44,6 +42,17 @@ def learning_rates(run):
 def without_times(rows):
     """The rows as written, but for how long things took."""
     return [{name: value for name, value in row.items() if not name.startswith("time/")} for row in rows]
+
+
+def of_training(run):
+    """The rows of metrics as written, but for times and evaluations, which come at the end of each part of a run."""
+    rows = without_times(metrics(run))
+    return [{name: value for name, value in row.items() if not name.startswith("eval/")} for row in rows]
+
+
+def lasting(run):
+    """The summary, but for how long things took."""
+    return {name: value for name, value in summary(run).items() if not name.endswith("_s")}
 
 
 def state_in(path):

@@ -13,6 +13,11 @@ from recurrl.runtime.report import read_summary
 from recurrl.trainer import Trainer
 
 
+@pytest.fixture(autouse=True)
+def _here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
 def test_what_is_due_every_so_many_frames_is_due_at_each_multiple_and_at_the_end():
     def due(every_frames):
         config = SimpleNamespace(frames_per_batch=64, total_frames=400)
@@ -72,7 +77,6 @@ class Whole(recurrl.Callback):
         return {"mine/calls": len(self.calls)}
 
 
-@pytest.mark.usefixtures("_here")
 def test_callbacks_run_in_order_add_metrics_stop_the_run_and_keep_their_states(tiny):
     config = [*tiny, "total_frames=96"]
     first, whole = [Counter(), Counter()], Whole(stop_after=64)
@@ -92,7 +96,6 @@ def test_callbacks_run_in_order_add_metrics_stop_the_run_and_keep_their_states(t
     assert other.calls[0] == "start at 64"
 
 
-@pytest.mark.usefixtures("_here")
 def test_a_run_extended_from_a_checkpoint_of_its_end_has_the_states_after_it(tiny):
     # That checkpoint is first written before the evaluation, which callbacks run after.
     recurrl.train([*tiny, "total_frames=64", "checkpoint.every_frames=32"], run_dir="run", callbacks=[Counter()])
@@ -104,7 +107,6 @@ def test_a_run_extended_from_a_checkpoint_of_its_end_has_the_states_after_it(tin
     assert first.seen == [32, 64]
 
 
-@pytest.mark.usefixtures("_here")
 def test_a_state_that_a_checkpoint_could_not_restore_is_an_error_when_it_is_saved(tiny):
     class Unsavable(Counter):
         def state_dict(self):
@@ -137,7 +139,6 @@ class OnlySaves:
         return {}
 
 
-@pytest.mark.usefixtures("_here")
 @pytest.mark.parametrize(
     ("callback", "message"),
     [
@@ -155,19 +156,12 @@ def test_a_callback_that_would_not_be_called_as_meant_is_an_error_before_the_run
     assert not Path("run").exists()
 
 
-@pytest.mark.usefixtures("_here")
 def test_a_resumed_run_names_the_states_of_callbacks_that_it_lacks(tiny, caplog):
     recurrl.train([*tiny, "total_frames=64"], run_dir="run", callbacks=[Counter()])
     recurrl.train(["resume=run", "total_frames=96"])
     assert "The checkpoint has states of callbacks that this run lacks: Counter." in caplog.text
 
 
-@pytest.fixture
-def _here(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-
-
-@pytest.mark.usefixtures("_here")
 def test_a_run_whose_torchrun_has_ended_ends_with_a_checkpoint(tiny, monkeypatch):
     after_one_iteration = iter([False, True])
     with monkeypatch.context() as patch:
@@ -179,7 +173,6 @@ def test_a_run_whose_torchrun_has_ended_ends_with_a_checkpoint(tiny, monkeypatch
     assert recurrl.train(["resume=auto"], run_dir="run").summary["frames"] == 96
 
 
-@pytest.mark.usefixtures("_here")
 def test_a_metric_that_is_no_number_is_an_error(tiny):
     class Wrong(recurrl.Callback):
         def metrics(self):

@@ -1,11 +1,11 @@
 """A loss that is compiled: it equals one that is not, and the time to compile is reported apart."""
 
-import json
 from functools import partial
 
 import pytest
 import torch
 from collected import fresh_policy, rollouts
+from run_files import summary
 
 from recurrl.build import make_algorithm
 from recurrl.runtime.report import Report
@@ -65,15 +65,15 @@ def test_compiled_to_machine_code_its_gradient_is_the_same(compose, tiny, overri
 
 
 @pytest.mark.slow
-def test_a_run_tells_the_seconds_of_compiling_apart_from_those_of_learning(recurrl_train, tiny, tmp_path):
+def test_a_run_reports_the_seconds_of_compiling_apart_from_those_of_learning(recurrl_train, tiny, tmp_path):
     for job in range(2):
         recurrl_train(*tiny, "compile=true", f"seed={job}", f"hydra.run.dir={job}", cwd=tmp_path)
-        summary = json.loads((tmp_path / str(job) / "summary.json").read_text())
-        assert summary["status"] == "completed"
-        assert summary["compile_time_s"] > 10 * summary["learn_time_s"]
+        found = summary(tmp_path / str(job))
+        assert found["status"] == "completed"
+        assert found["compile_time_s"] > 10 * found["learn_time_s"]
 
 
-def test_the_seconds_of_compiling_are_taken_out_of_learning_once():
+def test_the_seconds_of_compiling_are_subtracted_from_learning_once():
     report = Report(started=0.0)
     for compile_time_s in (None, 30.0, 30.0):
         with report.timing("collect"), report.timing("learn"):

@@ -95,8 +95,8 @@ def test_parts_of_dict_actions_and_observations_go_by_their_names(small, functio
         return {"move": seen["observation"]["more"]["symbol"].clamp(max=1), "more": {"aim": aim}}
 
     kinds = ("env=gym", "env.packages=[tasks]", f"env.id={CUE}", "+env.kwargs.observation=dict")
-    given = distilled(function(teacher), "+env.kwargs.action=dict", "algorithm.critic_observation=[state]")
-    algorithm, (batch,) = labelled(small(*kinds, *given), 1)
+    overrides = distilled(function(teacher), "+env.kwargs.action=dict", "algorithm.critic_observation=[state]")
+    algorithm, (batch,) = labelled(small(*kinds, *overrides), 1)
     torch.testing.assert_close(batch[TEACHER_ACTION, "more", "aim"], batch["observation", "state"] / 2)
     assert torch.isfinite(torch.tensor(algorithm.update(batch, 0.0)["loss/imitation"]))
 
@@ -158,8 +158,8 @@ def test_the_error_of_imitation_is_that_of_the_mean_or_of_the_choice():
 
 def test_the_weight_goes_to_imitation_and_the_rest_to_ppo_and_falls(small, function):
     target = function(lambda seen: torch.zeros_like(seen["observation"][:, 2:]))
-    given = ("algorithm.weight=0.8", "algorithm.weight_final_fraction=0.5", "epochs=1", "minibatch_slices=8")
-    algorithm, (batch,) = labelled(small(*PENDULUM, *distilled(target, *given)), 1)
+    overrides = ("algorithm.weight=0.8", "algorithm.weight_final_fraction=0.5", "epochs=1", "minibatch_slices=8")
+    algorithm, (batch,) = labelled(small(*PENDULUM, *distilled(target, *overrides)), 1)
     found = {}
 
     def loss(self, slices, output):
@@ -192,8 +192,8 @@ def test_the_teacher_is_frozen_and_only_its_states_are_saved(small, teacher_run)
 @pytest.mark.parametrize("others", [[], ["buffer=replay", "buffer.frames=80"]], ids=["on policy", "replay"])
 def test_a_resumed_run_goes_on_exactly(recurrl_train, tiny, teacher_run, tmp_path, others):
     falls = ("algorithm.weight_final_fraction=0", "total_frames=160", "checkpoint.every_frames=32")
-    given = (*PENDULUM, *distilled(teacher_run), *falls, *others, "backend=scan")
-    recurrl_train(*tiny, *given, "hydra.run.dir=whole", cwd=tmp_path).succeeded()
+    overrides = (*PENDULUM, *distilled(teacher_run), *falls, *others, "backend=scan")
+    recurrl_train(*tiny, *overrides, "hydra.run.dir=whole", cwd=tmp_path).succeeded()
     kept = "resume=whole/checkpoints/frames_000000000096"
     recurrl_train(kept, "hydra.run.dir=resumed", cwd=tmp_path).succeeded()
     whole_run, resumed = (without_times(metrics(tmp_path / name)) for name in ("whole", "resumed"))
@@ -230,15 +230,11 @@ def test_a_student_without_the_sign_learns_to_turn_from_a_teacher_that_sees_it(c
         sign, way = seen["hidden"].unbind(-1)
         return torch.where(way == 1, sign.long() * 2, 1)
 
-    given = (
-        "env.num_envs=16",
-        "frames_per_batch=512",
-        "slice_len=16",
-        "minibatch_slices=8",
-        "device=cpu",
+    overrides = (
+        *("env.num_envs=16", "frames_per_batch=512", "slice_len=16", "minibatch_slices=8", "device=cpu"),
         "backend=scan",
     )
-    config = compose("env=t_maze", "env.kwargs.length=3", *given, *distilled(function(teacher)))
+    config = compose("env=t_maze", "env.kwargs.length=3", *overrides, *distilled(function(teacher)))
     policy = fresh_policy(config)
     algorithm = make_algorithm(config, policy)
     found = [algorithm.update(batch, 0.0)["loss/imitation"] for batch in rollouts(config, policy, 12)]

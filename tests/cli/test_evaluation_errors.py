@@ -5,7 +5,7 @@ import signal
 from pathlib import Path
 
 import pytest
-from run_files import metrics, summary, without_times
+from run_files import lasting, metrics, summary, without_times
 
 from recurrl import evaluation
 from recurrl.evaluation import KEPT, SHUFFLED, ZEROED
@@ -69,16 +69,7 @@ def test_a_signal_ends_an_evaluation_between_two_steps_and_a_resumed_run_repeats
     assert [int(row["frames"]) for row in metrics(parts)] == list(range(32, frames, 32))
     train(*arguments, "hydra.run.dir=parts").succeeded()
     assert without_times(metrics(parts)) == without_times(metrics(whole))
-    same = (
-        "status",
-        "frames",
-        "eval_return_mean",
-        "best_eval_return_mean",
-        "checkpoint",
-        "train_return_mean",
-        "backend",
-    )
-    assert {name: summary(parts)[name] for name in same} == {name: summary(whole)[name] for name in same}
+    assert lasting(parts) == lasting(whole)
 
 
 @pytest.fixture
@@ -106,7 +97,7 @@ def test_an_environment_that_fails_in_the_last_evaluation_costs_no_policy(failin
 
 @pytest.mark.parametrize("by", ["raising", "hanging"])
 @pytest.mark.parametrize("every_frames", [32, "null"], ids=["in mid-run", "at the end"])
-def test_an_evaluation_is_repeated_in_new_environments_where_that_is_asked_for(
+def test_an_evaluation_is_repeated_in_new_environments_with_on_env_error_restart(
     failing, train, tmp_path, by, every_frames
 ):
     restart = ("collector.on_env_error=restart", "collector.timeout_s=0.5", f"evaluation.every_frames={every_frames}")

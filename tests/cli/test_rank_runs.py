@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import gymnasium
@@ -15,21 +14,20 @@ import pytest
 from in_ranks import in_ranks
 from run_files import metrics, summary, without_times
 
+from recurrl.algorithms import Algorithm
 from recurrl.checkpoint import files
+from recurrl.errors import RunError
 
 TINY = ("env.num_envs=12", "frames_per_batch=96", "minibatch_slices=12", "total_frames=192")
 """A run that divides among 1, 2, 3 and 4 ranks."""
 
-Said = tuple[int, str, str]
-"""The exit code of a command, and its output."""
-
 
 @pytest.fixture
-def command(recurrl_train, tiny, tmp_path) -> Callable[..., Callable[[], Said]]:
+def command(recurrl_train, tiny, tmp_path):
     """A call of ``recurrl-train`` in a fork of this process."""
 
-    def command(*overrides: str) -> Callable[[], Said]:
-        def called() -> Said:
+    def command(*overrides):
+        def called():
             for handler in logging.getLogger().handlers[:]:
                 logging.getLogger().removeHandler(handler)
             outcome = recurrl_train(*tiny, *TINY, *overrides, cwd=tmp_path)
@@ -41,12 +39,12 @@ def command(recurrl_train, tiny, tmp_path) -> Callable[..., Callable[[], Said]]:
 
 
 @pytest.fixture
-def ranks(command) -> Callable[..., list[Said]]:
+def ranks(command):
     """Runs ``recurrl-train`` in several ranks, as torchrun would."""
     return lambda size, *overrides: in_ranks(size, command(*overrides))
 
 
-def saved(checkpoint: Path) -> dict[str, str]:
+def saved(checkpoint):
     """The checksum of each component."""
     return files.manifest(checkpoint).checksums
 
@@ -78,8 +76,7 @@ def test_a_run_resumed_with_as_many_ranks_is_the_one_that_was_not_interrupted(ra
 
 
 @pytest.mark.parametrize(
-    ("before", "after"),
-    [(2, 1), *(pytest.param(*sizes, marks=pytest.mark.slow) for sizes in [(1, 2), (2, 3), (3, 2)])],
+    ("before", "after"), [(2, 1), *(pytest.param(*sizes, marks=pytest.mark.slow) for sizes in [(1, 2), (2, 3), (3, 2)])]
 )
 def test_a_run_resumed_with_another_number_of_ranks_learns_on_in_new_episodes(ranks, tmp_path, before, after):
     # No episode ends by its limit within an iteration.
@@ -96,8 +93,6 @@ def test_a_run_resumed_with_another_number_of_ranks_learns_on_in_new_episodes(ra
 
 
 def test_a_signal_to_any_rank_ends_all_with_a_checkpoint(ranks, tmp_path, monkeypatch):
-    from recurrl.algorithms import Algorithm
-
     learn = Algorithm.update
 
     def interrupted(*arguments, **options):
@@ -115,9 +110,6 @@ def test_a_signal_to_any_rank_ends_all_with_a_checkpoint(ranks, tmp_path, monkey
 
 @pytest.mark.parametrize("failing", [0, 1])
 def test_a_rank_that_fails_ends_the_others_which_say_why(ranks, tmp_path, monkeypatch, failing):
-    from recurrl.algorithms import Algorithm
-    from recurrl.errors import RunError
-
     def broken(*arguments, **options):
         if os.environ["RANK"] == str(failing):
             raise RunError("The sky fell.")
@@ -150,7 +142,7 @@ def test_torchrun_trains_two_ranks_as_the_readme_says(tiny, tmp_path, arguments)
     root = Path(__file__).parents[2]
     launched = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
 
-    def called(*overrides: str) -> subprocess.CompletedProcess[str]:
+    def called(*overrides):
         command = [*launched, *arguments, *overrides]
         return subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=300)
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from run_files import learning_rates, metrics, settings, summary, without_times
+from run_files import contents, learning_rates, metrics, settings, summary, without_times
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import recurrl
@@ -82,9 +82,9 @@ def test_a_run_that_is_extended_stays_at_the_learning_rate_it_had_come_to(train,
     assert settings(tmp_path / "run")["schedule_frames"] == 64
 
 
-@pytest.mark.parametrize("asked", ["128", "null"])
-def test_a_run_that_is_extended_takes_another_schedule_where_it_is_asked_for(train, finished_run, tmp_path, asked):
-    train(f"resume={finished_run}", "total_frames=128", f"schedule_frames={asked}", "hydra.run.dir=run").succeeded()
+@pytest.mark.parametrize("schedule", ["128", "null"])
+def test_an_extended_run_follows_an_explicit_schedule(train, finished_run, tmp_path, schedule):
+    train(f"resume={finished_run}", "total_frames=128", f"schedule_frames={schedule}", "hydra.run.dir=run").succeeded()
     rates = [3e-3 * (1 - 0.9 * 64 / 128), 3e-3 * (1 - 0.9 * 96 / 128)]
     assert learning_rates(tmp_path / "run")[2:] == pytest.approx(rates)
 
@@ -95,7 +95,7 @@ def test_a_run_that_is_extended_takes_another_schedule_where_it_is_asked_for(tra
 LAST, FIRST = "checkpoints/frames_000000000064", "checkpoints/frames_000000000032"
 PLACES = {
     "its directory": ("", "run", ""),
-    "its directory, given": ("", "run", "hydra.run.dir=run"),
+    "its directory, explicit": ("", "run", "hydra.run.dir=run"),
     "an absolute path": ("", "{folder}/run", ""),
     "a link": ("", "link", ""),
     "a variable": ("", "${oc.env:RUN}", ""),
@@ -110,9 +110,9 @@ def test_a_run_is_resumed_in_its_own_directory(recurrl_train, finished_run, tmp_
     run = shutil.copytree(finished_run, tmp_path / "run")
     (tmp_path / "link").symlink_to("run")
     monkeypatch.setenv("RUN", "run")
-    within, resume, *given = PLACES[place]
+    within, resume, *explicit = PLACES[place]
     resume = resume.format(folder=tmp_path) if "{folder}" in resume else resume
-    overrides = (f"resume={resume}", "total_frames=96", *filter(None, given))
+    overrides = (f"resume={resume}", "total_frames=96", *filter(None, explicit))
     recurrl_train(*overrides, cwd=tmp_path / within).succeeded()
     changed = {"total_frames": 96, "schedule_frames": 64, "resume": resume.replace("${oc.env:RUN}", "run")}
     assert settings(run) == settings(finished_run) | changed
@@ -134,7 +134,7 @@ def test_a_run_continued_from_an_older_checkpoint_has_one_history(train, finishe
 
 
 def test_a_copy_of_a_run_has_its_whole_history_from_the_start(train, finished_run, tmp_path, monkeypatch):
-    before = {path: path.read_bytes() for path in finished_run.rglob("*") if path.is_file()}
+    before = contents(finished_run)
     first = f"resume={finished_run / FIRST}"
     monkeypatch.setattr("recurrl.trainer.Trainer.finished", lambda _: (_ for _ in ()).throw(KeyboardInterrupt))
     assert train(first, "hydra.run.dir=run", "logger=tensorboard").code == 130
@@ -145,7 +145,7 @@ def test_a_copy_of_a_run_has_its_whole_history_from_the_start(train, finished_ru
     assert [event.step for event in events.Scalars("optim/lr")] == [32]
     assert train("resume=run").code == 0
     assert without_times(metrics(run)) == without_times(metrics(finished_run))
-    assert {path: path.read_bytes() for path in before} == before
+    assert contents(finished_run) == before
 
 
 def test_the_jobs_of_a_sweep_are_copies(train, finished_run, tmp_path):
@@ -193,14 +193,14 @@ def test_resume_auto_from_python_names_the_argument(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("where", ["", "hydra.run.dir=copy"])
 def test_resuming_with_another_network_is_rejected_and_changes_nothing(train, finished_run, tmp_path, where):
-    before = {path: path.read_bytes() for path in finished_run.rglob("*.[!l]*") if path.is_file()}
+    before = contents(finished_run)
     outcome = train(f"resume={finished_run}", "total_frames=128", "cell.hidden_size=16", *where.split()).failed()
     assert outcome.error.startswith(
         f"The checkpoint {finished_run / 'checkpoints' / 'frames_000000000064'} does not fit"
     )
     assert f"or start a new run with the weights that fit: init_from={finished_run}/checkpoints/" in outcome.error
     assert "Traceback" not in outcome.err
-    assert {path: path.read_bytes() for path in finished_run.rglob("*.[!l]*") if path.is_file()} == before
+    assert contents(finished_run) == before
     assert not list(tmp_path.iterdir())
 
 

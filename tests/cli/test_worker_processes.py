@@ -5,7 +5,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,19 +13,12 @@ from disks import with_a_disk_of_its_own
 from run_files import metrics, summary
 
 SMALL = (
-    "env.num_envs=4",
-    "frames_per_batch=64",
-    "slice_len=8",
-    "minibatch_slices=4",
-    "epochs=1",
+    *("env.num_envs=4", "frames_per_batch=64", "slice_len=8", "minibatch_slices=4", "epochs=1"),
     "total_frames=1_000_000_000",
 )
-IN_PROCESSES = {
-    "multi_sync": ("collector=multi_sync",),
-    "multi_async": ("collector=multi_async",),
-}
+IN_PROCESSES = {"multi_sync": ("collector=multi_sync",), "multi_async": ("collector=multi_async",)}
 WAIT_S = 300
-# Linux's PF_EXITING, see proc_pid_stat(5): past its own code; the last of its memory is taken back.
+# Linux's PF_EXITING, see proc_pid_stat(5): past its own code; the last of its memory is freed.
 _EXITING = 0x4
 
 # Named semaphores are removed by a process that ends a moment after the run.
@@ -45,7 +37,7 @@ class Run(NamedTuple):
     process: subprocess.Popen[str]
     folder: Path
 
-    def wait_until_it_learns(self) -> None:
+    def wait_until_it_learns(self):
         deadline = time.monotonic() + WAIT_S
         while time.monotonic() < deadline and self.process.poll() is None:
             if (self.folder / "metrics.csv").exists() and len(metrics(self.folder)) > 2:
@@ -54,7 +46,7 @@ class Run(NamedTuple):
         os.killpg(self.process.pid, signal.SIGKILL)
         raise AssertionError(f"The run does not learn: {self.process.communicate()}")
 
-    def workers(self) -> list[int]:
+    def workers(self):
         """The processes that collect, in their order; without Python's own helper."""
         found = []
         for pid in sorted(self.members()):
@@ -63,11 +55,11 @@ class Run(NamedTuple):
                 found.append(pid)
         return found
 
-    def members(self) -> list[int]:
+    def members(self):
         """The processes of the group, without those that have ended or are about to."""
         return [pid for pid in _processes() if _group(pid) == self.process.pid]
 
-    def end(self, within_s: float = WAIT_S) -> tuple[int, str]:
+    def end(self, within_s=WAIT_S):
         """Its exit code and what it printed; nothing is left of it."""
         out, err = self.process.communicate(timeout=within_s)
         assert "left in shared memory" not in out
@@ -75,11 +67,11 @@ class Run(NamedTuple):
         return self.process.returncode, err
 
 
-def _processes() -> Iterator[int]:
+def _processes():
     yield from (int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit())
 
 
-def _group(pid: int) -> int | None:
+def _group(pid):
     try:
         state, _, group, *others = (Path("/proc") / str(pid) / "stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -89,11 +81,11 @@ def _group(pid: int) -> int | None:
 
 
 @pytest.fixture
-def start(tmp_path: Path) -> Iterator[Callable[..., Run]]:
+def start(tmp_path):
     """Starts a run; whatever is left of it is killed after the test."""
     runs = []
 
-    def start(*overrides: str) -> Run:
+    def start(*overrides):
         overrides = (*SMALL, "device=cpu", "hydra.run.dir=run", *overrides)
         own_memory = with_a_disk_of_its_own("/dev/shm", "256m")
         show = ["sh", "-c", SHOW_SHARED_MEMORY] if own_memory else []

@@ -1,42 +1,33 @@
 """Actors of a Ray cluster: their batches, their errors, machines that are lost, and what is left behind."""
 
-from __future__ import annotations
-
-import csv
-import json
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from tensordict import TensorDictBase
+from run_files import metrics, summary, without_times
 from test_collector_state import Parts, assert_identical
 from test_processes import value_everything
 from test_worker_errors import failing
 
 from recurrl.build import make_collector, make_policy_for, set_process_state
-from recurrl.config import TrainConfig
 from recurrl.errors import ConfigError, EnvError, RunError
 from recurrl.policy import VALUE
 
 ray = pytest.importorskip("ray")
-Compose = Callable[..., TrainConfig]
-Make = Callable[..., Any]
 
 pytestmark = pytest.mark.slow
 OPTIONS = ("frames_per_batch=64", "slice_len=8", "minibatch_slices=8", "cell.hidden_size=4", "collector.timeout_s=20")
 RAY = (*OPTIONS, "collector=ray")
 
 
-def batches(config: TrainConfig, count: int) -> list[TensorDictBase]:
+def batches(config, count):
     """The first batches of a collector with the same weights throughout."""
     set_process_state(config)
     collector = make_collector(config, make_policy_for(config))
@@ -46,12 +37,12 @@ def batches(config: TrainConfig, count: int) -> list[TensorDictBase]:
         collector.shutdown()
 
 
-def several(collector: Any, count: int) -> None:
+def several(collector, count):
     for _ in range(count):
         collector.collect()
 
 
-def of_ray(named: str = "ray") -> set[int]:
+def of_ray(named="ray"):
     """The processes of Ray, or those with a name."""
     found = set()
     for path in Path("/proc").glob("[0-9]*"):
@@ -64,7 +55,7 @@ def of_ray(named: str = "ray") -> set[int]:
     return found
 
 
-def all_gone(named: str, before: set[int]) -> bool:
+def all_gone(named, before):
     """True once only the processes of before are left. A cluster ends those of actors in its own time."""
     deadline = time.monotonic() + 30
     while of_ray(named) - before and time.monotonic() < deadline:
@@ -72,7 +63,7 @@ def all_gone(named: str, before: set[int]) -> bool:
     return of_ray(named) <= before
 
 
-def test_batches_are_those_of_workers_on_this_machine_and_nothing_is_left(small: Compose) -> None:
+def test_batches_are_those_of_workers_on_this_machine_and_nothing_is_left(small):
     before, handler, folders = of_ray(), signal.getsignal(signal.SIGTERM), set(Path("/tmp").glob("ray*"))
     found = batches(small(*RAY), 2)
     assert signal.getsignal(signal.SIGTERM) is handler
@@ -83,12 +74,12 @@ def test_batches_are_those_of_workers_on_this_machine_and_nothing_is_left(small:
         assert_identical(mine, of_workers)
 
 
-def test_a_cluster_that_does_not_exist_is_an_error_message(small: Compose) -> None:
+def test_a_cluster_that_does_not_exist_is_an_error_message(small):
     with pytest.raises(ConfigError, match=r"cannot connect to collector.address=auto: .* ray start --head"):
         batches(small(*RAY, "collector.address=auto"), 1)
 
 
-def test_a_mistake_in_code_is_not_taken_for_a_missing_cluster(small: Compose) -> None:
+def test_an_error_in_code_is_not_reported_as_a_missing_cluster(small):
     config = small(*RAY)
     config.collector = replace(config.collector, address=5)
     with pytest.raises(TypeError, match="int"):
@@ -96,8 +87,8 @@ def test_a_mistake_in_code_is_not_taken_for_a_missing_cluster(small: Compose) ->
 
 
 @pytest.fixture
-def cluster() -> Iterator[Any]:
-    """Two machines: one with room for two workers, on which tests run, and another with room for one."""
+def cluster():
+    """Two machines: one with cores for two workers, on which tests run, and another with cores for one."""
     from ray.cluster_utils import Cluster
 
     sizes = {"object_store_memory": 100 * 2**20, "include_dashboard": False}
@@ -108,7 +99,7 @@ def cluster() -> Iterator[Any]:
     made.shutdown()
 
 
-def test_the_loss_of_a_machine_costs_the_rows_of_its_workers_only(small: Compose, cluster: Any) -> None:
+def test_the_loss_of_a_machine_costs_the_rows_of_its_workers_only(small, cluster):
     there = (*RAY, f"collector.address={cluster.address}", "collector.on_env_error=restart")
     expected = batches(small(*there), 4)
     config = small(*there)
@@ -134,11 +125,11 @@ def test_the_loss_of_a_machine_costs_the_rows_of_its_workers_only(small: Compose
 
 
 @pytest.fixture
-def start(tiny: list[str], tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
+def start(tiny, tmp_path):
     """Starts a run, in a process group of its own as a terminal does, and waits until it learns."""
     runs = []
 
-    def start(*overrides: str) -> subprocess.Popen[str]:
+    def start(*overrides):
         options = (*tiny, "collector=ray", "hydra.run.dir=run", *overrides)
         command = [str(Path(sys.executable).parent / "recurrl-train"), *options]
         run = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True, start_new_session=True)
@@ -160,23 +151,22 @@ def start(tiny: list[str], tmp_path: Path) -> Iterator[Callable[..., subprocess.
 
 
 @pytest.mark.parametrize("ahead", [0, 2])
-def test_a_run_continues_after_the_loss_of_a_machine(ahead: int, cluster: Any, start: Make, tmp_path: Path) -> None:
+def test_a_run_continues_after_the_loss_of_a_machine(ahead, cluster, start, tmp_path):
     there = (f"collector.address={cluster.address}", f"collector.ahead={ahead}")
     run = start(*there, "collector.on_env_error=restart", "total_frames=8_000")
     cluster.remove_node(cluster.other, allow_graceful=False)
     _, printed = run.communicate(timeout=200)
     assert run.returncode == 0, printed
-    summary = json.loads((tmp_path / "run/summary.json").read_text())
-    assert (summary["status"], summary["frames"], summary["restarts"]) == ("completed", 8_000, 1)
-    with (tmp_path / "run/metrics.csv").open(newline="") as file:
-        frames = [int(row["frames"]) for row in csv.DictReader(file)]
+    found = summary(tmp_path / "run")
+    assert (found["status"], found["frames"], found["restarts"]) == ("completed", 8_000, 1)
+    frames = [int(row["frames"]) for row in metrics(tmp_path / "run")]
     assert frames == list(range(32, 8_001, 32))
 
 
 @pytest.mark.parametrize("collector", [("collector=ray", "collector.ahead=1"), ("collector=multi_async",)])
 def test_a_run_that_is_resumed_with_another_collector_says_that_rows_collected_ahead_are_dropped(
-    collector: tuple[str, ...], recurrl_train: Make, tiny: list[str], tmp_path: Path
-) -> None:
+    collector, recurrl_train, tiny, tmp_path
+):
     ahead = recurrl_train(*tiny, *collector, "hydra.run.dir=run", cwd=tmp_path)
     assert ahead.code == 0, ahead.err
     resumed = recurrl_train("resume=run", "collector=single", "total_frames=96", cwd=tmp_path)
@@ -195,8 +185,8 @@ AHEAD = {
 
 @pytest.mark.parametrize("overrides", [pytest.param(overrides, id=name) for name, overrides in AHEAD.items()])
 def test_a_resumed_run_checks_its_first_rollout_of_known_weights_and_continues_as_before(
-    overrides: list[str], recurrl_train: Make, tiny: list[str], tmp_path: Path
-) -> None:
+    overrides, recurrl_train, tiny, tmp_path
+):
     options = [*tiny, *overrides, "total_frames=192", "checkpoint.every_frames=64", "checkpoint.keep_last=null"]
     whole = recurrl_train(*options, "hydra.run.dir=whole", cwd=tmp_path)
     assert whole.code == 0, whole.err
@@ -204,17 +194,12 @@ def test_a_resumed_run_checks_its_first_rollout_of_known_weights_and_continues_a
     resumed = recurrl_train(half, "hydra.run.dir=resumed", cwd=tmp_path)
     assert resumed.code == 0, resumed.err
     assert resumed.out.count("consistency check: 32 frames") == 1
-    first, second = (untimed_metrics(tmp_path / name) for name in ("whole", "resumed"))
+    first, second = (without_times(metrics(tmp_path / name)) for name in ("whole", "resumed"))
     assert second[-4:] == first[-4:]
 
 
-def untimed_metrics(run: Path) -> list[dict[str, str]]:
-    with (run / "metrics.csv").open(newline="") as file:
-        return [{k: v for k, v in row.items() if not k.startswith("time/")} for row in csv.DictReader(file)]
-
-
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
-def test_nothing_is_left_of_a_run_that_is_ended(number: int, start: Make, tmp_path: Path) -> None:
+def test_nothing_is_left_of_a_run_that_is_ended(number, start, tmp_path):
     before = of_ray()
     run = start("total_frames=1_000_000")
     assert of_ray() - before
@@ -223,18 +208,16 @@ def test_nothing_is_left_of_a_run_that_is_ended(number: int, start: Make, tmp_pa
     _, printed = run.communicate(timeout=60)
     assert run.returncode == (130 if number == signal.SIGINT else -number), printed
     if number == signal.SIGINT:
-        summary = json.loads((tmp_path / "run/summary.json").read_text())
-        assert (summary["status"], summary["error"]) == ("interrupted", None)
-        assert (tmp_path / "run" / summary["checkpoint"]).exists()
+        found = summary(tmp_path / "run")
+        assert (found["status"], found["error"]) == ("interrupted", None)
+        assert (tmp_path / "run" / found["checkpoint"]).exists()
     # Ray's helpers outlive a killed run.
     kind = "ray" if number == signal.SIGINT else "ray::ActorWorker"
     assert all_gone(kind, before)
 
 
 @pytest.mark.parametrize("ahead", [0, 1, 3])
-def test_workers_have_the_newest_weights_or_those_asked_for_and_a_killed_one_is_named(
-    ahead: int, small: Compose, cluster: Any
-) -> None:
+def test_workers_have_the_newest_weights_or_stale_ones_as_configured_and_a_killed_one_is_named(ahead, small, cluster):
     before = of_ray("ray::ActorWorker")
     config = small(*RAY, f"collector.address={cluster.address}", f"collector.ahead={ahead}")
     set_process_state(config)
@@ -255,9 +238,7 @@ def test_workers_have_the_newest_weights_or_those_asked_for_and_a_killed_one_is_
     assert all_gone("ray::ActorWorker", before)
 
 
-def test_the_staleness_of_a_batch_is_that_of_all_its_rows_also_of_those_kept_through_a_fault(
-    small: Compose, cluster: Any
-) -> None:
+def test_the_staleness_of_a_batch_is_that_of_all_its_rows_also_of_those_kept_through_a_failure(small, cluster):
     before = of_ray("ray::ActorWorker")
     there = (f"collector.address={cluster.address}", "collector.ahead=2", "collector.on_env_error=restart")
     config = small(*RAY, *there)
@@ -280,9 +261,7 @@ def test_the_staleness_of_a_batch_is_that_of_all_its_rows_also_of_those_kept_thr
 
 
 @pytest.mark.parametrize("by", ["raising", "hanging"])
-def test_an_environment_that_fails_is_named_and_replaced_if_asked(
-    by: str, small: Compose, cluster: Any, tmp_path: Path
-) -> None:
+def test_an_environment_that_fails_is_named_and_replaced_if_configured(by, small, cluster, tmp_path):
     there = ("collector=ray", f"collector.address={cluster.address}", "collector.timeout_s=3")
     config, policy = failing(small, *there, at=30, by=by)
     says = r"Worker . of 2 \(environments . to .\): Environment 0 of 2 .* raised (ArmError|TimeLimitError) in step"
@@ -301,7 +280,7 @@ def test_an_environment_that_fails_is_named_and_replaced_if_asked(
 
 
 @pytest.mark.parametrize("ahead", [0, 2])
-def test_a_restored_collector_continues_as_one_that_was_never_saved(ahead: int, small: Compose, cluster: Any) -> None:
+def test_a_restored_collector_continues_as_one_that_was_never_saved(ahead, small, cluster):
     config = small(*RAY, f"collector.address={cluster.address}", f"collector.ahead={ahead}")
     expected = Parts(config).batches(4, saves=False)
     parts = Parts(config)
@@ -309,7 +288,7 @@ def test_a_restored_collector_continues_as_one_that_was_never_saved(ahead: int, 
         assert_identical(found, whole)
 
 
-def test_workers_that_find_no_room_are_an_error_message(small: Compose, cluster: Any, monkeypatch: Any) -> None:
+def test_workers_without_free_machines_are_an_error_message(small, cluster, monkeypatch):
     monkeypatch.setattr("recurrl.collector.ray.START_TIMEOUT_S", 5)
     too_many = ("collector.cpus_per_worker=3",)
     with pytest.raises(RunError, match=r"did not start within 5 s. .* the cluster has 3 CPU"):

@@ -1,8 +1,7 @@
 """Gymnasium's ids of the form ``module:Id``, whose module is imported first."""
 
-import json
-
 import pytest
+from run_files import summary
 
 MODULE = """
 import gymnasium
@@ -30,7 +29,7 @@ def test_an_id_with_its_module_is_trained_evaluated_checked_and_resumed(
     error = recurrl_train("resume=moved", "total_frames=96", cwd=folder).error
     assert error.endswith(f"If you trust it, name it on this command line too: {GIVEN[1]}.")
     recurrl_train("resume=moved", "total_frames=96", GIVEN[1], cwd=folder).succeeded()
-    assert json.loads((folder / "moved" / "summary.json").read_text())["frames"] == 96
+    assert summary(folder / "moved")["frames"] == 96
 
 
 def test_its_registered_limit_counts_for_groups(rejected, folder):
@@ -53,7 +52,7 @@ def test_a_module_or_id_that_does_not_exist_is_rejected(env_id, error, rejected,
 def test_an_argument_of_the_constructor_needs_no_plus(recurrl_train, tiny, folder):
     recurrl_train(*tiny, *GIVEN, "env.kwargs.sutton_barto_reward=true", "hydra.run.dir=run", cwd=folder).succeeded()
     # Sutton and Barto's reward is −1 where the pole falls, and 0 else.
-    assert json.loads((folder / "run" / "summary.json").read_text())["eval_return_mean"] in (-1.0, -0.5, 0.0)
+    assert summary(folder / "run")["eval_return_mean"] in (-1.0, -0.5, 0.0)
 
 
 @pytest.mark.slow

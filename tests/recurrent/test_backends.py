@@ -1,10 +1,7 @@
 """Every backend matches the reference: outputs, states and all gradients."""
 
-from __future__ import annotations
-
 from copy import deepcopy
 from functools import cache
-from typing import Any
 
 import pytest
 import torch
@@ -12,12 +9,10 @@ from found import CELLS, RUNS, layers_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from parity import PATTERNS, batch, neighbouring, outputs_and_gradients, relative_errors, resets
-from tensordict import TensorDict
-from torch import Tensor
 from torchrl.modules import GRUModule as TorchRLGRU
 from torchrl.modules import LSTMModule as TorchRLLSTM
 
-from recurrl.recurrent import GRUModule, LSTMModule, RecurrentModule, set_recurrent_mode
+from recurrl.recurrent import GRUModule, LSTMModule, set_recurrent_mode
 from recurrl.recurrent.cell import ParallelCell
 from recurrl.recurrent.gated import AnalyticCell
 from recurrl.recurrent.linear import LinearCell
@@ -50,7 +45,7 @@ def grid(runs):
                 yield pytest.param(*run, size, pattern, id="-".join((*run, name, pattern)), marks=marks)
 
 
-def assert_equal(found: dict[str, Tensor], expected: dict[str, Tensor], tolerance: float = 1e-10) -> None:
+def assert_equal(found, expected, tolerance=1e-10):
     """Compares elementwise, relative to the element or to a hundredth of the largest one."""
     assert found.keys() == expected.keys()
     for name, value in expected.items():
@@ -63,25 +58,19 @@ def assert_equal(found: dict[str, Tensor], expected: dict[str, Tensor], toleranc
         )
 
 
-@pytest.mark.parametrize(("cell", "backend", "recompute", "size", "pattern"), grid(RUNS))
-def test_a_backend_equals_the_reference(
-    cell: str, backend: str, recompute: str, size: tuple[int, ...], pattern: str
-) -> None:
+@pytest.mark.parametrize(("cell", "backend", "recompute", "size", "pattern"), list(grid(RUNS)))
+def test_a_backend_equals_the_reference(cell, backend, recompute, size, pattern):
     assert_equals_the_reference(cell, backend, recompute, size, resets(pattern, *size[:2]))
 
 
-def assert_equals_the_reference(
-    cell: str, backend: str, recompute: str, size: tuple[int, ...], is_init: Tensor, **options: Any
-) -> None:
+def assert_equals_the_reference(cell, backend, recompute, size, is_init, **options):
     module = layers_of(cell, backend, recompute, size, **options)
     expected = by_the_reference(cell, size, tuple(map(tuple, is_init.tolist())), **options)
     assert_equal(outputs_and_gradients(module, batch(module, is_init)), expected)
 
 
 @cache
-def by_the_reference(
-    cell: str, size: tuple[int, ...], is_init: tuple[tuple[bool, ...], ...], **options: Any
-) -> dict[str, Tensor]:
+def by_the_reference(cell, size, is_init, **options):
     module = layers_of(cell, "reference", "none", size, **options)
     found = outputs_and_gradients(module, batch(module, torch.tensor(is_init)))
     return {name: value.detach() for name, value in found.items()}
@@ -89,13 +78,13 @@ def by_the_reference(
 
 @pytest.mark.parametrize("options", [{"num_layers": 3}, {"num_layers": 2, "bidirectional": True}], ids=str)
 @pytest.mark.parametrize(("cell", "backend", "recompute"), RUNS)
-def test_stacked_layers_equal_the_reference(cell: str, backend: str, recompute: str, options: dict[str, Any]) -> None:
+def test_stacked_layers_equal_the_reference(cell, backend, recompute, options):
     size = SIZES["ordinary"]
     assert_equals_the_reference(cell, backend, recompute, size, resets("random", *size[:2]), **options)
 
 
 @pytest.mark.parametrize("cell", CELLS)
-def test_every_cell_has_a_fast_backend(cell: str) -> None:
+def test_every_cell_has_a_fast_backend(cell):
     assert (cell, "scan", "none") in RUNS
 
 
@@ -116,14 +105,12 @@ OPTIONS = {
 @pytest.mark.parametrize(
     ("cell", "backend", "recompute"), [*((cell, "reference", "none") for cell in TORCH_CELLS), *TORCH_RUNS]
 )
-def test_every_torchrl_option_matches_torchrl(
-    cell: str, backend: str, recompute: str, options: dict[str, Any], pattern: str
-) -> None:
+def test_every_torchrl_option_matches_torchrl(cell, backend, recompute, options, pattern):
     if "proj_size" in options and (cell == "gru" or backend == "native"):  # which reject it
         options = {name: value for name, value in options.items() if name != "proj_size"}
     size = SIZES["ordinary"]
     is_init = resets(pattern, *size[:2]).unsqueeze(-1)
-    arguments: dict[str, Any] = {"num_layers": 1, "in_key": "x", "out_key": "y", **options}
+    arguments = {"num_layers": 1, "in_key": "x", "out_key": "y", **options}
     ours = {"gru": GRUModule, "lstm": LSTMModule}[cell](
         size[2], size[3], recurrent_backend=backend, recurrent_recompute=recompute, **arguments
     ).double()
@@ -136,9 +123,9 @@ def test_every_torchrl_option_matches_torchrl(
 
 @pytest.mark.parametrize(
     ("cell", "backend", "size", "pattern"),
-    grid(run[:2] for run in RUNS if run[0] in WITH_DERIVATIVE and run[2] == "none"),
+    list(grid(run[:2] for run in RUNS if run[0] in WITH_DERIVATIVE and run[2] == "none")),
 )
-def test_float32_is_accurate_to_five_digits(cell: str, backend: str, size: tuple[int, ...], pattern: str) -> None:
+def test_float32_is_accurate_to_five_digits(cell, backend, size, pattern):
     """Relative error norm against the reference in float64, from the same float32 numbers.
 
     Less accurate may only be what the float32 numbers themselves do not determine: a sum that nearly cancels, as a
@@ -158,7 +145,7 @@ def test_float32_is_accurate_to_five_digits(cell: str, backend: str, size: tuple
         assert error < max(1e-5, moved[name]), f"{name}: {error:.1e}, and {moved[name]:.1e} by the last place"
 
 
-def movements(reference: RecurrentModule, data: TensorDict, expected: dict[str, Tensor]) -> dict[str, float]:
+def movements(reference, data, expected):
     """The most that each result moved, relatively, in 16 draws of neighbouring numbers throughout."""
     generator = torch.Generator().manual_seed(0)
     moved = dict.fromkeys(expected, 0.0)
@@ -174,7 +161,7 @@ def movements(reference: RecurrentModule, data: TensorDict, expected: dict[str, 
 
 
 @pytest.mark.parametrize(("cell", "backend", "recompute"), RUNS)
-def test_unread_stored_states_may_hold_anything(cell: str, backend: str, recompute: str) -> None:
+def test_unread_stored_states_may_hold_anything(cell, backend, recompute):
     size = SIZES["ordinary"]
     module = layers_of(cell, backend, recompute, size)
     data = batch(module, resets("random", *size[:2]))
@@ -187,9 +174,7 @@ def test_unread_stored_states_may_hold_anything(cell: str, backend: str, recompu
 
 @settings(max_examples=120, deadline=None)
 @given(data=st.data(), rows=st.integers(1, 5), steps=st.integers(1, 12), run=st.sampled_from(RUNS))
-def test_any_pattern_of_resets_equals_the_reference(
-    data: st.DataObject, rows: int, steps: int, run: tuple[str, str, str]
-) -> None:
+def test_any_pattern_of_resets_equals_the_reference(data, rows, steps, run):
     flags = data.draw(st.lists(st.booleans(), min_size=rows * steps, max_size=rows * steps))
     assert_equals_the_reference(*run, (rows, steps, 2, 3), torch.tensor(flags).reshape(rows, steps))
 
@@ -197,13 +182,13 @@ def test_any_pattern_of_resets_equals_the_reference(
 @pytest.mark.parametrize(
     ("cell", "backend"), [run[:2] for run in RUNS if run[0] in WITH_DERIVATIVE and run[1] != "pad" and run[2] == "none"]
 )
-def test_the_backward_pass_is_the_derivative_of_the_forward_pass(cell: str, backend: str) -> None:
+def test_the_backward_pass_is_the_derivative_of_the_forward_pass(cell, backend):
     size = (3, 6, 2, 3)
     module = layers_of(cell, backend, "none", size)
     data = batch(module, resets("random", *size[:2]))
     keys = ["x", *module.in_keys[1:-1]]
 
-    def run(*inputs: Tensor) -> Tensor:
+    def run(*inputs):
         with set_recurrent_mode(True):
             return module(data.copy().update(dict(zip(keys, inputs, strict=True))))["y"]
 
@@ -211,13 +196,13 @@ def test_the_backward_pass_is_the_derivative_of_the_forward_pass(cell: str, back
 
 
 @pytest.mark.parametrize(("cell", "backend", "recompute"), [run for run in RUNS if run[2] != "none"])
-def test_recomputing_keeps_fewer_tensors_for_the_backward_pass(cell: str, backend: str, recompute: str) -> None:
+def test_recomputing_keeps_fewer_tensors_for_the_backward_pass(cell, backend, recompute):
     size = (8, 64, 4, 16)
     kept = {}
     for way in ("none", recompute):
         module = layers_of(cell, backend, way, size)
         data = batch(module, resets("none", *size[:2]))
-        sizes: list[int] = []
+        sizes = []
         with torch.autograd.graph.saved_tensors_hooks(lambda t, sizes=sizes: sizes.append(t.numel()) or t, lambda t: t):
             outputs_of = make_output(module, data)
         kept[way] = sum(sizes)
@@ -225,14 +210,23 @@ def test_recomputing_keeps_fewer_tensors_for_the_backward_pass(cell: str, backen
     assert kept[recompute] < 0.5 * kept["none"]
 
 
-def make_output(module: RecurrentModule, data: TensorDict) -> Tensor:
+def make_output(module, data):
     with set_recurrent_mode(True):
         return module(data.copy())["y"]
 
 
+@pytest.mark.parametrize(("cell", "backend", "recompute"), TORCH_RUNS)
+def test_a_retained_graph_gives_the_same_gradients_twice(cell, backend, recompute):
+    size = (3, 9, 4, 19)
+    module = layers_of(cell, backend, recompute, size)
+    loss = make_output(module, batch(module, resets("random", *size[:2]))).square().sum()
+    first, second = (torch.autograd.grad(loss, list(module.parameters()), retain_graph=True) for _ in range(2))
+    assert all(map(torch.equal, first, second))
+
+
 @pytest.mark.parametrize("backend", ["native", "scan"])
 @pytest.mark.parametrize("cell", [name for name, make in CELLS.items() if isinstance(make(1), AnalyticCell)])
-def test_a_second_derivative_is_rejected(cell: str, backend: str) -> None:
+def test_a_second_derivative_is_rejected(cell, backend):
     module = layers_of(cell, backend, "none", (2, 3, 2, 3))
     data = batch(module, resets("none", 2, 3))
     data["x"].requires_grad_()
@@ -250,7 +244,7 @@ COMPILED = [
 @pytest.mark.slow
 @pytest.mark.usefixtures("fresh_compiler")
 @pytest.mark.parametrize(("cell", "backend", "recompute"), COMPILED)
-def test_a_compiled_module_equals_eager(cell: str, backend: str, recompute: str) -> None:
+def test_a_compiled_module_equals_eager(cell, backend, recompute):
     size = (3, 6, 2, 4)
     module = layers_of(cell, backend, recompute, size, num_layers=2)
     is_init = resets("random", *size[:2])
@@ -262,7 +256,7 @@ def test_a_compiled_module_equals_eager(cell: str, backend: str, recompute: str)
 @pytest.mark.slow
 @pytest.mark.usefixtures("fresh_compiler")
 @pytest.mark.parametrize(("cell", "backend", "recompute"), COMPILED)
-def test_a_compiled_module_runs_without_gradients(cell: str, backend: str, recompute: str) -> None:
+def test_a_compiled_module_runs_without_gradients(cell, backend, recompute):
     size = (3, 6, 2, 4)
     module = layers_of(cell, backend, recompute, size)
     data = batch(module, resets("random", *size[:2]))
@@ -274,7 +268,7 @@ def test_a_compiled_module_runs_without_gradients(cell: str, backend: str, recom
 
 
 @pytest.mark.parametrize("cell", sorted(CELLS.keys() - WITH_DERIVATIVE))
-def test_a_compiled_scan_of_a_cell_without_a_derivative_is_rejected(cell: str) -> None:
+def test_a_compiled_scan_of_a_cell_without_a_derivative_is_rejected(cell):
     module = layers_of(cell, "scan", "none", (2, 3, 2, 3))
     compiled = torch.compile(module, fullgraph=True)
     with set_recurrent_mode(True), pytest.raises(Exception, match="Choose backend=reference"):

@@ -1,7 +1,5 @@
 """The loop in Python."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from parity import batch, outputs_and_gradients, resets
@@ -11,23 +9,13 @@ from recurrl.recurrent import RecurrentModule, set_recurrent_mode
 ROWS, STEPS, INPUTS, HIDDEN = 12, 11, 5, 7
 
 
-def make(cell: str, **options: object) -> RecurrentModule:
+def make(cell, **options):
     torch.manual_seed(0)
     return RecurrentModule(cell, INPUTS, HIDDEN, recurrent_backend="scan", in_key="x", out_key="y", **options)
 
 
 @pytest.mark.parametrize("cell", ["gru", "lstm"])
-def test_a_retained_graph_gives_the_same_gradients_twice(cell: str) -> None:
-    module = make(cell)
-    data = batch(module, resets("random", ROWS, STEPS))
-    with set_recurrent_mode(True):
-        loss = module(data)["y"].square().sum()
-    first, second = (torch.autograd.grad(loss, list(module.parameters()), retain_graph=True) for _ in range(2))
-    assert all(torch.equal(one, other) for one, other in zip(first, second, strict=True))
-
-
-@pytest.mark.parametrize("cell", ["gru", "lstm"])
-def test_gradients_of_biases_do_not_share_memory(cell: str) -> None:
+def test_gradients_of_biases_do_not_share_memory(cell):
     """Scaling one in place, as clipping does, must not scale the other."""
     module = make(cell)
     with set_recurrent_mode(True):
@@ -38,7 +26,7 @@ def test_gradients_of_biases_do_not_share_memory(cell: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("fresh_compiler")
-def test_a_compiled_scan_that_recomputes_equals_eager_mode() -> None:
+def test_a_compiled_scan_that_recomputes_equals_eager_mode():
     module = make("lstm", recurrent_recompute="full").double()
     data = batch(module, resets("random", ROWS, STEPS))
     expected = outputs_and_gradients(module, data)
@@ -49,7 +37,7 @@ def test_a_compiled_scan_that_recomputes_equals_eager_mode() -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("fresh_compiler")
-def test_a_compiled_scan_that_recomputes_takes_rows_of_any_length() -> None:
+def test_a_compiled_scan_that_recomputes_takes_rows_of_any_length():
     module = make("lstm", recurrent_recompute="full")
     compiled = torch.compile(module, fullgraph=True, backend="eager")
     for steps in (9, 16, 25, 7):
@@ -60,11 +48,11 @@ def test_a_compiled_scan_that_recomputes_takes_rows_of_any_length() -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("fresh_compiler")
-def test_a_compiled_scan_that_recomputes_keeps_less() -> None:
+def test_a_compiled_scan_that_recomputes_keeps_less():
     kept = {}
     for way in ("none", "full"):
         module = make("lstm", recurrent_recompute=way)
-        sizes: list[int] = []
+        sizes = []
         with (
             torch.autograd.graph.saved_tensors_hooks(lambda t, sizes=sizes: sizes.append(t.numel()) or t, lambda t: t),
             set_recurrent_mode(True),

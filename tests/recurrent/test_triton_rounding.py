@@ -1,7 +1,5 @@
 """Rounding of the triton kernels' matmul operands, before and during a launch."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import triton
@@ -13,33 +11,28 @@ from recurrl.recurrent.backends.triton import loop, maths
 
 
 @triton.jit
-def round_256(x, out, PRECISION: tl.constexpr):
+def round_256(x, out, PRECISION):
     k = tl.arange(0, 256)
     tl.store(out + k, maths.rounded(tl.load(x + k), PRECISION))
 
 
 @pytest.mark.parametrize("precision", ["tf32", "bf16 emulated", "ieee"])
-def test_weights_and_states_are_rounded_alike(precision: str) -> None:
+def test_weights_and_states_are_rounded_to_nearest(precision):
     x = torch.randn(256, generator=torch.Generator().manual_seed(0))
     x[:2] = torch.tensor([float("nan"), -float("inf")])
     out = torch.empty(256)
     round_256[(1,)](x, out, PRECISION=precision)
     torch.testing.assert_close(loop.rounded(x, precision), out, rtol=0, atol=0, equal_nan=True)
-
-
-@pytest.mark.parametrize("precision", ["tf32", "bf16 emulated"])
-def test_operands_are_rounded_to_nearest(precision: str) -> None:
-    x = torch.randn(256, generator=torch.Generator().manual_seed(0))
-    out = torch.empty(256)
-    round_256[(1,)](x, out, PRECISION=precision)
-    assert torch.equal(out, to_significant_bits(x, SIGNIFICANT_BITS[precision.removesuffix(" emulated")]))
+    if precision != "ieee":
+        bits = SIGNIFICANT_BITS[precision.removesuffix(" emulated")]
+        assert torch.equal(out[2:], to_significant_bits(x[2:], bits))
 
 
 @pytest.mark.parametrize("precision", ["tf32", "bf16 emulated"])
 @pytest.mark.parametrize("bits", [0x7FC00000, 0x7FFFFFFF, -1], ids=["torch's", "a GPU's", "a negative one"])
-def test_a_nan_operand_stays_nan(precision: str, bits: int) -> None:
+def test_a_nan_operand_stays_nan(precision, bits):
     @triton.jit
-    def kernel(x, out, PRECISION: tl.constexpr):
+    def kernel(x, out, PRECISION):
         k = tl.arange(0, 16)
         tl.store(out + k, maths.rounded(tl.load(x + k), PRECISION))
 
@@ -48,7 +41,7 @@ def test_a_nan_operand_stays_nan(precision: str, bits: int) -> None:
     assert out.isnan().all()
 
 
-def test_the_compute_dtype_selects_the_precision() -> None:
+def test_the_compute_dtype_selects_the_precision():
     module = make("gru", 6, precision="ieee", recurrent_compute_dtype=torch.bfloat16)
     rounded = make("gru", 6, precision="bf16")
     data = batch(module, resets("random", 5, 7))
