@@ -44,12 +44,6 @@ def without_times(rows):
     return [{name: value for name, value in row.items() if not name.startswith("time/")} for row in rows]
 
 
-def of_training(run):
-    """The rows of metrics as written, but for times and evaluations, which come at the end of each part of a run."""
-    rows = without_times(metrics(run))
-    return [{name: value for name, value in row.items() if not name.startswith("eval/")} for row in rows]
-
-
 def lasting(run):
     """The summary, but for how long things took."""
     return {name: value for name, value in summary(run).items() if not name.endswith("_s")}

@@ -22,11 +22,12 @@ def test_a_buffer_trains_and_resumes_and_its_option_counts(train, tiny):
 @pytest.mark.parametrize("on_env_error", ["raise", "restart"])
 def test_a_run_with_a_collector_resumes_as_if_it_had_not_stopped(train, tiny, on_env_error):
     overrides = [*tiny, COLLECTOR, "collector.reset_every=3", f"collector.on_env_error={on_env_error}", "backend=scan"]
-    whole, half = (train(*overrides, "schedule_frames=160", f"total_frames={n}", run=str(n)) for n in (160, 64))
+    whole = train(*overrides, "total_frames=160", "checkpoint.every_frames=64", run="whole")
+    half = whole / "checkpoints" / "frames_000000000064"
     # Only its name: collector=... would also take the defaults of its options.
     named = COLLECTOR.replace("collector", "collector.name", 1)
-    again = train(named, f"resume={half}", "total_frames=160", run="again")
-    assert without_times(metrics(again))[2:] == without_times(metrics(whole))[2:]
+    again = train(named, f"resume={half}", run="again")
+    assert without_times(metrics(again)) == without_times(metrics(whole))
     assert [row["collect/reset"] for row in metrics(whole)] == ["1.0", "0.0", "0.0", "1.0", "0.0"]
 
 
@@ -37,10 +38,10 @@ def test_a_run_with_a_collector_resumes_as_if_it_had_not_stopped(train, tiny, on
 )
 def test_a_run_with_an_encoder_resumes_as_if_it_had_not_stopped(chosen, previous, train, evaluated, tiny):
     sizes = [override for override in tiny if not override.startswith("encoder.")]
-    options = (*chosen, *sizes, *previous, "encoder.frequencies=5", "schedule_frames=128", "backend=reference")
-    whole = train(*options, "total_frames=128", run="whole")
-    resumed = train(*options, "total_frames=128", f"resume={train(*options)}", run="resumed")
-    assert without_times(metrics(resumed))[2:] == without_times(metrics(whole))[2:]
+    options = (*chosen, *sizes, *previous, "encoder.frequencies=5", "checkpoint.every_frames=32", "backend=reference")
+    whole = train(*options, run="whole")
+    resumed = train(*options, f"resume={whole / 'checkpoints' / 'frames_000000000032'}", run="resumed")
+    assert without_times(metrics(resumed)) == without_times(metrics(whole))
     evaluated(resumed).succeeded()
 
 
