@@ -199,6 +199,7 @@ recurrl_check = _command("recurrl-check", check_command.check_main)
 recurrl_export = _command("recurrl-export", export_command.export_main)
 recurrl_upload = _command("recurrl-upload", upload_command.upload_main)
 recurrl_compare = _command("recurrl-compare", compare_command.compare_main)
+recurrl_report = _command("recurrl-report", compare_command.report_main)
 
 
 @pytest.fixture(scope="session")

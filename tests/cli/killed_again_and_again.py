@@ -143,7 +143,8 @@ def value(overrides, key):
 def main():
     run, kills, terms, overrides = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4:]
     total, interval = value(overrides, "total_frames"), value(overrides, "checkpoint.every_frames")
-    start_server()
+    if any(each.startswith("collector=multi") for each in overrides):
+        start_server()
     draws = random.Random(0)
     ends = plan(kills, terms, draws)
     spread = [where for _, where in ends].index(LAST_EVALUATION)

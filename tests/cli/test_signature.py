@@ -117,7 +117,9 @@ def test_of_a_run_that_no_command_line_can_name_the_call_is_printed(
     assert (resumed.directory, resumed.summary["frames"]) == (tmp_path / "run", 64)
 
 
-def test_commands_take_a_run_of_this_user_without_further_permission(train, evaluate, own_run, imported, tmp_path):
+def test_commands_take_a_run_of_this_user_without_further_permission(
+    train, evaluate, own_run, imported, tmp_path, not_installed
+):
     for path in (own_run, own_run / "checkpoints" / "frames_000000000064"):
         assert evaluate(path).code == 0
     (tmp_path / "link").symlink_to(own_run)  # the same folder
@@ -126,6 +128,7 @@ def test_commands_take_a_run_of_this_user_without_further_permission(train, eval
     assert train("resume=auto", "total_frames=96", f"hydra.run.dir={own_run}").code == 0
     assert train(f"resume={own_run}", "total_frames=128", "hydra.run.dir=copy").code == 0
     assert evaluate("copy").code == 0
+    not_installed("imageio_ffmpeg")  # a video takes seconds
     write_hub_folder(tmp_path / "copy", tmp_path / "hub", formats=["pt2"])
     with pytest.raises(ConfigError, match="names code"):  # for others
         recurrl.load(tmp_path / "hub")
