@@ -14,7 +14,7 @@ from recurrl.config.keys import keys_of
 from recurrl.config.plugins import GROUPS, PRESETS, base_options, default_name, factory, names, options_class, values
 from recurrl.config.run import PRECISIONS
 from recurrl.recurrent import precision
-from recurrl.recurrent.backends import AUTO, RECOMPUTE, backend_names, load_backend
+from recurrl.recurrent.backends import RECOMPUTE, backend_names
 
 CONFIGS = Path(recurrl.configs.__path__[0])
 NOT_IN_DEV = ("ray",)
@@ -34,12 +34,6 @@ def test_every_choice_has_a_factory_with_options(group, name):
     assert issubclass(options_class(group, name), base_options(group))
     if name != NO_CELL and group != "backend":  # the package's backends are modules
         assert callable(factory(group, name))
-
-
-@pytest.mark.parametrize("name", [name for name in names("backend") if name != AUTO])
-def test_every_backend_is_a_module_with_its_functions(name):
-    assert callable(load_backend(name).supports)
-    assert callable(load_backend(name).sequence)
 
 
 def test_the_names_of_groups_without_factories_are_those_of_the_recurrent_layer():

@@ -22,8 +22,6 @@ from recurrl.api import overrides_of
 from recurrl.cli.evaluate import evaluate_run
 from recurrl.config.keys import flat
 from recurrl.errors import ConfigError
-from recurrl.evaluation import SEED_OFFSET
-from recurrl.runtime.seeds import seeds
 
 
 @pytest.fixture(autouse=True)
@@ -138,15 +136,7 @@ def test_a_failing_callback_fails_the_run(tiny):
 def test_a_loaded_policy_plays_as_its_evaluation_does(finished_run, which):
     agent = recurrl.load(finished_run, which)
     expected = evaluate_run(finished_run, episodes=1, seed=4, which=which)["kept"]
-    env, state = agent.make_env(), agent.initial_state()
-    env.reset(seed=seeds(4 + SEED_OFFSET, 1)[0])
-    observation, _ = env.reset()
-    total, ended = 0.0, False
-    while not ended:
-        action, state = agent.act(observation, state)
-        observation, reward, terminated, truncated, _ = env.step(action)
-        total, ended = total + float(reward), terminated or truncated
-    assert [total] == expected
+    assert agent.evaluate(episodes=1, seed=4) == expected
 
 
 def test_a_run_of_another_device_can_be_loaded(finished_run, tmp_path):

@@ -189,7 +189,6 @@ def test_a_minibatch_in_which_nothing_counts_has_no_loss_and_no_gradient():
     [
         ({"clip_epsilon": 1.5}, "clip_epsilon must be at least 0 and below 1"),
         ({"clip_epsilon": (0.2, -0.1)}, "clip_epsilon must be at least 0"),
-        ({"reduction": "median"}, "reduction must be mean"),
         ({"aggregation": "token"}, "aggregation must be one of step, episode"),
     ],
 )

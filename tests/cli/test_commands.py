@@ -96,13 +96,6 @@ def test_help_and_mistyped_commands_are_answered_without_importing_torch(tmp_pat
     assert [path.name for path in tmp_path.iterdir()] == ["existing"]
 
 
-def test_the_package_runs_as_a_module(tmp_path):
-    done = subprocess.run(
-        [sys.executable, "-m", "recurrl", "--version"], cwd=tmp_path, capture_output=True, text=True, check=True
-    )
-    assert done.stdout.startswith("recurrl ")
-
-
 def test_an_option_among_the_overrides_is_rejected(train):
     assert "Put options such as -m before the overrides" in train("seed=0", "-m", "cell=gru,lstm").error
 

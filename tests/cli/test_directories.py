@@ -82,11 +82,13 @@ def test_of_several_runs_started_in_one_directory_one_runs(start, tiny, tmp_path
     assert summary(tmp_path / "run")["frames"] == frames[-1]
 
 
-def test_a_finished_run_keeps_all_its_files_when_another_is_started_in_its_directory(train, tiny, tmp_path):
-    train(*tiny, "hydra.run.dir=run").succeeded()
+def test_a_finished_run_keeps_all_its_files_and_says_that_it_is_complete(train, tiny, tmp_path):
+    again = [*tiny, "hydra.run.dir=run", "resume=auto"]
+    train(*again).succeeded()
     before = contents(tmp_path / "run")
     train(*tiny, "hydra.run.dir=run", "seed=1").failed()
-    train(*tiny, "hydra.run.dir=run", "resume=auto", "lr=-1").failed()
+    train(*again, "lr=-1").failed()
+    assert "is complete: 64 frames" in train(*again).succeeded().out
     assert contents(tmp_path / "run") == before
 
 
@@ -98,15 +100,6 @@ def test_a_folder_in_place_of_a_runs_file_or_a_file_of_another_program_is_an_err
     (tmp_path / "run" / "config.yaml").write_text("port: 80\n")
     assert "config.yaml was not written by a run" in train(*tiny, "hydra.run.dir=run").error
     assert (tmp_path / "run" / "config.yaml").read_text() == "port: 80\n"
-
-
-def test_a_finished_run_that_is_started_again_says_so_and_stays_as_it_is(train, tiny, tmp_path):
-    again = [*tiny, "hydra.run.dir=run", "resume=auto"]
-    train(*again).succeeded()
-    before = contents(tmp_path / "run")
-    outcome = train(*again).succeeded()
-    assert "is complete: 64 frames" in outcome.out
-    assert contents(tmp_path / "run") == before
 
 
 def test_a_run_that_was_killed_before_its_summary_completes_it(train, tiny, tmp_path):

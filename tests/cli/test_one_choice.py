@@ -46,12 +46,6 @@ def test_a_searched_folder_that_does_not_exist_is_an_error(rejected, yamls):
     assert rejected("hydra.searchpath=[file:///nope]") == error
 
 
-def test_of_a_sweep_over_ids_only_those_of_the_choice_run(train, tiny):
-    outcome = train("-m", *tiny, "env.id=CartPole-v1,Acrobot-v1")
-    assert "1 of 2 jobs completed" in outcome.err
-    assert outcome.error == FOREIGN + ADVICE
-
-
 def test_a_resumed_run_keeps_its_environments_values(train, finished_run):
     outcome = train(f"resume={finished_run}", "env.id=CartPole-v0", "total_frames=96", "hydra.run.dir=run").succeeded()
     assert "resuming with env.id=CartPole-v0, which was CartPole-v1" in outcome.out

@@ -94,12 +94,3 @@ def test_a_factory_that_makes_another_thing_is_rejected(factory, message, reject
     monkeypatch.setattr(my_package.elman_cell, "wrong", factory, raising=False)
     name = "cell.name=my_package.elman_cell:wrong"
     assert message in rejected(name, "cell.hidden_size=8")
-
-
-def test_a_step_that_does_not_return_what_the_cell_declares_is_an_error_message(train, tiny, monkeypatch):
-    monkeypatch.setattr(my_package.elman_cell.Elman, "states", lambda cell: {"": (cell.hidden_size + 1,)})
-    monkeypatch.setattr(my_package.elman_cell.Elman, "step", lambda _cell, _weights, x, states: (x, states))
-    outcome = train(OWN, *tiny, "cell=elman", "cell.hidden_size=5")
-    assert outcome.error.startswith(
-        "A step of the cell elman returns an output of shape (8,) and states of shapes [(6,)]"
-    )

@@ -34,10 +34,6 @@ class Failing(Notes):
         if frames == 64:
             raise KeyError("no such note")
 
-class FailingAtTheEnd(Notes):
-    def close(self, exit_code=0):
-        raise RuntimeError("the notes are stuck")
-
 def unsupported(options: "Unsupported", *_): ...
 
 @dataclass

@@ -131,20 +131,14 @@ def test_workers_keep_their_random_numbers_although_their_episodes_start_over(sm
     assert len(found["action"].unique(dim=0)) == 4
 
 
-def test_the_state_of_another_number_of_environments_does_not_fit(small):
-    parts = Parts(small(*OPTIONS))
+@pytest.mark.parametrize(
+    ("collector", "saved", "now"), [("single", 4, 8), pytest.param("multi_sync", 2, 4, marks=pytest.mark.slow)]
+)
+def test_the_state_of_another_number_of_environments_does_not_fit(collector, saved, now, small):
+    parts = Parts(small(*OPTIONS, f"collector={collector}"))
     parts.batches(1)
-    parts.config = small(*OPTIONS, "env.num_envs=8")
-    with pytest.raises(UnsavableError, match="4 environments were saved, but there are now 8"):
-        parts.batches(1)
-
-
-@pytest.mark.slow
-def test_the_state_of_another_number_of_environments_does_not_fit_in_workers_either(small):
-    parts = Parts(small(*OPTIONS, "collector=multi_sync"))
-    parts.batches(1)
-    parts.config = small(*OPTIONS, "collector=multi_sync", "env.num_envs=8")
-    with pytest.raises(UnsavableError, match="2 environments were saved, but there are now 4"):
+    parts.config = small(*OPTIONS, f"collector={collector}", "env.num_envs=8")
+    with pytest.raises(UnsavableError, match=f"{saved} environments were saved, but there are now {now}"):
         parts.batches(1)
 
 

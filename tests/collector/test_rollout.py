@@ -13,7 +13,6 @@ from torchrl.envs.utils import set_exploration_type
 
 from recurrl.build import make_rollouts
 from recurrl.collector.rollout import Rollout
-from recurrl.config import EnvConfig
 from recurrl.envs import Source, make_env
 from recurrl.errors import NonFiniteError
 from recurrl.policy import Policy, PolicyModule
@@ -113,9 +112,6 @@ class Plain(Source):
     """CartPoles of TorchRL, whose episodes it cuts too."""
 
     honours = ("mask", "max_episode_steps")
-
-    def __init__(self, options: EnvConfig):
-        super().__init__(options)
 
     def make(self, num_envs):
         one = partial(GymEnv, "CartPole-v1", categorical_action_encoding=True)

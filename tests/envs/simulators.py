@@ -11,7 +11,6 @@ from gymnasium import spaces
 from tensordict import TensorDict
 from torchrl.data import Unbounded
 
-from recurrl.config import EnvConfig
 from recurrl.envs import Source
 from recurrl.envs.inline import InlineEnv
 from recurrl.envs.sources.memory import MemoryTask
@@ -56,9 +55,6 @@ class Point(gymnasium.Env):
 
 class Points(Source):
     """Single ones, one after the other."""
-
-    def __init__(self, options: EnvConfig):
-        super().__init__(options)
 
     def make(self, num_envs):
         return InlineEnv([Point(i) for i in range(num_envs)], self.options.id)

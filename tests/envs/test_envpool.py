@@ -43,11 +43,8 @@ def test_they_are_those_of_gymnasium_and_inserted_steps_are_in_no_episode(rows):
             observation, reward, terminated, truncated, _ = env.step(int(row["action"]))
             after = row["next"]
             torch.testing.assert_close(after["observation"], torch.as_tensor(observation), rtol=1e-4, atol=1e-4)
-            assert (float(after["reward"]), bool(after["terminated"]), bool(after["truncated"])) == (
-                reward,
-                terminated,
-                truncated,
-            )
+            found = [after[name].item() for name in ("reward", "terminated", "truncated")]
+            assert found == [reward, terminated, truncated]
             if terminated or truncated:
                 returns.append(float(after["episode_reward"]))
                 assert rows["next", "inserted"][n, t + 1 : t + 2].all()

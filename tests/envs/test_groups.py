@@ -1,4 +1,4 @@
-"""Groups: their members' episodes start alike, row by row."""
+"""Groups: their members' episodes start from the same states, row by row."""
 
 import gymnasium
 import numpy as np
@@ -19,7 +19,7 @@ GRPO = (
 
 
 class Clock(gymnasium.Env):
-    """Shows the seed of its episode, and ends after as many steps as it is asked to."""
+    """Shows the seed of its episode, and ends after so many steps."""
 
     observation_space = gymnasium.spaces.Box(0, np.inf, (1,), np.float64)
     action_space = gymnasium.spaces.Discrete(2)

@@ -47,14 +47,8 @@ def mjlab(monkeypatch):
     modules["mjlab.tasks.registry"].load_env_cfg = lambda _: Configuration()
     for name, module in modules.items():
         monkeypatch.setitem(sys.modules, name, module)
-    yield [
-        "env=mjlab",
-        "env.id=Mjlab-Point",
-        "env.num_envs=4",
-        "frames_per_batch=48",
-        "slice_len=6",
-        "encoder.sizes=[4]",
-    ]
+    sizes = ("env.num_envs=4", "frames_per_batch=48", "slice_len=6", "encoder.sizes=[4]")
+    yield ["env=mjlab", "env.id=Mjlab-Point", *sizes]
     release()
 
 

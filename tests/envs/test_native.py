@@ -10,7 +10,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from run_files import summary
-from tasks import CARTPOLE, VECTOR
+from tasks import CARTPOLE
 from torchrl.envs.utils import check_env_specs
 
 from recurrl.build import make_policy_for, make_rollouts, set_process_state
@@ -298,13 +298,6 @@ def test_next_step_autoreset_is_rejected(recurrl_train, tmp_path, register_vecto
     )
 
 
-def test_groups_that_cannot_start_alike_are_rejected(recurrl_train, tmp_path):
-    outcome = recurrl_train(
-        *VECTOR, "algorithm=grpo", "algorithm.group_size=2", "env.max_episode_steps=10", cwd=tmp_path
-    )
-    assert outcome.error.startswith("algorithm=grpo needs the episodes of a group to start from the same state")
-
-
 def test_a_mask_of_actions_that_allows_none_is_rejected(register_vector, compose):
     class Forbidding(Clocks):
         single_observation_space = spaces.Dict(
@@ -336,12 +329,3 @@ def test_same_step_autoreset_cannot_reset_mid_episode(register_vector, compose):
     env.step_tensors(torch.zeros(2, dtype=torch.int64))
     with pytest.raises(ConfigError, match="resets its environments automatically when their episodes end"):
         env.reset_tensors(torch.tensor([[True], [False]]))
-
-
-def test_a_constructor_that_raises_is_named(register_vector, compose):
-    def without_a_licence(num_envs):
-        raise OSError("no licence for the simulator")
-
-    config = compose("env=gym", f"env.id={register_vector(without_a_licence)}", NATIVE).env
-    with pytest.raises(EnvError, match="cannot be made: it raised OSError: no licence for the simulator"):
-        make_env(config, 2, seed=0)

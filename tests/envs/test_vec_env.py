@@ -124,23 +124,21 @@ def test_a_time_out_without_its_observation_bootstraps_from_the_last_value(compo
     assert "final observation" in warnings[0].message
 
 
-@pytest.mark.parametrize("options", [["+env.kwargs.resets=next_step", "env.resets=next_step"]])
-def test_arrays_are_the_same_as_tensors(compose, mode, options):
-    frames = rows_of(2, LENGTH + 1)
-    (_, _, tensors), (_, _, arrays) = (
-        collected(compose(*simulated(*options, name=name), *frames)) for name in ("Simulation", "Arrays")
-    )
-    for key, value in tensors.items(True, True):
-        assert torch.equal(arrays[key], value), key
+NEXT_STEP = KINDS["next step"]
 
 
-def test_the_four_results_of_rsl_rl_are_those_of_isaac_lab(compose, mode):
-    ways = {"Simulation": ["+env.kwargs.final=false"], "rsl_vec_env": []}
-    (_, _, five), (_, _, four) = (
-        collected(compose(*simulated(*more, name=name), *rows_of(2, LENGTH))) for name, more in ways.items()
-    )
-    for key, value in five.items(True, True):
-        assert torch.equal(four[key], value), key
+@pytest.mark.parametrize(
+    ("name", "options", "of_the_simulation"),
+    [("Arrays", NEXT_STEP, NEXT_STEP), ("rsl_vec_env", [], ["+env.kwargs.final=false"])],
+)
+def test_arrays_and_the_four_results_of_rsl_rl_are_the_tensors_of_isaac_lab(
+    compose, mode, name, options, of_the_simulation
+):
+    frames = rows_of(2, LENGTH + (name == "Arrays"))
+    _, _, expected = collected(compose(*simulated(*of_the_simulation), *frames))
+    _, _, found = collected(compose(*simulated(*options, name=name), *frames))
+    for key, value in expected.items(True, True):
+        assert torch.equal(found[key], value), key
 
 
 def test_only_finished_environments_are_reset_on_request(compose, mode):

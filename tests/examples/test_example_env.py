@@ -39,17 +39,6 @@ def test_a_resumed_run_ends_like_an_uninterrupted_one(train, tiny):
     assert without_times(metrics(resumed))[-1] == without_times(metrics(whole))[-1]
 
 
-def test_only_a_trusted_run_is_evaluated(train, evaluated, error, tiny):
-    run = train(*tiny, *BY_NAME)
-    evaluated(run).succeeded()
-    run = run.rename(run.with_name("moved"))
-    rejected = evaluated(run)
-    assert "names code that would be imported and executed: my_package.corridor:Corridor." in rejected.error
-    evaluated(run, "--trust-packages").succeeded()
-    named = error(f"resume={run}", "total_frames=96")
-    assert named.endswith("name it on this command line too: env.source=my_package.corridor:Corridor.")
-
-
 def test_it_is_checked_without_training(recurrl_check, extending, tiny):
     checked = recurrl_check(*tiny, *BY_NAME, cwd=extending).succeeded()
     assert "Checkpoints cannot hold" not in checked.out
@@ -62,7 +51,6 @@ def test_it_is_checked_without_training(recurrl_check, extending, tiny):
         ("env.lenght=3", "Unknown configuration key 'env.lenght'. Did you mean env.length"),
         ("env.kwargs.length=3", 'does not support env.kwargs={"length": 3}. Give env.kwargs={}.'),
         ("env.vectorization=vector_entry_point", "does not support env.vectorization=vector_entry_point. Give env."),
-        ("env.packages=[minigrid]", 'does not support env.packages=["minigrid"]. Give env.packages=[].'),
     ],
 )
 def test_options_that_it_does_not_support_are_rejected(override, message, error):

@@ -61,16 +61,6 @@ def test_each_entry_has_its_own_statistics():
     assert means[2, 2].tolist() == [[1.0, 2.0], [3.0, 4.0]]
 
 
-@pytest.mark.parametrize("normalize", [False, True])
-def test_numbers_have_the_default_dtype(normalize):
-    torch.set_default_dtype(torch.float64)
-    try:
-        preprocess, spec = make_preprocessing(Unbounded((2,), dtype=torch.float32), normalize)
-        assert preprocess(torch.ones(3, 2, dtype=torch.float32)).dtype == spec.dtype == torch.float64
-    finally:
-        torch.set_default_dtype(torch.float32)
-
-
 def test_a_mask_alone_is_rejected():
     with pytest.raises(ConfigError, match="holds only an action mask"):
         make_preprocessing(Composite(action_mask=Binary(3)), normalize=False)

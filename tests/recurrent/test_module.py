@@ -4,7 +4,6 @@ import pytest
 import torch
 from found import CELLS, layers_of
 from tensordict import TensorDict
-from torchrl.data import Unbounded
 
 from recurrl.recurrent import GRUModule, LSTMModule, set_recurrent_mode
 
@@ -83,12 +82,6 @@ def test_inputs_need_not_be_contiguous(module):
     transposed = data.transpose(0, 1)
     with set_recurrent_mode(True):
         torch.testing.assert_close(module(transposed.clone())["y"], module(transposed.contiguous())["y"])
-
-
-def test_the_primer_gives_an_environment_the_states(module):
-    primers = module.make_tensordict_primer().primers
-    declared = {f"recurrent_state{suffix}": (2, *shape) for suffix, shape in module.cell.states().items()}
-    assert dict(primers.items()) == {key: Unbounded(shape=shape) for key, shape in declared.items()}
 
 
 def test_a_primer_that_would_not_carry_the_state_is_rejected():

@@ -63,13 +63,12 @@ def test_a_preset_depends_on_the_device(gpu, ours, concrete):
     assert precision.resolve(ours, CPU) == "ieee"
 
 
-def test_a_preset_is_ieee_on_a_gpu_without_tensor_cores(gpu, monkeypatch):
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (7, 0))
-    assert precision.resolve("fast", gpu) == "ieee"
-
-
-def test_a_preset_is_ieee_with_amd(gpu, monkeypatch):
-    monkeypatch.setattr(torch.version, "hip", "6.0")
+@pytest.mark.parametrize("name", ["a GPU without tensor cores", "AMD"])
+def test_a_preset_is_ieee_without_tensor_cores_of_nvidia(gpu, monkeypatch, name):
+    if name == "AMD":
+        monkeypatch.setattr(torch.version, "hip", "6.0")
+    else:
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (7, 0))
     assert precision.resolve("fast", gpu) == "ieee"
 
 
