@@ -139,7 +139,7 @@ WAYS = {
     "resets on demand": clocks(autoreset_mode=DISABLED),
     "resets at once, final observations apart": clocks(autoreset_mode=SAME_STEP),
     "resets at once, final observations together": clocks(autoreset_mode=SAME_STEP, final="together"),
-    "takes the mode it is asked for": Clocks,
+    "takes the mode that Gymnasium passes": Clocks,
     "several entries on demand": clocks(autoreset_mode=DISABLED, entries=True),
     "several entries at once, apart": clocks(**ENTRIES),
     "several entries at once, together": clocks(**ENTRIES, final="together"),

@@ -89,7 +89,7 @@ def unannotated(options):
 
 
 class Recall(MemoryTask):
-    """The first observation is asked for at each step."""
+    """Pays for the first observation at each step."""
 
     def __init__(self, num_envs, values=2, max_steps=None, device="cpu"):
         super().__init__(num_envs, Categorical(values + 1, shape=(num_envs,), device=device), values, max_steps, device)

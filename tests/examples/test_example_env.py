@@ -26,7 +26,7 @@ def test_it_trains_with_or_without_a_yaml(how, length, train, tiny):
         pytest.param(("collector=multi_sync", "collector.num_workers=2"), marks=pytest.mark.slow),
         pytest.param(("collector=multi_async", "collector.num_workers=2"), marks=pytest.mark.slow),
     ],
-    ids=["options of every environment", "groups that start alike", "workers", "workers ahead"],
+    ids=["options of every environment", "groups that start from the same states", "workers", "workers ahead"],
 )
 def test_it_trains_with(options, train, tiny):
     assert summary(train(*tiny, *BY_NAME, *options))["status"] == "completed"
