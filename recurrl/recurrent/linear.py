@@ -5,6 +5,7 @@ Shape legend: B rows, T steps, X size of a projected input, O output size.
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections.abc import Callable
 from typing import ClassVar
@@ -105,7 +106,7 @@ def gated(y: Tensor, x: Tensor) -> Tensor:
     return y * functional.logsigmoid(x).exp()
 
 
-def ring(weights: Weights) -> tuple[Tensor, Tensor]:
+def disk(weights: Weights) -> tuple[Tensor, Tensor]:
     """The coefficients ``λ = exp(−exp(log_decay) + i·exp(log_phase))`` ``[2, N]``, and ``√(1 − |λ|²)`` ``[N]``, which
     keeps the scale of a state that white noise enters (Orvieto et al. 2023).
     """
@@ -113,10 +114,9 @@ def ring(weights: Weights) -> tuple[Tensor, Tensor]:
     return torch.exp(-decay) * torch.stack((phase.cos(), phase.sin())), (-torch.expm1(-2 * decay)).sqrt()
 
 
-def initialize_ring(name: str, parameter: Tensor, low: float, high: float, phase: float) -> None:
-    """Sets a parameter of :func:`ring` so that λ is uniform in a ring of radii ``low`` to ``high``, up to a phase."""
+def initialize_disk(name: str, parameter: Tensor) -> None:
+    """Sets a parameter of :func:`disk` so that λ is uniform in the unit disk."""
     if name == "log_decay":
-        squared = low**2 + (high**2 - low**2) * torch.rand_like(parameter)
-        parameter.copy_((-0.5 * squared.clamp(min=1e-6).log()).log())
+        parameter.copy_((-0.5 * torch.rand_like(parameter).clamp(min=1e-6).log()).log())
     else:
-        nn.init.uniform_(parameter, 1e-3 * phase, phase).log_()
+        nn.init.uniform_(parameter, 1e-3 * 2 * math.pi, 2 * math.pi).log_()

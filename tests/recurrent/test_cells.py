@@ -1,5 +1,6 @@
 """What a cell declares, and what is made of it."""
 
+import math
 import pickle
 from copy import deepcopy
 
@@ -13,10 +14,13 @@ from torch.nn import functional
 from recurrl.config.plugins import options_class, values
 from recurrl.errors import ConfigError
 from recurrl.policy.build import make_cell
-from recurrl.recurrent import GatedCell, RecurrentModule
+from recurrl.recurrent import GatedCell, RecurrentModule, set_recurrent_mode
 from recurrl.recurrent.backends import Options, unsupported_reason
 from recurrl.recurrent.cells import cell_names
+from recurrl.recurrent.cells.lru import LRU
 from recurrl.recurrent.cells.lstm import LSTM
+from recurrl.recurrent.cells.rtu import RTU
+from recurrl.recurrent.cells.s5 import S5
 from recurrl.recurrent.linear import gated
 from recurrl.recurrent.windows import convolved, windows
 
@@ -243,7 +247,7 @@ def test_slstms_first_output_does_not_depend_on_how_much_enters(gate):
     with torch.no_grad():
         module.layers.bias_ih_l0[:4] += gate
     data = batch(module, resets("first", 2, 1)).exclude("recurrent_state_h", *module.state_keys)
-    weights = {name.removesuffix("_l0"): value for name, value in module.layers.named_parameters()}
+    weights = weights_of(module)
     x = functional.linear(data["x"][:, 0], weights["weight_ih"], weights["bias_ih"] + weights["bias_hh"])
     _, _, z, o = x.chunk(4, -1)
     torch.testing.assert_close(module(data)["y"][:, 0], torch.sigmoid(o) * torch.tanh(z))
@@ -251,9 +255,43 @@ def test_slstms_first_output_does_not_depend_on_how_much_enters(gate):
 
 @pytest.mark.parametrize("cell", ["mingru", "minlstm"])
 def test_units_forget_at_different_rates_from_the_start(cell):
-    torch.manual_seed(0)
     module = layers(cell, 3, 1000)
-    weights = {name.removesuffix("_l0"): value for name, value in module.layers.named_parameters()}
+    weights = weights_of(module)
     ((kept, _),), _ = module.cell.coefficients(weights, module.cell.project(weights, torch.zeros(3)))
     quantiles = torch.tensor([0.1, 0.5, 0.9])
     torch.testing.assert_close(kept.quantile(quantiles), quantiles, rtol=0, atol=0.05)
+
+
+@pytest.mark.parametrize("cell", [LRU(4, 1000), RTU(2000)], ids=["lru", "rtu"])
+def test_the_coefficients_of_a_complex_state_begin_all_over_the_unit_disk(cell):
+    a = complex_coefficients(cell)
+    quantiles = torch.tensor([0.1, 0.5, 0.9])
+    torch.testing.assert_close(a.abs().square().quantile(quantiles), quantiles, rtol=0, atol=0.05)
+    turns = a.angle().div(2 * math.pi).remainder(1)
+    torch.testing.assert_close(turns.quantile(quantiles), quantiles, rtol=0, atol=0.05)
+
+
+def test_s5s_states_halve_in_1_to_1400_steps_at_first():
+    half_lives = math.log(0.5) / complex_coefficients(S5(4, 1000)).abs().log()
+    expected = 2 * math.log(2) * torch.tensor([1.0, 1000**0.5, 1000.0])
+    torch.testing.assert_close(half_lives.quantile(torch.tensor([0.0, 0.5, 1.0])), expected, rtol=0.2, atol=0)
+
+
+def complex_coefficients(cell):
+    """Those of each state of a new layer."""
+    ((a, _),), _ = cell.coefficients(weights_of(layers(cell, 3)), torch.zeros(3))
+    return torch.complex(*a.detach())
+
+
+@pytest.mark.parametrize("cell", ["gated_deltanet", "mlstm"])
+def test_a_memory_adds_little_to_a_map_of_the_input_at_first(cell):
+    module = layers(cell, 3, 64)
+    data = batch(module, resets("first", 20, 10)).exclude(*module.state_keys)
+    with set_recurrent_mode(True):
+        output = module(data)["y"]
+    skip = functional.linear(data["x"], weights_of(module)["weight_skip"])
+    assert (output - skip).norm() < 0.1 * skip.norm()
+
+
+def weights_of(module):
+    return {name.removesuffix("_l0"): value for name, value in module.layers.named_parameters()}

@@ -12,7 +12,7 @@ Shape legend: H hidden size, N heads, K key size, V value size.
 from __future__ import annotations
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
 from recurrl.recurrent.cell import Weights, factory
@@ -35,9 +35,14 @@ class GatedDeltaNet(MatrixCell):
         return keys, keys, values, self.heads, self.heads, values
 
     def initialize(self, name: str, parameter: Tensor) -> None:
-        """Rates and steps as in Mamba: 1 to 16, and 0.001 to 0.1 after the softplus."""
+        """Rates and steps as in Mamba: 1 to 16, and 0.001 to 0.1 after the softplus; small matrices, as in the authors'
+        code, by which the memory adds little at first.
+        """
         if name in ("log_rate", "bias_rate"):
             initialize_rate(name, parameter)
+        elif name in ("weight_in", "weight_out"):
+            for each in parameter.split(self.sizes if name == "weight_in" else (len(parameter),)):
+                nn.init.xavier_uniform_(each, gain=2**-2.5)
         else:
             super().initialize(name, parameter)
 

@@ -2,19 +2,16 @@
 
     s' = λ ⊙ s + √(1 − |λ|²) ⊙ B·input    y = Re(C·s') + D·input    output = y ⊙ σ(W·y + b)
 
-Orvieto et al. 2023, https://arxiv.org/abs/2303.06349; the gate is that of a block there. The initial λ are
-those for long sequences: of 0.9 to 0.999 in absolute value, with small phases.
+Orvieto et al. 2023, https://arxiv.org/abs/2303.06349; the gate is that of a block there.
 """
 
 from __future__ import annotations
-
-import math
 
 from torch import Tensor
 from torch.nn import functional
 
 from recurrl.recurrent.cell import States, Weights, factory, orthogonal
-from recurrl.recurrent.linear import StateSpaceCell, Terms, gated, initialize_ring, ring
+from recurrl.recurrent.linear import StateSpaceCell, Terms, disk, gated, initialize_disk
 
 
 class LRU(StateSpaceCell):
@@ -38,15 +35,15 @@ class LRU(StateSpaceCell):
         }
 
     def initialize(self, name: str, parameter: Tensor) -> None:
-        """λ in a ring, orthogonal matrices, zero biases."""
+        """λ uniform in the unit disk, as in the paper's general form; orthogonal matrices, zero biases."""
         if name.startswith("log"):
-            initialize_ring(name, parameter, 0.9, 0.999, math.pi / 10)
+            initialize_disk(name, parameter)
         else:
             orthogonal(parameter, 2 * self.state_size if name == "weight_in" else self.hidden_size)
 
     def coefficients(self, weights: Weights, x: Tensor) -> tuple[Terms, Tensor]:
         """``(λ, √(1 − |λ|²) ⊙ B·input)``, and ``D·input``."""
-        a, gain = ring(weights)
+        a, gain = disk(weights)
         enters, skip = self.entering(weights, x, gain, None)
         return ((a, enters),), skip
 

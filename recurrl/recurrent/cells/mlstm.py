@@ -4,7 +4,8 @@
 
 where x is the normalised input, v a map of it, and q and k short convolutions of maps of it, through silu. Beck et al.
 2024, https://arxiv.org/abs/2405.04517, with the input gate of Beck et al. 2025, https://arxiv.org/abs/2503.14376: a
-sigmoid instead of an exponential, so that there is nothing to stabilise.
+sigmoid instead of an exponential, so that there is nothing to stabilise. The gates' initial values are those of
+Beck et al. 2025, https://arxiv.org/abs/2503.13427.
 
 Shape legend: H hidden size, N heads, K key size, V value size.
 """
@@ -12,7 +13,7 @@ Shape legend: H hidden size, N heads, K key size, V value size.
 from __future__ import annotations
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
 from recurrl.recurrent.cell import Weights, factory
@@ -35,10 +36,15 @@ class MLSTM(MatrixCell):
         return keys, keys, values, self.heads, self.heads, values
 
     def initialize(self, name: str, parameter: Tensor) -> None:
-        """Biases of 3 to 6 for the forget gates, zero for others, as in the paper."""
+        """Gates without weights; biases of −10 for i, so that the memory begins nearly closed, and of 3 to 6 for f."""
         super().initialize(name, parameter)
-        if name == "bias_in":
-            parameter.split(self.sizes)[4].copy_(torch.linspace(3, 6, self.heads))
+        if name == "weight_in":
+            for gate in parameter.split(self.sizes)[3:5]:
+                nn.init.zeros_(gate)
+        elif name == "bias_in":
+            _, _, _, enter, forget, _ = parameter.split(self.sizes)
+            nn.init.constant_(enter, -10.0)
+            forget.copy_(torch.linspace(3, 6, self.heads))
 
     def access(self, weights: Weights, x: Tensor) -> tuple[Access, Tensor]:
         """Keys are scaled by 1/√K, values by the input gate."""

@@ -8,14 +8,12 @@ instead of traces. The state has half as many complex numbers as the output has 
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from recurrl.recurrent.cell import States, Weights, factory, orthogonal
-from recurrl.recurrent.linear import LinearCell, Terms, initialize_ring, ring
+from recurrl.recurrent.linear import LinearCell, Terms, disk, initialize_disk
 
 
 class RTU(LinearCell):
@@ -42,13 +40,13 @@ class RTU(LinearCell):
     def initialize(self, name: str, parameter: Tensor) -> None:
         """λ uniform in the unit disk, as in the paper; W orthogonal."""
         if name.startswith("log"):
-            initialize_ring(name, parameter, 0.0, 1.0, 2 * math.pi)
+            initialize_disk(name, parameter)
         else:
             orthogonal(parameter, 2 * self.state_size)
 
     def coefficients(self, weights: Weights, x: Tensor) -> tuple[Terms, Tensor]:
         """``(λ, √(1 − |λ|²) ⊙ W·input)``."""
-        a, gain = ring(weights)
+        a, gain = disk(weights)
         scaled = gain.unsqueeze(-1) * weights["weight_ih"].unflatten(0, (2, self.state_size))
         return ((a, functional.linear(x, scaled.flatten(0, 1)).unflatten(-1, (2, self.state_size))),), x
 
