@@ -19,7 +19,7 @@ from recurrl.recurrent.cell import Cell, States, Weights
 from recurrl.recurrent.gated import AnalyticCell
 from recurrl.recurrent.linear import LinearCell
 from recurrl.recurrent.matrix import MatrixCell
-from recurrl.recurrent.operators import WEIGHTS, Layer, layer
+from recurrl.recurrent.operators import WEIGHTS, LayerCall, run_layer
 from recurrl.recurrent.segments import Segments
 
 _COLUMNS = 4  # A / H, of either cell
@@ -81,62 +81,52 @@ def sequence(
         output_BTO, states = cell.sequence(memories, weights, x_BTX, segments.starts_BT, stored_states)
         return output_BTO, tuple(segments.only_ends(state) for state in states)
     assert isinstance(cell, AnalyticCell)
-    return layer("native", cell, x_BTI, segments, stored_states, weights, keep=options.recompute == "none")
+    return run_layer("native", cell, x_BTI, segments, stored_states, weights, keep=options.recompute == "none")
 
 
-def forward(layer: Layer, x_BTI: Tensor, ends: list[Tensor], states: list[Tensor], gates_PA: Tensor) -> None:
+def forward(call: LayerCall, ends: list[Tensor], kept: list[Tensor]) -> None:
     """See :meth:`~recurrl.recurrent.operators.Loop.forward`."""
-    _run("forward", layer, x_BTI, states, gates_PA, *_two(ends))
+    _run("forward", call, kept, *_two(ends))
 
 
-def backward(
-    layer: Layer,
-    x_BTI: Tensor,
-    states: list[Tensor],
-    gates_PA: Tensor,
-    incoming: list[Tensor | None],
-    grads: list[Tensor],
-) -> None:
+def backward(call: LayerCall, kept: list[Tensor], incoming: list[Tensor | None], grads: list[Tensor]) -> None:
     """See :meth:`~recurrl.recurrent.operators.Loop.backward`."""
     grad_output, *grad_ends = incoming
-    memory = None, None, grad_output, *_two(grad_ends), *grads[: 1 + len(WEIGHTS)], *_two(grads[-len(states) :])
-    _run("backward", layer, x_BTI, states, gates_PA, *memory)
+    of_stored = grads[1 + len(WEIGHTS) :]
+    memory = None, None, grad_output, *_two(grad_ends), *grads[: 1 + len(WEIGHTS)], *_two(of_stored)
+    _run("backward", call, kept, *memory)
 
 
-def _run(
-    direction: str, layer: Layer, x_BTI: Tensor, states: list[Tensor], gates_PA: Tensor, *memory: Tensor | None
-) -> None:
+def _run(direction: str, call: LayerCall, kept: list[Tensor], *memory: Tensor | None) -> None:
     """Runs the kernel forwards or backwards on a layer's memory.
 
     Args:
         direction: ``forward`` or ``backward``.
-        layer: the layer.
-        x_BTI: its input.
-        states: after every step.
-        gates_PA: of every step.
+        call: the layer and its input.
+        kept: the states after every step, and the gates.
         memory: what follows ``gates`` in the kernel's ``Layer``.
 
     Raises:
         ValueError: the input, a weight or a state differs in size or dtype from the others; the kernel would read
             beyond it.
     """
-    dtype, (rows, steps, inputs), (columns, hidden) = x_BTI.dtype, x_BTI.shape, layer.weights[1].shape
-    if layer.weights[0].shape != (columns, inputs):
-        raise ValueError(f"The layer's inputs have {layer.weights[0].shape[1]} features; these have {inputs}.")
-    for weight in layer.weights:
+    dtype, (rows, steps, inputs), (columns, hidden) = call.x_BTI.dtype, call.x_BTI.shape, call.weights[1].shape
+    if call.weights[0].shape != (columns, inputs):
+        raise ValueError(f"The layer's inputs have {call.weights[0].shape[1]} features; these have {inputs}.")
+    for weight in call.weights:
         if weight is not None and weight.dtype != dtype:
             raise ValueError(f"The layer's weights are {weight.dtype}, but its input is {dtype}.")
-    stored = [state.to(x_BTI) for state in layer.stored]
+    stored = [state.to(call.x_BTI) for state in call.stored]
     for state in stored:
         if state.shape != (rows, steps, hidden):
             raise ValueError(f"backend=native needs states [{rows}, {steps}, {hidden}]; there is {list(state.shape)}.")
     if stored[0].stride() != stored[-1].stride() or stored[0].stride(2) != 1:
         stored = [state.contiguous() for state in stored]
     # The list keeps the copies alive until the kernel has run.
-    inputs_and_starts = (x_BTI, *layer.weights, layer.segments.is_init_BT.bool())
+    inputs_and_starts = (call.x_BTI, *call.weights, call.segments.is_init_BT.bool())
     read = [None if each is None else each.contiguous() for each in (*inputs_and_starts, *memory)]
     count = len(inputs_and_starts)
-    arrays = (*read[:count], *_two(stored), *_two(states), gates_PA, *read[count:])
+    arrays = (*read[:count], *_two(stored), *_two(kept[:-1]), kept[-1], *read[count:])
     pointers = [None if each is None else each.data_ptr() for each in arrays]
     kernel_layer = _Layer(rows, steps, inputs, hidden, *stored[0].stride()[:2], *pointers)
     work = rows * steps * _COLUMNS * hidden * (inputs + hidden)
@@ -144,7 +134,7 @@ def _run(
     kernel = library.kernel(dtype)
     if isinstance(kernel, str):
         raise RuntimeError(kernel)
-    cell = ctypes.c_int(layer.cell.TORCH is nn.LSTM)
+    cell = ctypes.c_int(call.cell.TORCH is nn.LSTM)
     if getattr(kernel, direction)(cell, ctypes.c_long(threads), ctypes.byref(kernel_layer)):
         raise MemoryError("backend=native: no memory for the recurrent layer's working space.")
 

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from recurrl.recurrent.backends.native import library
 from recurrl.recurrent.matrix import Access
+from recurrl.recurrent.operators import reject_second_derivative
 
 _SIZES = ("rows", "steps", "planes", "width", "repeat", "a_row", "a_step", "stored_row", "stored_step")
 _ARRAYS = ("a", "b", "stored", "starts", "states", "grad", "grad_a", "grad_b", "grad_stored", "carried")
@@ -106,15 +107,6 @@ torch.library.register_fake("recurrl::recurrence_forward", _states)
 torch.library.register_fake("recurrl::recurrence_backward", _gradients)
 
 
-def _reject_second_derivative() -> None:
-    # once_differentiable would silently omit the recurrence from a second derivative.
-    if torch.is_grad_enabled():
-        raise RuntimeError(
-            "backend=native supports first derivatives only, but create_graph=True needs a second one. Choose "
-            "backend=reference, which supports any order."
-        )
-
-
 class _Differentiable(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, a: Tensor, b: Tensor, starts_BT: Tensor, stored: Tensor, pairs: bool) -> Tensor:
@@ -126,7 +118,7 @@ class _Differentiable(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        _reject_second_derivative()
+        reject_second_derivative("native")
         run: Any = torch.ops.recurrl.recurrence_backward.default if torch.compiler.is_compiling() else backward
         wants_stored = ctx.needs_input_grad[3]
         grad_a, grad_b, grad_stored = run(*ctx.saved_tensors, grad, ctx.pairs, wants_stored)
@@ -188,7 +180,7 @@ class _DifferentiableMemories(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        _reject_second_derivative()
+        reject_second_derivative("native")
         *access, starts_BT, stored, states = ctx.saved_tensors
         grad_read = states.new_zeros(access[2].shape) if grads[0] is None else grads[0].contiguous()
         grad_states = None if grads[1] is None else grads[1].contiguous()

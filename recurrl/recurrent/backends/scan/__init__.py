@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 from recurrl.recurrent.backends import Options
 from recurrl.recurrent.cell import Cell, ParallelCell, States, Weights
 from recurrl.recurrent.gated import AnalyticCell
-from recurrl.recurrent.operators import layer
+from recurrl.recurrent.operators import run_layer
 from recurrl.recurrent.segments import Segments
 
 controls_matmul_precision = False
@@ -39,7 +39,7 @@ def sequence(
         return output_BTO, tuple(segments.only_ends(state) for state in states)
     keep, compiling = options.recompute == "none", torch.compiler.is_compiling()
     if isinstance(cell, AnalyticCell) and not cell.proj_size and not (compiling and cell.TORCH is None):
-        return layer("scan", cell, x_BTI, segments, stored_states, weights, keep=keep)
+        return run_layer("scan", cell, x_BTI, segments, stored_states, weights, keep=keep)
     if compiling:
         raise ValueError(
             "backend=scan under torch.compile needs a GRU, an LSTM without a projection or a cell with a parallel "

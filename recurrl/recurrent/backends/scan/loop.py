@@ -12,20 +12,19 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from recurrl.recurrent.operators import Layer, project, write_gradients
+from recurrl.recurrent.operators import LayerCall, project, write_gradients
 
 
-def forward(layer: Layer, x_BTI: Tensor, ends: list[Tensor], states: list[Tensor], gates_PA: Tensor) -> None:
+def forward(call: LayerCall, ends: list[Tensor], kept: list[Tensor]) -> None:
     """See :meth:`~recurrl.recurrent.operators.Loop.forward`."""
-    cell, w_hh, stored = layer.cell, layer.weights[1], layer.stored
-    packing, sizes = layer.segments.packing, layer.segments.packing.batch_sizes
-    x_PI = packing.pack(x_BTI)
-    gates_PA = project(layer, x_PI, gates_PA)
-    memory_RX = [functional.pad(packing.at_starts(state), (0, 0, 0, len(gates_PA))) for state in stored]
+    (*states, gates_PA), cell, w_hh = kept, call.cell, call.weights[1]
+    packing, sizes = call.segments.packing, call.segments.packing.batch_sizes
+    gates_PA = project(call, packing.pack(call.x_BTI), gates_PA)
+    memory_RX = [functional.pad(packing.at_starts(state), (0, 0, 0, len(gates_PA))) for state in call.stored]
     states_of = [memory.split_with_sizes([sizes[0], *sizes]) for memory in memory_RX]
     gates_of = gates_PA.split_with_sizes(sizes)
     recurrent_of = gates_PA[:, : len(w_hh)].split_with_sizes(sizes)
-    w_hh_t = w_hh.roll(layer.split, 0).t()
+    w_hh_t = w_hh.roll(call.split, 0).t()
     for t, size in enumerate(sizes):
         before, after = [state[t][:size] for state in states_of], [state[t + 1] for state in states_of]
         recurrent_of[t].addmm_(before[0], w_hh_t)
@@ -35,22 +34,15 @@ def forward(layer: Layer, x_BTI: Tensor, ends: list[Tensor], states: list[Tensor
         end.zero_().flatten(0, 1)[packing.ends_N] = state.flatten(0, 1)[packing.ends_N]
 
 
-def backward(
-    layer: Layer,
-    x_BTI: Tensor,
-    states: list[Tensor],
-    gates_PA: Tensor,
-    incoming: list[Tensor | None],
-    grads: list[Tensor],
-) -> None:
+def backward(call: LayerCall, kept: list[Tensor], incoming: list[Tensor | None], grads: list[Tensor]) -> None:
     """See :meth:`~recurrl.recurrent.operators.Loop.backward`."""
-    cell, (w_ih, w_hh, *_), segments, stored = layer.cell, layer.weights, layer.segments, layer.stored
+    (*states, gates_PA), cell, (w_ih, w_hh, *_), segments = kept, call.cell, call.weights, call.segments
     packing, sizes = segments.packing, segments.packing.batch_sizes
-    count, w_hh = sizes[0], w_hh.roll(layer.split, 0)
+    count, w_hh = sizes[0], w_hh.roll(call.split, 0)
     after_PX = [state.flatten(0, 1) for state in states]
     before_PX = [
         torch.cat((packing.at_starts(initial), state)).index_select(0, packing.before_P)
-        for initial, state in zip(stored, after_PX, strict=True)
+        for initial, state in zip(call.stored, after_PX, strict=True)
     ]
     after_PX = [state.index_select(0, packing.positions_P) for state in after_PX]
     factors_PAH, others_P1H = cell.derivatives(gates_PA, before_PX, after_PX)
@@ -74,9 +66,9 @@ def backward(
         cell.backward_step(factors_of[t], grads_N1X, before.unsqueeze(1))
         before.addmm_(recurrent_of[t], w_hh)
     grad_x, *_ = grads
-    for grad, found in zip(grads[-len(stored) :], (grads_RH[:count], *carried_N1X), strict=True):
+    for grad, found in zip(grads[-len(states) :], (grads_RH[:count], *carried_N1X), strict=True):
         if len(grad):
             grad.zero_().flatten(0, 1)[packing.starts_N] = found.reshape(count, -1)
     if len(grad_x):
-        grad_x.flatten(0, 1).index_copy_(0, packing.positions_P, grad_PA[:, layer.inputs] @ w_ih)
-    write_gradients(layer, packing.pack(x_BTI), before_PX[0], grad_PA, grads)
+        grad_x.flatten(0, 1).index_copy_(0, packing.positions_P, grad_PA[:, call.inputs] @ w_ih)
+    write_gradients(call, packing.pack(call.x_BTI), before_PX[0], grad_PA, grads)

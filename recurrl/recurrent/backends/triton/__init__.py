@@ -18,7 +18,7 @@ from recurrl.recurrent.backends import Options
 from recurrl.recurrent.backends.triton import tiles
 from recurrl.recurrent.cell import Cell, States, Weights
 from recurrl.recurrent.gated import AnalyticCell, GatedCell
-from recurrl.recurrent.operators import layer
+from recurrl.recurrent.operators import run_layer
 from recurrl.recurrent.segments import Segments
 
 controls_matmul_precision = True
@@ -78,4 +78,4 @@ def sequence(
             "precision=bf16; for other dtypes choose backend=pad or backend=scan."
         )
     concrete = _precision(options, x_BTI.device)
-    return layer("triton", cell, x_BTI, segments, stored_states, weights, concrete, options.recompute == "none")
+    return run_layer("triton", cell, x_BTI, segments, stored_states, weights, concrete, options.recompute == "none")

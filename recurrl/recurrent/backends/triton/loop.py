@@ -16,46 +16,41 @@ from torch import Tensor
 from torch.nn import functional
 
 from recurrl.recurrent.backends.triton import kernels, tiles
-from recurrl.recurrent.operators import Layer, project, write_gradients
+from recurrl.recurrent.operators import LayerCall, project, write_gradients
 
 
-def forward(layer: Layer, x_BTI: Tensor, ends: list[Tensor], states: list[Tensor], gates_PA: Tensor) -> None:
+def forward(call: LayerCall, ends: list[Tensor], kept: list[Tensor]) -> None:
     """See :meth:`~recurrl.recurrent.operators.Loop.forward`."""
+    *states, gates_PA = kept
     keep = len(gates_PA) > 0
-    gates_PA = project(layer, x_BTI.flatten(0, 1), gates_PA)
-    recurrence = Recurrence(layer, states)
+    gates_PA = project(call, call.x_BTI.flatten(0, 1), gates_PA)
+    recurrence = Recurrence(call, states)
     for steps in recurrence.launches(0):
         recurrence.run(kernels.forward, steps, recurrence.weights, (gates_PA,), KEEP=keep)
     for end, state in zip(ends, states, strict=True):
-        end.copy_(layer.segments.only_ends(state))
+        end.copy_(call.segments.only_ends(state))
 
 
-def backward(
-    layer: Layer,
-    x_BTI: Tensor,
-    states: list[Tensor],
-    gates_PA: Tensor,
-    incoming: list[Tensor | None],
-    grads: list[Tensor],
-) -> None:
+def backward(call: LayerCall, kept: list[Tensor], incoming: list[Tensor | None], grads: list[Tensor]) -> None:
     """See :meth:`~recurrl.recurrent.operators.Loop.backward`."""
-    grad_x, *_, grad_stored, grad_last = grads[0], *_two(grads[-len(states) :])
+    *states, gates_PA = kept
+    grad_x, grad_stored, grad_last = grads[0], *_two(grads[-len(states) :])
     totals = [torch.zeros_like(state) for state in states]
     if incoming[0] is not None:
         totals[0] += incoming[0]
     for total, grad in zip(totals, incoming[1:], strict=True):
         if grad is not None:
-            total += layer.segments.only_ends(grad)
-    recurrence, wants_stored = Recurrence(layer, states), len(grad_stored) > 0
+            total += call.segments.only_ends(grad)
+    recurrence, wants_stored = Recurrence(call, states), len(grad_stored) > 0
     grad_PA, entered_PH = torch.empty_like(gates_PA), gates_PA.new_empty(len(gates_PA), recurrence.hidden)
     carried_NH = gates_PA.new_zeros(recurrence.lanes, recurrence.hidden)
     weights_t = recurrence.weights.unflatten(0, (-1, recurrence.hidden)).transpose(1, 2).contiguous()
     written = (*_two(totals), grad_PA, entered_PH, carried_NH, grad_stored, grad_last)
     for steps in reversed(recurrence.launches(-1 if wants_stored else 0)):
         recurrence.run(kernels.backward, steps, weights_t, (gates_PA, *written), WANTS_STORED=wants_stored)
-    write_gradients(layer, x_BTI.flatten(0, 1), entered_PH, grad_PA, grads)
+    write_gradients(call, call.x_BTI.flatten(0, 1), entered_PH, grad_PA, grads)
     if len(grad_x):
-        torch.mm(grad_PA[:, layer.inputs], layer.weights[0], out=grad_x.flatten(0, 1))
+        torch.mm(grad_PA[:, call.inputs], call.weights[0], out=grad_x.flatten(0, 1))
 
 
 def _two(states: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
@@ -71,22 +66,22 @@ class Recurrence:
     at most P / (t + 1) longer than t steps. A program of empty lanes returns at once.
     """
 
-    def __init__(self, layer: Layer, states: Sequence[Tensor]) -> None:
-        w_hh, starts_BT = layer.weights[1], layer.segments.starts_BT
+    def __init__(self, call: LayerCall, states: Sequence[Tensor]) -> None:
+        w_hh, starts_BT = call.weights[1], call.segments.starts_BT
         self.hidden = w_hh.shape[1]
-        self.weights = rounded(w_hh, layer.precision).roll(layer.split, 0).contiguous()
+        self.weights = rounded(w_hh, call.precision).roll(call.split, 0).contiguous()
         """The recurrent weights, rounded to the matmul format, in the order of the gates."""
         self._begin_N, self._length_N = _lanes(starts_BT)
         self.lanes, self._steps = starts_BT.numel(), starts_BT.shape[1]
-        stored = layer.stored
+        stored = call.stored
         if any(
             state.stride() != (starts_BT.shape[1] * stored[0].stride(1), stored[0].stride(1), 1) for state in stored
         ):
             stored = [state.contiguous() for state in stored]
         self._stride = stored[0].stride(1)
         self._read = (starts_BT.to(torch.int8), *_two(stored), *_two(states))
-        self._tiles = tiles.configuration(self.hidden, layer.precision.removesuffix(" emulated"))
-        self._constants = self._tiles.constants(layer.cell.name, self.hidden, layer.precision)
+        self._tiles = tiles.configuration(self.hidden, call.precision.removesuffix(" emulated"))
+        self._constants = self._tiles.constants(call.cell.name, self.hidden, call.precision)
 
     def launches(self, first: int) -> list[tuple[int, int]]:
         """The steps of each launch: all from ``first`` on where a program has all hidden units, else one."""
