@@ -2,7 +2,16 @@
 
 import torch
 from torch import Tensor
-from torchrl.data import Binary, Bounded, Categorical, MultiCategorical, TensorSpec
+from torchrl.data import Binary, Bounded, Categorical, Composite, MultiCategorical, TensorSpec
+
+from recurrl.keys import path_of
+
+
+def leaves_of(spec: TensorSpec) -> list[tuple[tuple[str, ...], TensorSpec]]:
+    """The specs of tensors within a spec, with their paths; that of a tensor has none."""
+    if not isinstance(spec, Composite):
+        return [((), spec)]
+    return [(path_of(key), leaf) for key, leaf in spec.items(include_nested=True, leaves_only=True)]
 
 
 def choices(spec: TensorSpec) -> tuple[int, ...] | None:

@@ -13,7 +13,8 @@ from pathlib import Path
 
 import torch
 
-from recurrl.algorithms.algorithm import Algorithm, merged
+from recurrl.algorithms.algorithm import Algorithm
+from recurrl.algorithms.metrics import merged
 from recurrl.callbacks.callback import Callbacks
 from recurrl.collector.restarts import RESTARTS, Collector
 from recurrl.config import TrainConfig

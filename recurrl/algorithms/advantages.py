@@ -1,4 +1,4 @@
-"""Advantages from the values of the rollout, without another pass of the network over it; V-trace.
+"""GAE from the values stored in the rollout, and V-trace, for which the policy evaluates it again.
 
 Shape legend: N environments, T steps of a row.
 """
@@ -15,40 +15,50 @@ from recurrl.recurrent.linear_recurrence import from_zero
 from recurrl.runtime.statistics import counted, mean_and_std, summary
 
 
-def vtrace(
-    reward: Tensor,
-    value: Tensor,
-    next_value: Tensor,
-    done: Tensor,
-    gamma: float,
-    lmbda: float,
-    ratio: Tensor | None = None,
+def gae(
+    reward: Tensor, value: Tensor, next_value: Tensor, done: Tensor, gamma: float, lmbda: float
 ) -> tuple[Tensor, Tensor]:
-    """Advantages and value targets ``[N, T, 1]``.
+    """Generalised advantages A, and the value targets A + V, ``[N, T, 1]``.
 
-    V-trace, Espeholt et al. 2018, https://arxiv.org/abs/1802.01561, equation 1 with ρ̄ = c̄ = 1 and with λ in the traces
+    Schulman et al. 2016, https://arxiv.org/abs/1506.02438: with the TD error δ, ``A[t] = δ[t] + γ λ A[t+1]``.
+
+    Args:
+        reward: ``[N, T, 1]``, as all others.
+        value: V, of the observation before each step.
+        next_value: of the observation after each step, see :func:`next_values`.
+        done: true at the end of an episode, which no advantage crosses.
+        gamma: discount per step.
+        lmbda: λ.
+    """
+    error = reward + gamma * next_value - value
+    advantage = to_go(error, gamma * lmbda * (~done).to(value.dtype))
+    return advantage, advantage + value
+
+
+def vtrace(
+    reward: Tensor, value: Tensor, next_value: Tensor, done: Tensor, gamma: float, lmbda: float, ratio: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Advantages and value targets ``[N, T, 1]`` of V-trace.
+
+    Espeholt et al. 2018, https://arxiv.org/abs/1802.01561, equation 1 with ρ̄ = c̄ = 1 and with λ in the traces
     (remark 2). For a step with ratio ρ and TD error δ, the target v corrects the value V::
 
         v[t] − V[t] = min(1, ρ[t]) δ[t] + γ λ min(1, ρ[t]) (v[t+1] − V[t+1])
         A[t]        = δ[t] + γ λ (v[t+1] − V[t+1])
 
-    A is not weighted by ρ: PPO's surrogate is. On-policy, where all ratios are 1, A is the generalised advantage of
-    Schulman et al. 2016, https://arxiv.org/abs/1506.02438, and the target is A + V.
+    A is not weighted by ρ: PPO's surrogate is. Where all ratios are 1, this is :func:`gae`, whose arguments it has.
 
     Args:
-        reward: ``[N, T, 1]``, as all others.
-        value: of the observation before each step.
-        next_value: of the observation after each step, see :func:`next_values`.
-        done: true at the end of an episode, which no advantage crosses.
+        reward: as in :func:`gae`, like the next five.
+        value: V.
+        next_value: of the observation after each step.
+        done: true at the end of an episode.
         gamma: discount per step.
         lmbda: λ.
-        ratio: π(a) / π_behaviour(a); None on-policy.
+        ratio: π(a) / π_behaviour(a), ``[N, T, 1]``.
     """
     error = reward + gamma * next_value - value
     carried = gamma * lmbda * (~done).to(value.dtype)
-    if ratio is None:
-        advantage = to_go(error, carried)
-        return advantage, advantage + value
     clipped = ratio.clamp(max=1.0)
     correction = to_go(clipped * error, clipped * carried)
     return error + carried * functional.pad(correction[:, 1:], (0, 0, 0, 1)), correction + value

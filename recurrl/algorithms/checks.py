@@ -1,31 +1,41 @@
-"""Checks of an algorithm's loss in its first gradient step: what would not be minimised, learnt or logged is an error.
+"""Checks of an algorithm: what would not be minimised, learnt or logged is an error, and so is a loss of NaN.
 
 Shape legend: S slices, K steps of a slice.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Size, Tensor, nn
 
-from recurrl.errors import ConfigError, require
+from recurrl.algorithms.metrics import GRAD_NORM, SKIPPED, GradientStep, Losses, check_numbers
+from recurrl.errors import ConfigError, NonFiniteError, RunError, require
 from recurrl.keys import VALUE
 
 if TYPE_CHECKING:
-    from recurrl.algorithms.algorithm import Algorithm, Losses
+    from recurrl.algorithms.algorithm import Algorithm
+
+MAX_SKIPPED_STEPS = 10
+"""Gradient steps with NaN or Inf are skipped; this many in a row end the run."""
 
 
 def check_losses(losses: Losses, algorithm: Algorithm, shape_SK: Size) -> None:
     """Rejects losses that could not be minimised and logged.
 
     Raises:
-        ConfigError: there is no term; a term or metric is not a scalar; a term does not depend on the parameters; or
-            the ratios are not one per step, or missing where a key needs them.
+        ConfigError: they are no :class:`Losses`; there is no term; a term or metric is not a scalar; a term does not
+            depend on the parameters; or the ratios are not one per step, or missing where a key needs them.
     """
     what = f"The loss of algorithm={algorithm.options.name}"
+    require(
+        isinstance(losses, Losses),
+        f"{what} must be recurrl.algorithms.Losses (got a {type(losses).__name__}). "
+        "Return Losses({'objective': loss}).",
+    )
     require(bool(losses.terms), f"{what} has no terms. Return at least one in Losses(terms, metrics).")
     terms = {f"loss/{name}": term for name, term in losses.terms.items()}
     for name, value in (*terms.items(), *losses.metrics.items()):
@@ -81,6 +91,68 @@ def _is_learnt(value: Any) -> bool:
         isinstance(each, nn.Module) or (isinstance(each, Tensor) and each.is_leaf and each.requires_grad)
         for each in values
     )
+
+
+def check_prepared(algorithm: Algorithm, metrics: Any) -> None:
+    """Rejects what :meth:`Algorithm.prepare` returned if it is not a mapping of numbers.
+
+    Raises:
+        ConfigError: it is not.
+    """
+    if not isinstance(metrics, Mapping):
+        raise ConfigError(
+            f"prepare of algorithm={algorithm.options.name} must return its metrics (got {metrics!r:.60}). Return {{}} "
+            "for none."
+        )
+    check_numbers(metrics)
+
+
+def check_gradient(algorithm: Algorithm, metrics: Mapping[str, float]) -> None:
+    """An iteration without a gradient has lost its parameters, unless its loss is exactly zero.
+
+    Raises:
+        RunError: it has.
+    """
+    is_zero = metrics[GRAD_NORM] == 0 and metrics[SKIPPED] < 1
+    if is_zero and any(value != 0 for name, value in metrics.items() if name.startswith("loss/")):
+        raise RunError(no_gradient(algorithm, "has a gradient of exactly zero in all steps of an iteration"))
+
+
+def no_gradient(algorithm: Algorithm, what: str) -> str:
+    """The message about a loss from which nothing is learnt."""
+    return (
+        f"The loss of algorithm={algorithm.options.name} {what}, so nothing would be learnt. Look for parameters that "
+        "were detached or replaced, for example by requires_grad_(False) in a callback."
+    )
+
+
+def check_skipped(algorithm: Algorithm, steps: Sequence[GradientStep]) -> None:
+    """Counts the last skipped gradient steps in a row.
+
+    Raises:
+        NonFiniteError: there are too many.
+    """
+    in_a_row = int(algorithm.skipped_in_a_row)
+    for skipped in torch.stack([step.skipped for step in steps]).tolist():
+        in_a_row = in_a_row + 1 if skipped else 0
+    algorithm.skipped_in_a_row.fill_(in_a_row)
+    if in_a_row >= MAX_SKIPPED_STEPS:
+        raise NonFiniteError(
+            f"Training produced NaN or Inf: the last {in_a_row} gradient steps had a non-finite loss or gradient "
+            f"and were skipped (not finite: {_not_finite(algorithm, steps[-1])}). A smaller lr or "
+            "algorithm.max_grad_norm may help; so may normalised or clipped observations and rewards."
+        )
+
+
+def _not_finite(algorithm: Algorithm, step: GradientStep) -> str:
+    """What was not finite in a step: entries of the rows, else terms of the loss, else the gradient."""
+    assert algorithm.rows is not None
+    rows = {str(key): entry for key, entry in algorithm.rows.items(True, True)}
+    terms = {f"loss/{name}": term for name, term in step.losses.terms.items()}
+    for entries in (rows, terms):
+        if names := [name for name, value in entries.items() if not value.isfinite().all()]:
+            return ", ".join(names[:5])
+    return "the gradient"
 
 
 @contextmanager

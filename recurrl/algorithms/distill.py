@@ -16,8 +16,8 @@ from tensordict import TensorDictBase
 from torch import Tensor, nn
 
 import recurrl
-from recurrl.algorithms.algorithm import Losses
 from recurrl.algorithms.importance import mean_of
+from recurrl.algorithms.metrics import Losses
 from recurrl.algorithms.ppo import PPO
 from recurrl.config import DistillConfig, EnvConfig, TrainConfig
 from recurrl.config.plugins import is_custom, load

@@ -8,6 +8,8 @@ from torch import nn
 
 ENOUGH_SIGNAL = 0.1
 """With this share of signal or more, an iteration takes all its epochs."""
+RATE = 0.05
+"""Weight of a new epoch in the moving averages."""
 
 
 class GradientSignal(nn.Module):
@@ -17,14 +19,10 @@ class GradientSignal(nn.Module):
     of two different ones have the expectation |G|², and the share is |G|² / E|ḡ|², which is 1 / (1 + B / n) for the n
     frames of an epoch and the simple noise scale B of McCandlish et al. 2018, https://arxiv.org/abs/1812.06162. The
     estimate of one epoch may even be negative, so both expectations are exponential moving averages.
-
-    Args:
-        rate: weight of a new epoch in the averages.
     """
 
-    def __init__(self, rate: float = 0.05) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.rate = rate
         self.averages = nn.Buffer(torch.zeros(2, dtype=torch.float64))
         self._clear()
 
@@ -43,7 +41,7 @@ class GradientSignal(nn.Module):
         square, count = self._sum.square().sum(), self._count
         if count > 1:
             measured = torch.stack([(square - self._squares) / (count * (count - 1)), square / count**2]).double()
-            rate = torch.where(measured.isfinite().all(), self.rate, 0.0)
+            rate = torch.where(measured.isfinite().all(), RATE, 0.0)
             self.averages.lerp_(measured.nan_to_num(posinf=0.0, neginf=0.0), rate)
         self._clear()
 

@@ -16,9 +16,10 @@ from torch import Tensor, nn
 from torch.distributions import Distribution
 
 from recurrl.algorithms.advantages import advantage_metrics
-from recurrl.algorithms.algorithm import Algorithm, Losses
+from recurrl.algorithms.algorithm import Algorithm
 from recurrl.algorithms.group_advantages import EPISODE_LOSS_STEPS, add_group_advantages
 from recurrl.algorithms.importance import clipped_surrogate, kl_from_log_ratio, log_range, masked_mean
+from recurrl.algorithms.metrics import Losses
 from recurrl.config import GRPOConfig, TrainConfig
 from recurrl.keys import ACTION, ADVANTAGE, LOG_PROB, LOSS_MASK
 from recurrl.policy import Policy

@@ -60,15 +60,16 @@ def kl_from_log_ratio(log_ratio: Tensor) -> Tensor:
 
 
 def ratio_metrics(
-    log_ratio_MSK: Tensor, mask_MSK: Tensor, log_clip_range: tuple[float, float] | None = None
+    log_ratio_MSK: Tensor, mask_MSK: Tensor | None = None, log_clip_range: tuple[float, float] | None = None
 ) -> dict[str, Tensor]:
     """Metrics ``[M]`` of the ratios of minibatches.
 
     Args:
         log_ratio_MSK: without gradient.
-        mask_MSK: true for the steps that count.
+        mask_MSK: true for the steps that count; None for all.
         log_clip_range: what a clipped objective clips to; None for other objectives.
     """
+    mask_MSK = torch.ones_like(log_ratio_MSK, dtype=torch.bool) if mask_MSK is None else mask_MSK
     metrics = {"policy/kl": masked_mean(kl_from_log_ratio(log_ratio_MSK), mask_MSK)}
     if log_clip_range is not None:
         low, high = log_clip_range

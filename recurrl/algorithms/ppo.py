@@ -3,6 +3,7 @@
 Shape legend: N environments, T steps of a row, S slices, K steps of a slice.
 """
 
+from collections.abc import Callable
 from functools import partial
 
 import torch
@@ -10,9 +11,10 @@ from tensordict import TensorDictBase
 from torch import Tensor, nn
 from torch.nn import functional
 
-from recurrl.algorithms.advantages import advantage_metrics, next_values, reevaluate, standardized, vtrace
-from recurrl.algorithms.algorithm import Algorithm, Losses
+from recurrl.algorithms.advantages import advantage_metrics, gae, next_values, reevaluate, standardized, vtrace
+from recurrl.algorithms.algorithm import Algorithm
 from recurrl.algorithms.importance import clipped_surrogate, log_range, mean_of
+from recurrl.algorithms.metrics import Losses
 from recurrl.config import PPOConfig, TrainConfig
 from recurrl.errors import require
 from recurrl.keys import ACTION, ADVANTAGE, LOG_PROB, LOSS_MASK, VALUE, VALUE_TARGET
@@ -67,17 +69,18 @@ class PPO(Algorithm):
     def prepare(self, rows_NT: TensorDictBase, reward_NT: Tensor) -> dict[str, float]:
         """Writes advantages and value targets, and scales the entropy bonus by the size of the advantages."""
         options = self.options
-        ratio = reevaluate(rows_NT, self.policy) if options.advantage == "vtrace" else None
-        values = rows_NT[VALUE], next_values(rows_NT, self.policy)
-        estimate = partial(
-            vtrace, reward_NT.unsqueeze(-1), *values, rows_NT["next", "done"], options.gamma, ratio=ratio
-        )
-        advantage, target = estimate(options.lmbda)
+        estimate: Callable[..., tuple[Tensor, Tensor]] = gae
+        if options.advantage == "vtrace":
+            estimate = partial(vtrace, ratio=reevaluate(rows_NT, self.policy))
+        value, next_value = rows_NT[VALUE], next_values(rows_NT, self.policy)
+        of_rows = reward_NT.unsqueeze(-1), value, next_value, rows_NT["next", "done"], options.gamma
+        advantage, target = estimate(*of_rows, options.lmbda)
         if self.monte_carlo_head is not None:
-            rows_NT.set(MONTE_CARLO_TARGET, estimate(1.0)[1])
+            rows_NT.set(MONTE_CARLO_TARGET, estimate(*of_rows, 1.0)[1])
         mask = rows_NT.get(LOSS_MASK)
-        found = [counted(each, mask) for each in (rows_NT[VALUE], target)]
-        metrics = {**advantage_metrics(counted(advantage, mask)), **_value_metrics(*found)}
+        metrics = advantage_metrics(counted(advantage, mask)) | _value_metrics(
+            counted(value, mask), counted(target, mask)
+        )
         if options.normalize_advantage == "batch":
             advantage = standardized(advantage, mask)
         if options.normalize_advantage != "minibatch":

@@ -110,7 +110,7 @@ class SliceStates:
         Compares the states at the ends of segments, after running these slices. Empty for a policy without states.
 
         Args:
-            slices_SK: a minibatch after :meth:`enter`.
+            slices_SK: a minibatch after :meth:`set_initial_states`.
         """
         if not self._keys:
             return {}

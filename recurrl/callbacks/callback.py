@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from tensordict import TensorDictBase
 
 from recurrl.agent import Agent
-from recurrl.algorithms.algorithm import check_numbers, merged
+from recurrl.algorithms.metrics import check_numbers, merged
 from recurrl.checkpoint.files import Stateful
 from recurrl.config import EnvConfig
 from recurrl.errors import ConfigError, RunError, require

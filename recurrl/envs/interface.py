@@ -17,8 +17,8 @@ from recurrl.config import EnvConfig
 from recurrl.envs.batched import Tensors
 from recurrl.envs.spaces import box_spec, space_of
 from recurrl.errors import ConfigError, require
-from recurrl.keys import ACTION_MASK, HIDDEN, OBSERVATION, PREVIOUS_ACTION, PREVIOUS_REWARD, path_of
-from recurrl.specs import limit_of
+from recurrl.keys import ACTION_MASK, HIDDEN, OBSERVATION, PREVIOUS_ACTION, PREVIOUS_REWARD
+from recurrl.specs import leaves_of, limit_of
 
 Path = tuple[str, ...]
 FLOAT32 = torch.finfo(torch.float32)
@@ -232,13 +232,6 @@ def normalised(raw: TensorSpec) -> tuple[TensorSpec, Tensor]:
     low, high = low.clamp(min=limits.min), high.clamp(max=limits.max)
     middle, half = torch.where(bounded, low / 2 + high / 2, 0.0), torch.where(bounded, high / 2 - low / 2, 1.0)
     return spec, torch.stack((middle, half, low, high))
-
-
-def leaves_of(spec: TensorSpec) -> list[tuple[Path, TensorSpec]]:
-    """The specs of tensors within a spec, with their paths."""
-    if not isinstance(spec, Composite):
-        return [((), spec)]
-    return [(path_of(key), leaf) for key, leaf in spec.items(include_nested=True, leaves_only=True)]
 
 
 def _seen(observation: TensorSpec, mask: Collection[int | str], privileged: bool) -> list[Shown]:

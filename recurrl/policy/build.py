@@ -11,7 +11,7 @@ from recurrl.config.cell import NO_CELL, BackendConfig
 from recurrl.config.options import BOUNDED, CONTINUOUS, IMAGES, NO_IMAGES, NUMBERS, SINGLE_CONTINUOUS, Condition
 from recurrl.config.plugins import factory, is_custom
 from recurrl.errors import require, user_code
-from recurrl.keys import ACTION_MASK, HIDDEN, OBSERVATION, PREVIOUS_ACTION, PREVIOUS_REWARD, path_of
+from recurrl.keys import ACTION_MASK, HIDDEN, OBSERVATION, PREVIOUS_ACTION, PREVIOUS_REWARD
 from recurrl.policy.encoders.checked import make_encoder
 from recurrl.policy.encoders.images import kind_of_network
 from recurrl.policy.heads import make_actor
@@ -21,9 +21,9 @@ from recurrl.policy.policy import Policy, Trunk
 from recurrl.policy.preprocessing import make_preprocessing
 from recurrl.recurrent import RecurrentModule
 from recurrl.recurrent.backends import Backend
-from recurrl.recurrent.cell import Cell
+from recurrl.recurrent.cell import Cell, orthogonal
 from recurrl.recurrent.gated import GatedCell
-from recurrl.specs import finite_bounds, is_image
+from recurrl.specs import finite_bounds, is_image, leaves_of
 
 
 def make_policy(config: TrainConfig, observation_spec: Composite, action_spec: TensorSpec) -> Policy:
@@ -39,7 +39,7 @@ def make_policy(config: TrainConfig, observation_spec: Composite, action_spec: T
     """
     observation = observation_spec[OBSERVATION]
     cell, critic = make_cell(config.cell), config.algorithm.critic_kind
-    # What the actor's trunk and head have no spec of, they cannot read.
+    # The actor gets no spec of the critic's entries, so it cannot read them.
     seen = _without(observation, config.algorithm.critic_only)
     trunk = _make_trunk(config, seen, cell)
     actor_head = make_actor(config.policy, config.cell.hidden_size, seen, action_spec)
@@ -153,17 +153,9 @@ def _recurrent(config: TrainConfig, width: int, cell: Cell, prefix: str) -> Recu
         device=config.device,
     )
     if isinstance(cell, GatedCell):
-        _initialize_gates(cell, module)
+        for _, parameter in module.layers.named_parameters():
+            orthogonal(parameter.data, cell.hidden_size)
     return module
-
-
-def _initialize_gates(cell: GatedCell, module: RecurrentModule) -> None:
-    for name, parameter in module.layers.named_parameters():
-        if name.startswith("weight"):
-            for gate in parameter.data.chunk(cell.GATES):
-                nn.init.orthogonal_(gate)
-        else:
-            nn.init.zeros_(parameter)
 
 
 def kinds(observation: TensorSpec, action: TensorSpec) -> set[Condition]:
@@ -174,7 +166,7 @@ def kinds(observation: TensorSpec, action: TensorSpec) -> set[Condition]:
         action: that of an action.
     """
     met = set()
-    for path, spec in _leaves(observation):
+    for path, spec in leaves_of(observation):
         if path == (ACTION_MASK,):
             continue
         image = is_image(spec)
@@ -184,15 +176,8 @@ def kinds(observation: TensorSpec, action: TensorSpec) -> set[Condition]:
             met |= {NO_IMAGES} if image and kind_of_network("auto", spec) == "bits" else set()
         if not (image or isinstance(spec, Categorical) or path == (PREVIOUS_ACTION,)):
             met.add(NUMBERS)
-    for path, spec in _leaves(action):
+    for path, spec in leaves_of(action):
         if not isinstance(spec, Categorical):
             met |= {CONTINUOUS} if path else {CONTINUOUS, SINGLE_CONTINUOUS}
             met |= {BOUNDED} if finite_bounds(spec).any() else set()
     return met
-
-
-def _leaves(spec: TensorSpec) -> list[tuple[tuple[str, ...], TensorSpec]]:
-    """The specs of tensors within a spec, with their paths."""
-    if not isinstance(spec, Composite):
-        return [((), spec)]
-    return [(path_of(key), leaf) for key, leaf in spec.items(include_nested=True, leaves_only=True)]

@@ -92,15 +92,13 @@ class ObservationNormalizer(nn.Module):
 
 
 class RunningScale(nn.Module):
-    """An exponential moving average of the root mean square of samples; 1 until the first batch.
+    """An exponential moving average of the root mean square of samples; 1 until the first batch."""
 
-    Args:
-        rate: weight of a new batch in the mean square.
-    """
+    RATE = 0.1
+    """Weight of a new batch in the mean square."""
 
-    def __init__(self, rate: float = 0.1) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.rate = rate
         self.square = nn.Buffer(torch.zeros((), dtype=torch.float64))
         self.weight = nn.Buffer(torch.zeros((), dtype=torch.float64))
 
@@ -108,7 +106,7 @@ class RunningScale(nn.Module):
     def update(self, samples: Tensor) -> None:
         """Takes a batch into account, unless it holds NaN or Inf: its gradient steps are skipped too."""
         square = world().gathered(samples.double().square().mean()).mean()
-        rate = torch.where(square.isfinite(), self.rate, 0.0)
+        rate = torch.where(square.isfinite(), self.RATE, 0.0)
         self.square.lerp_(square.nan_to_num(), rate)
         self.weight.lerp_(torch.ones_like(self.weight), rate)
 

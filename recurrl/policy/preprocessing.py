@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from torchrl.data import Binary, Categorical, Composite, TensorSpec, Unbounded
 
 from recurrl.errors import require
-from recurrl.keys import ACTION_MASK, PREVIOUS_ACTION, nested, path_of
+from recurrl.keys import ACTION_MASK, PREVIOUS_ACTION, nested
 from recurrl.policy.normalization import ObservationNormalizer, observe
-from recurrl.specs import is_image
+from recurrl.specs import is_image, leaves_of
 
 
 def make_preprocessing(observation: TensorSpec, normalize: bool) -> tuple[nn.Module, TensorSpec]:
@@ -30,7 +30,7 @@ def make_preprocessing(observation: TensorSpec, normalize: bool) -> tuple[nn.Mod
     """
     if not isinstance(observation, Composite):
         return _prepare(observation, normalize)
-    leaves = {path_of(key): spec for key, spec in observation.items(include_nested=True, leaves_only=True)}
+    leaves = dict(leaves_of(observation))
     leaves.pop((ACTION_MASK,), None)
     require(
         bool(leaves),

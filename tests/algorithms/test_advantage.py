@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensordict import TensorDict
 
-from recurrl.algorithms.advantages import next_values, reevaluate, vtrace
+from recurrl.algorithms.advantages import gae, next_values, reevaluate, vtrace
 from recurrl.policy.policy import StepOutput
 
 GAMMA = 0.9
@@ -54,7 +54,8 @@ def found_advantages(batch, rewards, lmbda, ratio):
     """Advantages and value targets."""
     following = next_values(batch, ValueOfObservation())
     value, done = batch["state_value"], batch["next", "done"]
-    return vtrace(rewards.unsqueeze(-1), value, following, done, GAMMA, lmbda, ratio)
+    arguments = rewards.unsqueeze(-1), value, following, done, GAMMA, lmbda
+    return gae(*arguments) if ratio is None else vtrace(*arguments, ratio)
 
 
 @st.composite

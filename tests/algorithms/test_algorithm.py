@@ -11,7 +11,7 @@ from torch import nn
 
 from recurrl import checkpoint
 from recurrl.algorithms import Algorithm, Losses
-from recurrl.algorithms.algorithm import merged
+from recurrl.algorithms.metrics import merged
 from recurrl.algorithms.ppo import PPO
 from recurrl.build import make_algorithm
 from recurrl.errors import ConfigError, RunError

@@ -11,8 +11,9 @@ from torch import Tensor, nn
 from torchrl.data import Composite, TensorSpec
 
 from recurrl.errors import ConfigError
-from recurrl.keys import PREVIOUS_ACTION, PREVIOUS_REWARD, path_of
+from recurrl.keys import PREVIOUS_ACTION, PREVIOUS_REWARD
 from recurrl.policy.preprocessing import PerEntry
+from recurrl.specs import leaves_of
 
 
 def per_entry(observation: TensorSpec, make_network: Callable[[TensorSpec], nn.Module]) -> nn.Module:
@@ -30,8 +31,7 @@ def per_entry(observation: TensorSpec, make_network: Callable[[TensorSpec], nn.M
     if not isinstance(observation, Composite):
         return make_network(observation)
     networks: dict[tuple[str, ...], nn.Module] = {}
-    for key, spec in observation.items(include_nested=True, leaves_only=True):
-        path = path_of(key)
+    for path, spec in leaves_of(observation):
         try:
             as_it_is = path in ((PREVIOUS_ACTION,), (PREVIOUS_REWARD,))
             networks[path] = nn.Identity() if as_it_is else make_network(spec)

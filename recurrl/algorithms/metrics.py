@@ -1,0 +1,134 @@
+"""Losses and metrics: of a gradient step, the means over several, and those of several parts of a run together.
+
+Shape legend: S slices, K steps of a slice, M gradient steps.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, NamedTuple, TypeVar
+
+import torch
+from torch import Tensor
+
+from recurrl.algorithms.importance import ratio_metrics
+from recurrl.errors import ConfigError
+from recurrl.runtime.ranks import world
+
+KL, SKIPPED, GRAD_NORM = "policy/kl", "optim/skipped_steps", "optim/grad_norm"
+
+Value = TypeVar("Value")
+
+
+class Losses(NamedTuple):
+    """The loss of a minibatch.
+
+    Attributes:
+        terms: scalars whose sum is minimised, logged as ``loss/<name>``.
+        metrics: other scalars to log, without gradient, by the name of their column in ``metrics.csv``.
+        log_ratio: log π(a) − log π_behaviour(a), ``[S, K]``, without gradient. The KL follows from it; without it
+            ``lr_schedule=adaptive`` and ``algorithm.target_kl`` are unsupported.
+        mask: bool ``[S, K]``, the steps that count in metrics; None for all.
+        weight: what the terms were divided by, a scalar, if it differs from minibatch to minibatch; ranks weight theirs
+            by it.
+    """
+
+    terms: dict[str, Tensor]
+    metrics: Mapping[str, Tensor] = MappingProxyType({})
+    log_ratio: Tensor | None = None
+    mask: Tensor | None = None
+    weight: Tensor | None = None
+
+    @property
+    def total(self) -> Tensor:
+        """The sum of the terms."""
+        first, *others = self.terms.values()
+        return sum(others, first)
+
+
+class GradientStep(NamedTuple):
+    """What is kept of a gradient step.
+
+    Attributes:
+        losses: of its minibatch, without gradient.
+        norm: of the gradient, before clipping.
+        skipped: 1 if the step was skipped, else 0.
+    """
+
+    losses: Losses
+    norm: Tensor
+    skipped: Tensor
+
+    @property
+    def columns(self) -> dict[str, Tensor]:
+        """Its metrics, by the names of their columns in ``metrics.csv``."""
+        terms = {f"loss/{name}": term for name, term in self.losses.terms.items()}
+        return merged(terms, self.losses.metrics, {GRAD_NORM: self.norm, SKIPPED: self.skipped})
+
+
+@torch.no_grad()
+def mean_metrics(steps: Sequence[GradientStep], log_clip_range: tuple[float, float] | None) -> dict[str, float]:
+    """The mean metrics of gradient steps without the skipped ones, and the number of skipped ones.
+
+    Args:
+        steps: the gradient steps.
+        log_clip_range: the log-ratios that a clipped objective clips to; None for other objectives.
+
+    Raises:
+        ConfigError: some losses have other terms or metrics than the first, or two have the same name.
+    """
+    rows = [step.columns for step in steps]
+    for row in rows:
+        if changed := row.keys() ^ rows[0].keys():
+            raise ConfigError(
+                f"The loss returns {sorted(changed)} for some minibatches only. Return the same terms and metrics for "
+                "each."
+            )
+    columns = {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
+    skipped_M = columns.pop(SKIPPED)
+    log_ratio_MSK = _stacked(step.losses.log_ratio for step in steps)
+    mask_MSK = _stacked(step.losses.mask for step in steps)
+    ratios = {} if log_ratio_MSK is None else ratio_metrics(log_ratio_MSK, mask_MSK, log_clip_range)
+    columns = merged(columns, ratios)
+    if mask_MSK is not None and world().size > 1:
+        share_M = share_of_ranks(mask_MSK.flatten(1).sum(1).double())
+        columns |= {name: columns[name] * share_M for name in (*steps[0].losses.metrics, *ratios)}
+    kept_M1 = (skipped_M == 0).unsqueeze(1)
+    means = torch.stack(list(columns.values()), 1).where(kept_M1, 0.0).sum(0) / kept_M1.sum().clamp(min=1)
+    return {**dict(zip(columns, means.tolist(), strict=True)), SKIPPED: float(skipped_M.sum())}
+
+
+def _stacked(values: Iterable[Tensor | None]) -> Tensor | None:
+    found = [value for value in values if value is not None]
+    return torch.stack(found) if found else None
+
+
+def share_of_ranks(weight: Tensor) -> Tensor:
+    """What to multiply by, so that the plain mean over ranks is the one weighted by ``weight``."""
+    return weight * world().size / world().gathered(weight).sum(0).clamp(min=torch.finfo(weight.dtype).tiny)
+
+
+def merged(*parts: Mapping[str, Value]) -> dict[str, Value]:
+    """The metrics of several parts together.
+
+    Raises:
+        ConfigError: two parts have a metric of the same name.
+    """
+    together = {name: value for part in parts for name, value in part.items()}
+    if len(together) < sum(map(len, parts)):
+        twice = sorted(name for name, count in Counter(name for part in parts for name in part).items() if count > 1)
+        raise ConfigError(f"The metric {', '.join(twice)} is logged by two parts of the run. Rename one of them.")
+    return together
+
+
+def check_numbers(metrics: Mapping[str, Any]) -> None:
+    """Rejects metrics that are not numbers.
+
+    Raises:
+        ConfigError: with the first of them.
+    """
+    for name, value in metrics.items():
+        try:
+            float(value)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise ConfigError(f"The metric {name} must be a number (got {value!r:.60}).") from error
