@@ -3,42 +3,21 @@
 Shape legend: N environments, T steps of a row, S slices, K steps of a slice.
 """
 
-import importlib.util
-from collections.abc import Callable, Mapping
-from contextlib import closing
-from functools import reduce
-from operator import getitem
-from pathlib import Path
 from typing import Any
 
 import torch
 from tensordict import TensorDictBase
 from torch import Tensor, nn
 
-import recurrl
 from recurrl.algorithms.importance import mean_of
 from recurrl.algorithms.metrics import Losses
 from recurrl.algorithms.ppo import PPO
-from recurrl.config import DistillConfig, EnvConfig, TrainConfig
-from recurrl.config.plugins import is_custom, load
-from recurrl.envs import make_batched_env
-from recurrl.envs.batched import Tensors
-from recurrl.envs.interface import Interface
-from recurrl.errors import require, user_code
-from recurrl.keys import ACTION, HIDDEN, OBSERVATION, name_of, nested, path_of
+from recurrl.algorithms.teachers import TEACHER_ACTION, Teacher
+from recurrl.config import DistillConfig, TrainConfig
+from recurrl.keys import HIDDEN
 from recurrl.policy import Policy
 from recurrl.policy.distributions import Joint, most_probable
 from recurrl.policy.policy import SequenceOutput
-from recurrl.recurrent.layer import reset_states
-from recurrl.recurrent.module.keys import IS_INIT
-
-TEACHER_ACTION = "teacher_action"
-
-States = dict[str, Tensor]
-Act = Callable[[Tensors, States, Tensor], tuple[Any, States]]
-"""Raw entries of observations, states, and where episodes begin ``[N]``, to the environment's action and new states."""
-Shapes = Mapping[str, tuple[int, ...]]
-"""Of the states of one environment, which are zero where an episode begins."""
 
 
 class Distill(PPO):
@@ -96,141 +75,6 @@ def imitation_error(distribution: Any, action: Any) -> Tensor:
     if not chosen.is_floating_point():
         return -distribution.log_prob(action)
     return (chosen - action).square().flatten(2).sum(-1) / 2
-
-
-class Teacher:
-    """Says what it would do in rollouts of another policy. Its states follow the episodes of these rollouts.
-
-    Args:
-        target: a run, ``module:function``, an ONNX file, or a TorchScript file with the ending ``.pt``.
-        env: of the student.
-        privileged: the student's rollouts have the entry ``hidden``.
-        device: of the rollouts.
-
-    Raises:
-        ConfigError: there is no such teacher, or it does not fit the environment.
-    """
-
-    def __init__(self, target: str, env: EnvConfig, privileged: bool, device: torch.device) -> None:
-        self._target, self._device, self._state = target, device, States()
-        with closing(make_batched_env(env, 1, 0, privileged=privileged)) as one:
-            raw = one.raw
-            specs = raw.observation_spec[0], raw.full_action_spec[0][ACTION]
-            self._interface = Interface(env, *specs, privileged).to(device)
-            first = one.observation_spec.zero().set(IS_INIT, torch.ones(*one.batch_size, 1, dtype=torch.bool))
-        advice = "It takes what the environment returns, of N environments, and returns its actions."
-        with user_code(f"algorithm.teacher={target} cannot be used: it fails", advice), torch.no_grad():
-            self._act, self._shapes = _opened(target, device)
-            self.label(first.unsqueeze(1).to(device))
-
-    @torch.no_grad()
-    def label(self, rows_NT: TensorDictBase) -> None:
-        """Writes the teacher's actions into rows ``[N, T]`` that continue the last ones, in the policy's units."""
-        raw = self._interface.raw(rows_NT)
-        is_init_NT, count = rows_NT[IS_INIT].squeeze(-1), len(rows_NT)
-        if {len(state) for state in self._state.values()} != {count}:
-            zeros = {name: torch.zeros(count, *shape, device=self._device) for name, shape in self._shapes.items()}
-            self._state = zeros
-        steps = []
-        for t, is_init_N in enumerate(is_init_NT.unbind(1)):
-            state = dict(zip(self._state, reset_states(tuple(self._state.values()), is_init_N), strict=True))
-            action, self._state = self._act({key: values[:, t] for key, values in raw.items()}, state, is_init_N)
-            steps.append(self._interface.policy_action(self._parts(action, count)))
-        for path in steps[0]:
-            rows_NT.set((TEACHER_ACTION, *path), torch.stack([step[path] for step in steps], 1))
-
-    def _parts(self, action: Any, count: int) -> dict[tuple[str, ...], Tensor]:
-        parts = {part.path: reduce(getitem, part.path, action) for part in self._interface.parts}
-        for part in self._interface.parts:
-            found, expected = tuple(parts[part.path].shape), (count, *part.raw.shape)
-            require(
-                found == expected,
-                f"algorithm.teacher={self._target} must return actions of shape {expected} (got {found}). Give a "
-                "teacher of the same environment.",
-            )
-        return parts
-
-    def state_dict(self) -> States:
-        """The recurrent states ``[N, ...]``, by name."""
-        return self._state
-
-    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Restores them."""
-        self._state = {name: value.to(self._device) for name, value in state.items()}
-
-
-def _opened(target: str, device: torch.device) -> tuple[Act, Shapes]:
-    """A teacher, and the shapes of its states."""
-    path = Path(target)
-    if is_custom(target) and not path.exists():
-        function = load(target, f"algorithm.teacher={target}")
-        return lambda raw, state, _: (function(nested({path_of(key): raw[key] for key in raw})), state), {}
-    require(
-        path.exists(), f"algorithm.teacher={target} must exist. Give the folder of a run, a file or module:function."
-    )
-    kinds: dict[str, Callable[[Path, torch.device], tuple[Act, Shapes]]] = {".onnx": _onnx, ".pt": _torchscript}
-    return kinds.get(path.suffix, _run)(path, device)
-
-
-def _run(path: Path, device: torch.device) -> tuple[Act, Shapes]:
-    """The best policy of a run, with its most probable actions."""
-    step: Any = recurrl.load(path, device=str(device)).step
-    interface = step.interface
-    shapes = {entry.name: tuple(entry.spec.shape) for entry in interface.observed}
-
-    def act(raw: Tensors, state: States, is_init_N: Tensor) -> tuple[Any, States]:
-        named = {name_of(key): values for key, values in raw.items()}
-        seen = {name: tuple(named[name].shape[1:]) for name in (*shapes, *interface.added) if name in named}
-        require(
-            seen.keys() >= set(interface.added) and shapes.items() <= seen.items(),
-            f"algorithm.teacher={path} observes {shapes} and {interface.added}, but the student's environment gives "
-            f"{seen}. Give env.mask and algorithm.critic_observation=[hidden] for what only the teacher sees, or "
-            "another teacher.",
-        )
-        outputs = step({**state, **named, IS_INIT: is_init_N})
-        action = nested({entry.path: outputs[entry.name] for entry in interface.actions if entry.path})
-        return action or outputs[ACTION], {name: outputs[f"next.{name}"] for name in state}
-
-    return act, step.state_shapes(sampled=False)
-
-
-def _onnx(path: Path, device: torch.device) -> tuple[Act, Shapes]:
-    """A policy in ONNX: a vector and states ``[layers, batch, size]`` to an action and new states, in that order."""
-    require(
-        importlib.util.find_spec("onnxruntime") is not None,
-        f"algorithm.teacher={path} needs onnxruntime. Install it with: pip install 'recurrl[export]'",
-    )
-    import onnxruntime
-
-    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
-    names, (observed, *states) = [each.name for each in session.get_inputs()], session.get_inputs()
-
-    def call(*inputs: Tensor) -> list[Tensor]:
-        arrays = (value.contiguous().cpu().numpy() for value in inputs)
-        return [torch.from_numpy(each).to(device) for each in session.run(None, dict(zip(names, arrays, strict=True)))]
-
-    def act(raw: Tensors, state: States, _: Tensor) -> tuple[Any, States]:
-        size = 1 if observed.shape[0] == 1 else len(raw[OBSERVATION])  # rsl_rl exports for a batch of one
-        chunks = (values.split(size) for values in (raw[OBSERVATION].float(), *state.values()))
-        calls = []
-        for observation, *entering in zip(*chunks, strict=True):
-            action, *new = call(observation, *(value.transpose(0, 1) for value in entering))
-            calls.append((action, *(value.transpose(0, 1) for value in new)))
-        action, *new = map(torch.cat, zip(*calls, strict=True))
-        return action, dict(zip(state, new, strict=True))
-
-    return act, {each.name: (each.shape[0], *each.shape[2:]) for each in states}
-
-
-def _torchscript(path: Path, device: torch.device) -> tuple[Act, Shapes]:
-    """A policy without states in TorchScript: a vector to an action."""
-    module = torch.jit.load(path, map_location=device).eval()
-    require(
-        not hasattr(module, "hidden_state"),
-        f"algorithm.teacher={path} must have no recurrent state inside, which is that of one environment. Export "
-        "it to ONNX, where states are inputs and outputs.",
-    )
-    return lambda raw, state, _: (module(raw[OBSERVATION].float()), state), {}
 
 
 make = Distill

@@ -38,11 +38,15 @@ class SliceStates:
         policy: whose states they are; for a feed-forward policy nothing is done.
         mode: one of these four.
         slice_len: steps per slice.
+
+    Attributes:
+        refreshes: states, values and advantages are recomputed before each epoch.
     """
 
     def __init__(self, policy: Policy, mode: str, slice_len: int) -> None:
         self._mode, self._slice_len, self._burn_in_len = mode, slice_len, slice_len // 2
         self._policy, self._keys = policy, policy.state_keys
+        self.refreshes = mode == REFRESH
         self._read = [OBSERVATION, IS_INIT, *self._keys] if self._keys else [OBSERVATION]
 
     def set_rows(self, rows_NT: TensorDictBase) -> None:
@@ -54,11 +58,6 @@ class SliceStates:
     def norms(self, rows_NT: TensorDictBase) -> dict[str, float]:
         """The mean Euclidean norm of each state in rows of an iteration."""
         return {f"state/{key}_norm": float(rows_NT[key].flatten(2).norm(dim=-1).mean()) for key in self._keys}
-
-    @property
-    def refreshes(self) -> bool:
-        """True if states, values and advantages are recomputed before each epoch."""
-        return self._mode == REFRESH
 
     @torch.no_grad()
     def refresh(self, rows_NT: TensorDictBase) -> None:

@@ -29,10 +29,11 @@ class LazyCategorical(Categorical):
 
     Args:
         unnormalized: ``[B, K]``, log-probabilities up to a constant.
+        mask: of the same shape; choices where it is zero have probability zero. None to allow all.
     """
 
-    def __init__(self, unnormalized: Tensor) -> None:
-        self.unnormalized = self._param = unnormalized
+    def __init__(self, unnormalized: Tensor, mask: Tensor | None = None) -> None:
+        self.unnormalized = self._param = unnormalized = allowed(unnormalized, mask)
         self._num_events = unnormalized.shape[-1]
         Distribution.__init__(self, unnormalized.shape[:-1], validate_args=False)
 
@@ -70,11 +71,6 @@ class LazyCategorical(Categorical):
     def mode(self) -> Tensor:
         """The most probable choices ``[B]``."""
         return self.unnormalized.argmax(-1)
-
-
-def categorical(logits: Tensor, mask: Tensor | None = None) -> LazyCategorical:
-    """One of K choices from ``logits [B, K]``; those where ``mask`` is zero have probability zero."""
-    return LazyCategorical(allowed(logits, mask))
 
 
 def allowed(logits: Tensor, mask: Tensor | None = None) -> Tensor:

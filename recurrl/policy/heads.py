@@ -48,8 +48,8 @@ class ActionHead(nn.Module):
 
     def forward(self, features: Tensor, observation: Any = None) -> Distribution:
         """The distribution of actions ``[B]``."""
-        found = self.network(features)
-        parameters = (found,) if isinstance(found, Tensor) else found
+        parameters = self.network(features)
+        parameters = (parameters,) if isinstance(parameters, Tensor) else parameters
         if self.masked:
             return self.distribution(*parameters, mask=observation[ACTION_MASK])
         return self.distribution(*parameters)
@@ -71,8 +71,8 @@ class JointHead(nn.Module):
 
     def forward(self, features: Tensor, observation: Any = None) -> Distribution:
         """The distribution of actions ``[B]``."""
-        found = {part: head(features, observation) for part, head in zip(self.parts, self.heads, strict=True)}
-        return distributions.Joint(found, self.noise_sizes)
+        parts = {part: head(features, observation) for part, head in zip(self.parts, self.heads, strict=True)}
+        return distributions.Joint(parts, self.noise_sizes)
 
 
 def make_actor(
@@ -128,7 +128,7 @@ def _make_head(options: PolicyConfig, width: int, action: TensorSpec, masked: bo
         return ActionHead(logits, partial(distributions.MultiCategorical, sizes), masked, len(sizes) * max(sizes))
     if isinstance(action, Categorical):
         size = int(action.space.n)
-        return ActionHead(linear(width, size, HEAD_GAIN), distributions.categorical, masked, size)
+        return ActionHead(linear(width, size, HEAD_GAIN), distributions.LazyCategorical, masked, size)
     if not action.dtype.is_floating_point:
         raise ConfigError(
             "The environment's action must be Categorical, MultiCategorical, Binary or in floating point (got "

@@ -131,6 +131,10 @@ class Policy(nn.Module):
         noise: of actions, if it is correlated from step to step.
         critic_only: the entries of observations that only the critic reads.
 
+    Attributes:
+        state_keys: of the recurrent states.
+        carried_keys: of what a step passes to the next: the recurrent states, and the noise of actions if correlated.
+
     Raises:
         ValueError: two states have the same name.
     """
@@ -157,6 +161,7 @@ class Policy(nn.Module):
                 f"Two recurrent states of a policy have the same name: {self.state_keys}. Give the critic's cell its "
                 "own in_keys and out_keys."
             )
+        self.carried_keys = [*self.state_keys, *([] if noise is None else [NOISE])]
 
     def actor(self) -> Policy:
         """The policy without its critic, on the same modules: it needs neither the critic's entries nor its states."""
@@ -189,11 +194,6 @@ class Policy(nn.Module):
         """The zero states ``[B, layers, ...]`` that episodes start from."""
         like = next(self.parameters())
         return {key: like.new_zeros(batch, *shape) for key, shape in self.state_shapes.items()}
-
-    @property
-    def carried_keys(self) -> list[NestedKey]:
-        """The entries that a step passes to the next: the recurrent states, and the noise of actions if correlated."""
-        return [*self.state_keys, *([] if self.noise is None else [NOISE])]
 
     def inputs(self, data: Mapping[Any, Any] | TensorDictBase) -> tuple[Any, State, Tensor | None]:
         """The observation, state and ``is_init`` of a batch, as :meth:`step` and :meth:`sequence` take them.

@@ -38,7 +38,7 @@ class Parameters(Protocol):
         ...
 
 
-class Stack(nn.Module):
+class StackedParameters(nn.Module):
     """Parameters of stacked layers of a cell that torch has no module for.
 
     It has no forward: :func:`run_sequence` and :func:`run_step` read its parameters.

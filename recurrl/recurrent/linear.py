@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from recurrl.recurrent.cell import ParallelCell, States, Weights
+from recurrl.recurrent.cell import ParallelCell, States, Weights, orthogonal
 from recurrl.recurrent.linear_recurrence import linear_recurrence, product
 
 Recurrence = Callable[[Tensor, Tensor, Tensor, Tensor, int | None], Tensor]
@@ -73,7 +73,8 @@ class LinearCell(ParallelCell):
 class StateSpaceCell(LinearCell):
     """A linear cell with one complex state, which ``B·input`` enters and ``D·input`` bypasses.
 
-    It declares ``weight_in``, with B ``[2N, I]`` (its real part first) above D ``[H, I]``.
+    Its parameters are ``weight_in``, with B ``[2N, I]`` (its real part first) above D ``[H, I]``; ``weight_out``, which
+    is C with its real part first; and ``weight_gate``, that of the output's gate.
 
     Args:
         hidden_size: features of the output, H.
@@ -85,9 +86,22 @@ class StateSpaceCell(LinearCell):
     def __init__(self, hidden_size: int, state_size: int = 32) -> None:
         self.hidden_size, self.state_size = hidden_size, state_size
 
+    def parameters(self, input_size: int) -> dict[str, tuple[int, ...]]:
+        """B and D in one matrix, C, and that of the gate."""
+        hidden, size = self.hidden_size, self.state_size
+        return {
+            "weight_in": (2 * size + hidden, input_size),
+            "weight_out": (hidden, 2 * size),
+            "weight_gate": (hidden, hidden),
+        }
+
     def states(self) -> dict[str, tuple[int, ...]]:
         """Real and imaginary parts."""
         return {"": (2, self.state_size)}
+
+    def initialize(self, name: str, parameter: Tensor) -> None:
+        """Orthogonal matrices, zero biases."""
+        orthogonal(parameter, 2 * self.state_size if name == "weight_in" else self.hidden_size)
 
     def entering(self, weights: Weights, x: Tensor, gain: Tensor, pair: int | None) -> tuple[Tensor, Tensor]:
         """``gain ⊙ B·input`` ``[..., 2, N]`` and ``D·input`` ``[..., H]``, in one product.

@@ -68,9 +68,12 @@ class MatrixCell(Cell):
         self.hidden_size, self.heads, self.key_size, self.value_size = hidden_size, heads, key_size, value_size
 
     @property
-    @abstractmethod
     def sizes(self) -> tuple[int, ...]:
-        """How many features of the projected input each of its parts has."""
+        """How many features of the projected input each of its parts has: here queries, keys, values, two gates of each
+        head, and one of the output.
+        """
+        keys, values = self.heads * self.key_size, self.heads * self.value_size
+        return keys, keys, values, self.heads, self.heads, values
 
     @abstractmethod
     def access(self, weights: Weights, x: Tensor) -> tuple[Access, Tensor]:
@@ -82,7 +85,7 @@ class MatrixCell(Cell):
 
     @property
     def convolved(self) -> int:
-        """C."""
+        """Number of convolved features, C."""
         return sum(self.sizes[: self.CONVOLVED])
 
     def parameters(self, input_size: int) -> dict[str, tuple[int, ...]]:
@@ -123,7 +126,7 @@ class MatrixCell(Cell):
         y = self.read(weights, rest, (q.unsqueeze(-2) @ memory).squeeze(-2))
         return skip + functional.linear(y, weights["weight_out"]), (memory, window[:, 1:])
 
-    def sequence(
+    def scan(
         self, memories: Memories, weights: Weights, x_BTX: Tensor, starts_BT: Tensor, stored: States
     ) -> tuple[Tensor, States]:
         """All steps, with an implementation of the memories: the outputs ``[B, T, O]`` and the states."""

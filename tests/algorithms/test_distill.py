@@ -11,8 +11,9 @@ from tasks import CUE
 from torch import nn
 
 import recurrl
-from recurrl.algorithms.distill import TEACHER_ACTION, imitation_error
+from recurrl.algorithms.distill import imitation_error
 from recurrl.algorithms.ppo import PPO
+from recurrl.algorithms.teachers import TEACHER_ACTION
 from recurrl.build import make_algorithm
 from recurrl.errors import ConfigError
 from recurrl.policy.distributions import DiagonalGaussian, Joint, LazyCategorical

@@ -12,9 +12,9 @@ from recurrl.policy.distributions import (
     Binary,
     DiagonalGaussian,
     Joint,
+    LazyCategorical,
     MultiCategorical,
     SquashedGaussian,
-    categorical,
 )
 
 
@@ -42,7 +42,7 @@ def test_several_choices_are_the_product_of_single_ones():
 def test_a_mask_makes_a_choice_impossible_and_the_others_share_its_probability():
     logits = normal_logits(5)
     mask = torch.tensor([1, 0, 1, 1, 0], dtype=torch.int8)
-    found, allowed = categorical(logits, mask), mask.bool()
+    found, allowed = LazyCategorical(logits, mask), mask.bool()
     assert set(found.sample((2000,)).tolist()) == {0, 2, 3}
     expected = logits - logits[allowed].logsumexp(0)
     torch.testing.assert_close(found.log_prob(torch.tensor([0, 2, 3])), expected[allowed])
@@ -134,7 +134,7 @@ def joint(shift=0.0):
     return Joint(
         {
             "aim": DiagonalGaussian(loc, torch.full((3, 2), 0.5)),
-            ("legs", "step"): categorical(torch.arange(12.0).reshape(3, 4) * (1 + shift)),
+            ("legs", "step"): LazyCategorical(torch.arange(12.0).reshape(3, 4) * (1 + shift)),
             ("legs", "jump"): Binary(torch.full((3, 1), 0.3 + shift)),
             "lever": SquashedGaussian(loc / 5, torch.ones(3, 2)),
         },
@@ -162,8 +162,8 @@ def test_the_parts_of_an_action_add_up():
 COUNT = 200_000
 LOGITS = torch.tensor([[0.5, -1.0, 2.0, 0.0]])
 SAMPLED = {
-    "categorical": (categorical(LOGITS.expand(COUNT, 4)), 4),
-    "masked": (categorical(LOGITS.expand(COUNT, 4), torch.tensor([1, 1, 0, 1])), 4),
+    "categorical": (LazyCategorical(LOGITS.expand(COUNT, 4)), 4),
+    "masked": (LazyCategorical(LOGITS.expand(COUNT, 4), torch.tensor([1, 1, 0, 1])), 4),
     "multi-categorical": (MultiCategorical((2, 4), torch.cat((LOGITS, LOGITS[:, :2]), -1).expand(COUNT, 6)), 8),
     "binary": (Binary(LOGITS.expand(COUNT, 4)), 4),
     "gaussian": (DiagonalGaussian(LOGITS.expand(COUNT, 4), LOGITS.exp().expand(COUNT, 4)), 4),
@@ -190,5 +190,5 @@ def test_actions_from_noise_are_distributed_as_samples(kind):
 def test_noise_in_the_tails_chooses_only_what_is_allowed():
     extremes = torch.tensor([-8.0, -5.5, 0.0, 5.5, 8.0])
     noise = torch.cartesian_prod(*[extremes] * 3)
-    found = categorical(torch.zeros(len(noise), 3), torch.tensor([1, 0, 1])).action_from_noise(noise)
+    found = LazyCategorical(torch.zeros(len(noise), 3), torch.tensor([1, 0, 1])).action_from_noise(noise)
     assert set(found.tolist()) == {0, 2}

@@ -20,7 +20,7 @@ from recurrl.consistency import check_consistency
 from recurrl.envs import make_env
 from recurrl.evaluation import evaluate
 from recurrl.policy import Policy, PolicyModule, Trunk, make_policy
-from recurrl.policy.distributions import categorical
+from recurrl.policy.distributions import LazyCategorical
 from recurrl.policy.heads import ActionHead
 from recurrl.policy.noise import NOISE
 from recurrl.recurrent import GRUModule, LSTMModule
@@ -38,7 +38,7 @@ def cell(kind, prefix="", layers=2):
 def make(kind, critic="shared"):
     torch.manual_seed(0)
     own = None if critic == "shared" else Trunk(nn.Identity(), cell(kind, "critic_"))
-    actor = ActionHead(nn.Linear(H, 4), categorical, noise_size=4)
+    actor = ActionHead(nn.Linear(H, 4), LazyCategorical, noise_size=4)
     return Policy(Trunk(nn.Identity(), cell(kind)), actor, nn.Linear(H, 1), own)
 
 

@@ -28,12 +28,6 @@ class GatedDeltaNet(MatrixCell):
         """The block's, and the rates of forgetting."""
         return {**super().parameters(input_size), "log_rate": (self.heads,), "bias_rate": (self.heads,)}
 
-    @property
-    def sizes(self) -> tuple[int, ...]:
-        """Of q, k, v, w_a, w_b and W_g."""
-        keys, values = self.heads * self.key_size, self.heads * self.value_size
-        return keys, keys, values, self.heads, self.heads, values
-
     def initialize(self, name: str, parameter: Tensor) -> None:
         """Rates and steps as in Mamba: 1 to 16, and 0.001 to 0.1 after the softplus; small matrices, as in the authors'
         code, by which the memory adds little at first.

@@ -10,7 +10,7 @@ from __future__ import annotations
 from torch import Tensor
 from torch.nn import functional
 
-from recurrl.recurrent.cell import States, Weights, factory, orthogonal
+from recurrl.recurrent.cell import States, Weights, factory
 from recurrl.recurrent.linear import StateSpaceCell, Terms, disk, gated, initialize_disk
 
 
@@ -23,23 +23,16 @@ class LRU(StateSpaceCell):
     """
 
     def parameters(self, input_size: int) -> dict[str, tuple[int, ...]]:
-        """λ; B and D in one matrix; C, its real part before its imaginary one; and those of the gate."""
-        hidden, size = self.hidden_size, self.state_size
-        return {
-            "log_decay": (size,),
-            "log_phase": (size,),
-            "weight_in": (2 * size + hidden, input_size),
-            "weight_out": (hidden, 2 * size),
-            "weight_gate": (hidden, hidden),
-            "bias_gate": (hidden,),
-        }
+        """λ, the state space's, and the gate's bias."""
+        of_disk = dict.fromkeys(("log_decay", "log_phase"), (self.state_size,))
+        return {**of_disk, **super().parameters(input_size), "bias_gate": (self.hidden_size,)}
 
     def initialize(self, name: str, parameter: Tensor) -> None:
         """λ uniform in the unit disk, as in the paper's general form; orthogonal matrices, zero biases."""
         if name.startswith("log"):
             initialize_disk(name, parameter)
         else:
-            orthogonal(parameter, 2 * self.state_size if name == "weight_in" else self.hidden_size)
+            super().initialize(name, parameter)
 
     def coefficients(self, weights: Weights, x: Tensor) -> tuple[Terms, Tensor]:
         """``(λ, √(1 − |λ|²) ⊙ B·input)``, and ``D·input``."""

@@ -29,12 +29,6 @@ class MLSTM(MatrixCell):
         """The block's, with biases."""
         return {**super().parameters(input_size), "bias_in": (sum(self.sizes),)}
 
-    @property
-    def sizes(self) -> tuple[int, ...]:
-        """Of q, k, v, i, f and o."""
-        keys, values = self.heads * self.key_size, self.heads * self.value_size
-        return keys, keys, values, self.heads, self.heads, values
-
     def initialize(self, name: str, parameter: Tensor) -> None:
         """Gates without weights; biases of −10 for i, so that the memory begins nearly closed, and of 3 to 6 for f."""
         super().initialize(name, parameter)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from recurrl.recurrent.cell import States, Weights, factory, orthogonal
+from recurrl.recurrent.cell import States, Weights, factory
 from recurrl.recurrent.linear import StateSpaceCell, Terms, gated
 from recurrl.recurrent.linear_recurrence import product
 
@@ -33,16 +33,9 @@ class S5(StateSpaceCell):
     """
 
     def parameters(self, input_size: int) -> dict[str, tuple[int, ...]]:
-        """B and D in one matrix; C, real part first; W; Λ, its real part as −exp(log_decay); and Δ."""
-        hidden, size = self.hidden_size, self.state_size
-        return {
-            "weight_in": (2 * size + hidden, input_size),
-            "weight_out": (hidden, 2 * size),
-            "weight_gate": (hidden, hidden),
-            "log_decay": (size,),
-            "frequency": (size,),
-            "log_step": (size,),
-        }
+        """The state space's; Λ, its real part as −exp(log_decay); and Δ."""
+        each = dict.fromkeys(("log_decay", "frequency", "log_step"), (self.state_size,))
+        return {**super().parameters(input_size), **each}
 
     def initialize(self, name: str, parameter: Tensor) -> None:
         """HiPPO's eigenvalues, log-uniform time steps, orthogonal matrices."""
@@ -56,7 +49,7 @@ class S5(StateSpaceCell):
         elif name == "log_step":
             nn.init.uniform_(parameter, math.log(0.001), 0.0)
         else:
-            orthogonal(parameter, 2 * self.state_size if name == "weight_in" else self.hidden_size)
+            super().initialize(name, parameter)
 
     def coefficients(self, weights: Weights, x: Tensor) -> tuple[Terms, Tensor]:
         """By a zero-order hold; and ``D·input``."""

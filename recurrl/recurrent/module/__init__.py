@@ -296,19 +296,17 @@ class RecurrentModule(TensorDictModuleBase):
         Raises:
             ValueError: the backend cannot run here.
         """
-        compute = self._sequence if sequence else self._step
         device = x.device.type
-        if not torch.is_autocast_enabled(device):
-            return compute(x, is_init, states)
-        # Compute in the dtype of the weights, whatever the preceding layers produced.
-        dtype = next(self.layers.named_parameters())[1].dtype
-        with torch.autocast(device, enabled=False):
-            return compute(x.to(dtype), is_init, tuple(state.to(dtype) for state in states))
-
-    def _step(self, x_BI: Tensor, is_init_B: Tensor | None, states: States) -> tuple[Tensor, States]:
-        if is_init_B is not None:
-            states = reset_states(states, is_init_B)
-        return run_step(self.cell, self.layers, self._weights, x_BI, states)
+        if torch.is_autocast_enabled(device):
+            # Compute in the dtype of the weights, whatever the preceding layers produced.
+            dtype = next(self.layers.named_parameters())[1].dtype
+            with torch.autocast(device, enabled=False):
+                return self.run(x.to(dtype), is_init, tuple(state.to(dtype) for state in states), sequence)
+        if sequence:
+            return self._sequence(x, is_init, states)
+        if is_init is not None:
+            states = reset_states(states, is_init)
+        return run_step(self.cell, self.layers, self._weights, x, states)
 
     def _sequence(self, x_BTI: Tensor, is_init_BT: Tensor | None, states: States) -> tuple[Tensor, States]:
         assert is_init_BT is not None

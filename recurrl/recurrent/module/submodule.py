@@ -1,7 +1,7 @@
 """The submodule that holds the parameters of a stack of layers: built from sizes, wrapped, or converted.
 
 Torch's cells have two implementations with the same parameters: torch's own, and TorchRL's in plain Python, which works
-with ``torch.vmap``. Any other cell has a :class:`Stack`.
+with ``torch.vmap``. Any other cell has a :class:`StackedParameters`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import nn
 from recurrl.recurrent.cell import Cell
 from recurrl.recurrent.cells import make_cell
 from recurrl.recurrent.gated import GatedCell
-from recurrl.recurrent.layer import Parameters, Stack
+from recurrl.recurrent.layer import Parameters, StackedParameters
 
 PYTHON_MODULES: dict[type[nn.RNNBase] | None, type[nn.RNNBase]] = {
     nn.GRU: torchrl.modules.GRU,
@@ -70,7 +70,7 @@ def _make(
     cell: Cell, input_size: int, python_based: bool, device: torch.device | str | None, **sizes: Any
 ) -> nn.Module:
     if cell.TORCH is None:
-        return Stack(cell, input_size, **sizes, device=device)
+        return StackedParameters(cell, input_size, **sizes, device=device)
     assert isinstance(cell, GatedCell)
     projected: dict[str, Any] = {"proj_size": cell.proj_size} if cell.proj_size else {}
     form: Any = PYTHON_MODULES[cell.TORCH] if python_based else cell.TORCH

@@ -67,21 +67,20 @@ def sequence(
             f"backend=native computes in float32 or float64, but the layer's dtype is {x_BTI.dtype}. "
             "Choose backend=scan."
         )
+    if isinstance(cell, AnalyticCell):
+        return run_layer("native", cell, x_BTI, segments, stored_states, weights, keep=options.recompute == "none")
+    x_BTX, starts_BT = cell.project(weights, x_BTI), segments.starts_BT
     if isinstance(cell, LinearCell):
-        x_BTX = cell.project(weights, x_BTI)
-        output_BTO, states = cell.scan(recurrence, weights, x_BTX, segments.starts_BT, stored_states)
-        return output_BTO, tuple(segments.only_ends(state) for state in states)
-    if isinstance(cell, MatrixCell):
-        if torch.compiler.is_compiling():
-            raise ValueError(
-                f"backend=native under torch.compile needs gru, lstm or a linear cell (got {cell.name}). Choose "
-                "backend=reference, which the compiler unrolls, or run without torch.compile."
-            )
-        x_BTX = cell.project(weights, x_BTI)
-        output_BTO, states = cell.sequence(memories, weights, x_BTX, segments.starts_BT, stored_states)
-        return output_BTO, tuple(segments.only_ends(state) for state in states)
-    assert isinstance(cell, AnalyticCell)
-    return run_layer("native", cell, x_BTI, segments, stored_states, weights, keep=options.recompute == "none")
+        output_BTO, states = cell.scan(recurrence, weights, x_BTX, starts_BT, stored_states)
+    elif torch.compiler.is_compiling():
+        raise ValueError(
+            f"backend=native under torch.compile needs gru, lstm or a linear cell (got {cell.name}). Choose "
+            "backend=reference, which the compiler unrolls, or run without torch.compile."
+        )
+    else:
+        assert isinstance(cell, MatrixCell)
+        output_BTO, states = cell.scan(memories, weights, x_BTX, starts_BT, stored_states)
+    return output_BTO, tuple(segments.only_ends(state) for state in states)
 
 
 def forward(call: LayerCall, ends: list[Tensor], kept: list[Tensor]) -> None:
