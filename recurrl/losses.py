@@ -144,8 +144,8 @@ class GRPOLoss(LossModule):
             if tensordict.get(key, None) is None:
                 raise KeyError(f"GRPOLoss needs the entry {key!r} ({field}), which is not in the TensorDict.")
         keys, names = asdict(self.tensor_keys), asdict(self.default_keys())
-        found = {names[field]: tensordict.get(key, None) for field, key in keys.items()}
-        data = {name: value for name, value in found.items() if value is not None}
+        entries = ((names[field], tensordict.get(key, None)) for field, key in keys.items())
+        data = {name: value for name, value in entries if value is not None}
         losses = grpo_loss(
             self.actor_network.get_dist(tensordict.copy()),
             data,

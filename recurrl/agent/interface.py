@@ -23,7 +23,7 @@ from recurrl.envs.source import source_of
 from recurrl.envs.spaces import Space, leaves, named, raw_specs, spec_of
 from recurrl.errors import ConfigError, require
 from recurrl.keys import ACTION, ACTION_MASK, OBSERVATION, PREVIOUS_ACTION, PREVIOUS_REWARD, name_of
-from recurrl.recurrent.layer import reset_states
+from recurrl.recurrent.layer import reset_state
 from recurrl.specs import limit_of
 
 Tensors = dict[str, Tensor]
@@ -138,7 +138,7 @@ class NamedInterface(Interface):
         """
         raw = {key: inputs[name_of(key)].reshape(-1, *shape) for key, shape in self._shapes.items()}
         previous = [name for name in self.added if name != ACTION_MASK]
-        raw |= zip(previous, reset_states(tuple(inputs[name] for name in previous), is_init_B), strict=True)
+        raw |= {name: reset_state(inputs[name], is_init_B) for name in previous}
         return observation_in(self.observation(raw | {name: inputs[name] for name in self.added if name not in raw}))
 
     def state_shapes(self) -> dict[str, tuple[int, ...]]:

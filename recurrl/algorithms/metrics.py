@@ -99,8 +99,8 @@ def mean_metrics(steps: Sequence[GradientStep], log_clip_range: tuple[float, flo
 
 
 def _stacked(values: Iterable[Tensor | None]) -> Tensor | None:
-    found = [value for value in values if value is not None]
-    return torch.stack(found) if found else None
+    tensors = [value for value in values if value is not None]
+    return torch.stack(tensors) if tensors else None
 
 
 def share_of_ranks(weight: Tensor) -> Tensor:

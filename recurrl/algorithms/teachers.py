@@ -23,7 +23,7 @@ from recurrl.envs.batched import Tensors
 from recurrl.envs.interface import Interface
 from recurrl.errors import require, user_code
 from recurrl.keys import ACTION, OBSERVATION, name_of, nested, path_of
-from recurrl.recurrent.layer import reset_states
+from recurrl.recurrent.layer import reset_state
 from recurrl.recurrent.module.keys import IS_INIT
 
 TEACHER_ACTION = "teacher_action"
@@ -70,7 +70,7 @@ class Teacher:
             self._state = zeros
         steps = []
         for t, is_init_N in enumerate(is_init_NT.unbind(1)):
-            state = dict(zip(self._state, reset_states(tuple(self._state.values()), is_init_N), strict=True))
+            state = {name: reset_state(value, is_init_N) for name, value in self._state.items()}
             action, self._state = self._act({key: values[:, t] for key, values in raw.items()}, state, is_init_N)
             steps.append(self._interface.policy_action(self._parts(action, count)))
         for path in steps[0]:

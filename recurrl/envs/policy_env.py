@@ -24,7 +24,7 @@ from recurrl.keys import (
     PREVIOUS_REWARD,
     path_of,
 )
-from recurrl.recurrent.layer import reset_states
+from recurrl.recurrent.layer import reset_state
 from recurrl.specs import limit_of
 
 _RESULTS = ("reward", "terminated", "truncated", "done", INSERTED, FINAL_UNKNOWN)
@@ -96,8 +96,7 @@ class PolicyEnv(BatchedEnv):
         if mask is None:
             self.raw.user = self._token
         begun = torch.ones(*self.batch_size, 1, dtype=torch.bool, device=self.device) if mask is None else mask
-        previous = reset_states(tuple(self._previous.values()), begun.squeeze(-1))
-        self._previous.update(zip(self._previous, previous, strict=True))
+        self._previous = {key: reset_state(value, begun.squeeze(-1)) for key, value in self._previous.items()}
         return self._observed(self.raw.reset_tensors(mask), None)
 
     @property

@@ -11,7 +11,7 @@ from recurrl.agent.step import IS_INIT, NEXT, Step
 from recurrl.errors import require
 from recurrl.export.checking import Call
 from recurrl.keys import ACTION, OBSERVATION
-from recurrl.recurrent.layer import reset_states
+from recurrl.recurrent.layer import reset_state
 
 RSL_RL = "rsl_rl"
 LAYERS_FIRST = ("h_in", "c_in", "h_out", "c_out")
@@ -60,7 +60,7 @@ class RslRl(nn.Module):
 
     def of_inputs(self, inputs: Tensors) -> Tensors:
         """The inputs that stand for a step's."""
-        entering = reset_states(tuple(inputs[name] for name in self.states), inputs[IS_INIT])
+        entering = (reset_state(inputs[name], inputs[IS_INIT]) for name in self.states)
         layers_first = (state.transpose(0, 1).contiguous() for state in entering)
         return {"obs": inputs[OBSERVATION], **dict(zip(self.states_by_input, layers_first, strict=True))}
 

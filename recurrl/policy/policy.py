@@ -21,7 +21,7 @@ from recurrl.policy.distributions import most_probable
 from recurrl.policy.noise import NOISE, CorrelatedNoise
 from recurrl.policy.normalization import observe
 from recurrl.recurrent import RecurrentModule
-from recurrl.recurrent.layer import reset_states, state_shapes
+from recurrl.recurrent.layer import reset_state, state_shapes
 from recurrl.recurrent.module.keys import IS_INIT
 
 State = Mapping[NestedKey, Tensor]
@@ -212,7 +212,7 @@ class Policy(nn.Module):
             state: ``[B, ...]`` each: what the last step returned, or :meth:`initial_state`.
             is_init_B: bool; true where an episode starts.
         """
-        return dict(zip(state, reset_states(tuple(state.values()), is_init_B), strict=True))
+        return {key: reset_state(value, is_init_B) for key, value in state.items()}
 
     def step(
         self, observation: Any, state: State, is_init_B: Tensor | None = None, noise_BZ: Tensor | None = None

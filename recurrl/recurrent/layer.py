@@ -6,8 +6,7 @@ one direction, L layers, D directions.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Protocol
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -20,22 +19,6 @@ from recurrl.recurrent.segments import Segments, mirrored
 
 SUFFIXES = ("_l{}", "_l{}_reverse")
 """Suffixes of the names of a layer's parameters, forwards and backwards, in torch's modules."""
-
-
-class Parameters(Protocol):
-    """The parameters of a stack of layers, named by layer and direction as in ``nn.GRU``: ``weight_ih_l0_reverse``."""
-
-    input_size: int
-    hidden_size: int
-    num_layers: int
-    dropout: float
-    bidirectional: bool
-    proj_size: int
-    training: bool
-
-    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """Yields each parameter with its name."""
-        ...
 
 
 class StackedParameters(nn.Module):
@@ -72,6 +55,10 @@ class StackedParameters(nn.Module):
             _check_step(cell, self)
 
 
+Parameters = nn.RNNBase | StackedParameters
+"""The parameters of a stack of layers, named by layer and direction as in ``nn.GRU``: ``weight_ih_l0_reverse``."""
+
+
 def _check_step(cell: Cell, parameters: Parameters) -> None:
     """Compares what one step of the first layer returns with what the cell declares."""
     weights = weights_of(parameters, weight_names(cell, parameters)[0])
@@ -90,11 +77,12 @@ def _check_step(cell: Cell, parameters: Parameters) -> None:
             f"A step of the cell {cell.name} must return its output and a tuple of states (got a "
             f"{type(states).__name__}). Return (output, (state,)), for example; from a GatedCell's activate, (state,)."
         )
-    found, declared = [tuple(value.shape[1:]) for value in (output, *states)], [(cell.hidden_size,), *shapes]
-    if found != declared:
+    returned, declared = [tuple(value.shape[1:]) for value in (output, *states)], [(cell.hidden_size,), *shapes]
+    if returned != declared:
         raise ConfigError(
-            f"A step of the cell {cell.name} returns an output of shape {found[0]} and states of shapes {found[1:]}, "
-            f"batch dimension aside. Its hidden_size and states() declare {declared[0]} and {declared[1:]}."
+            f"A step of the cell {cell.name} returns an output of shape {returned[0]} and states of shapes "
+            f"{returned[1:]}, batch dimension aside. Its hidden_size and states() declare {declared[0]} and "
+            f"{declared[1:]}."
         )
 
 
@@ -128,10 +116,10 @@ def state_shapes(cell: Cell, parameters: Parameters) -> list[tuple[int, ...]]:
     return [(count, *shape) for shape in cell.states().values()]
 
 
-def reset_states(states: States, is_init_B: Tensor) -> States:
-    """States ``[B, ...]`` that enter a step: zero where an episode starts, where ``is_init_B`` is true."""
+def reset_state(state: Tensor, is_init_B: Tensor) -> Tensor:
+    """A state ``[B, ...]`` that enters a step: zero where an episode starts, where ``is_init_B`` is true."""
     # where, not multiplication: a non-finite state must not survive its reset.
-    return tuple([torch.where(is_init_B.view(-1, *[1] * (state.ndim - 1)), 0.0, state) for state in states])
+    return torch.where(is_init_B.view(-1, *[1] * (state.ndim - 1)), 0.0, state)
 
 
 def run_step(cell: Cell, parameters: Parameters, names: Names, x_BI: Tensor, states: States) -> tuple[Tensor, States]:
@@ -204,7 +192,7 @@ def _run_layers(
     new_states: list[States] = []
     for layer in range(parameters.num_layers):
         outputs = []
-        for direction in range(2 if parameters.bidirectional else 1):
+        for direction in range(directions(parameters)):
             *stored, named = next(entering)
             output, new = run(x, tuple(stored), weights_of(parameters, named), direction)
             outputs.append(output)

@@ -41,10 +41,9 @@ def set_recurrent_matmul_precision(mode: str | None) -> None:
         ValueError: no such mode.
     """
     global _override
-    if mode is None or mode == AUTO:
-        _override = rnn_precision()
-    else:
-        _override = _checked(mode, "Invalid recurrent matmul precision")
+    _override = (
+        rnn_precision() if mode is None or mode == AUTO else _checked(mode, "Invalid recurrent matmul precision")
+    )
 
 
 def get_recurrent_matmul_precision() -> str:

@@ -29,8 +29,8 @@ def make_encoder(options: EncoderConfig, observation: TensorSpec) -> tuple[nn.Mo
         with torch.random.fork_rng(devices=[]), torch.no_grad():
             features = encoder(_samples(observation))
         if not isinstance(features, Tensor) or features.ndim != 2 or len(features) != _BATCH:
-            found = list(features.shape) if isinstance(features, Tensor) else type(features).__name__
-            raise ValueError(f"it returned {found} for {_BATCH} observations")
+            returned = list(features.shape) if isinstance(features, Tensor) else type(features).__name__
+            raise ValueError(f"it returned {returned} for {_BATCH} observations")
         if not features.is_floating_point():
             raise ValueError(f"it returned {features.dtype}")
     except ConfigError:

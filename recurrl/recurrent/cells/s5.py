@@ -44,8 +44,8 @@ class S5(StateSpaceCell):
         elif name == "frequency":
             root = (torch.arange(2 * BLOCK, dtype=torch.float64) + 0.5).sqrt()
             skew = torch.outer(root, root).tril(-1)
-            found = torch.linalg.eigvalsh(1j * (skew - skew.T))[BLOCK:]
-            parameter.copy_(found.repeat(-(-self.state_size // BLOCK))[: self.state_size])
+            eigenvalues = torch.linalg.eigvalsh(1j * (skew - skew.T))[BLOCK:]
+            parameter.copy_(eigenvalues.repeat(-(-self.state_size // BLOCK))[: self.state_size])
         elif name == "log_step":
             nn.init.uniform_(parameter, math.log(0.001), 0.0)
         else:

@@ -21,7 +21,7 @@ from torchrl.modules import recurrent_mode
 from recurrl.recurrent import auto, backends, precision
 from recurrl.recurrent.backends import Backend, Options
 from recurrl.recurrent.cell import Cell, States
-from recurrl.recurrent.layer import Parameters, reset_states, run_sequence, run_step, state_shapes, weight_names
+from recurrl.recurrent.layer import Parameters, reset_state, run_sequence, run_step, state_shapes, weight_names
 from recurrl.recurrent.module import submodule
 from recurrl.recurrent.module.keys import (
     contiguous,
@@ -305,7 +305,7 @@ class RecurrentModule(TensorDictModuleBase):
         if sequence:
             return self._sequence(x, is_init, states)
         if is_init is not None:
-            states = reset_states(states, is_init)
+            states = tuple([reset_state(state, is_init) for state in states])
         return run_step(self.cell, self.layers, self._weights, x, states)
 
     def _sequence(self, x_BTI: Tensor, is_init_BT: Tensor | None, states: States) -> tuple[Tensor, States]:

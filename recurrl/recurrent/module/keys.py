@@ -98,13 +98,13 @@ def stored_states(
     Raises:
         KeyError: some states are missing but not all; the message names ``owner``.
     """
-    found = [tensordict.get(key) for key in keys]
-    if any(state is None for state in found) and any(state is not None for state in found):
-        missing = [key for key, state in zip(keys, found, strict=True) if state is None]
+    states = [tensordict.get(key) for key in keys]
+    missing = [key for key, state in zip(keys, states, strict=True) if state is None]
+    if 0 < len(missing) < len(keys):
         raise KeyError(f"{owner} got some of its states but not {missing}. Pass all of them or none.")
     return tuple(
         x.new_zeros(()).expand(*x.shape[:-1], *shape) if state is None else state.reshape(*x.shape[:-1], *shape)
-        for state, shape in zip(found, shapes, strict=True)
+        for state, shape in zip(states, shapes, strict=True)
     )
 
 

@@ -40,8 +40,8 @@ class NoKernelError(Exception):
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def problem() -> str | None:
     """Why there is no kernel on this machine, or None if there is; the first call may compile it, in two seconds."""
-    found = kernel(torch.float32)
-    return found if isinstance(found, str) else None
+    loaded = kernel(torch.float32)
+    return loaded if isinstance(loaded, str) else None
 
 
 @cache
@@ -56,6 +56,18 @@ def kernel(dtype: torch.dtype) -> ctypes.CDLL | str:
             f"The kernel of backend=native cannot be stored and loaded: {error}. Set TMPDIR to a folder with space "
             "that programs may be loaded from, or choose backend=scan."
         )
+
+
+def loaded_kernel(dtype: torch.dtype) -> ctypes.CDLL:
+    """The kernel for float32 or float64.
+
+    Raises:
+        RuntimeError: it cannot be built or loaded here.
+    """
+    loaded = kernel(dtype)
+    if isinstance(loaded, str):
+        raise RuntimeError(loaded)
+    return loaded
 
 
 def _cache_folder() -> Path:
@@ -82,7 +94,7 @@ def _load(dtype: torch.dtype) -> ctypes.CDLL:
     if os.name != "posix":
         raise NoKernelError("backend=native needs Linux or macOS. Choose backend=scan.")
     compiler, flags = _compiler(), (*_FLAGS, *(["-DDOUBLE"] if dtype == torch.float64 else []))
-    source = _source()
+    source = b"\n".join(path.read_bytes() for path in _SOURCES)
     name, folder = f"kernel-{_digest(source, compiler, flags)}", None
     try:
         folder = _cache_folder() / "native"
@@ -110,11 +122,6 @@ def _load(dtype: torch.dtype) -> ctypes.CDLL:
         return _loaded(named)  # stays loaded without its file
 
 
-def _source() -> bytes:
-    """All sources, as one compilation."""
-    return b"\n".join(path.read_bytes() for path in _SOURCES)
-
-
 def _loaded(path: Path) -> ctypes.CDLL:
     """The kernel in a file that is as its name says it was written: one that is cut short would kill the process.
 
@@ -124,10 +131,10 @@ def _loaded(path: Path) -> ctypes.CDLL:
     _check_private(path)
     if _sha256(path.read_bytes()) != path.stem.rpartition("-")[2]:
         raise OSError(f"{path} was modified or cut short")
-    found = ctypes.CDLL(str(path))
-    if not all(hasattr(found, name) for name in _FUNCTIONS):
+    library = ctypes.CDLL(str(path))
+    if not all(hasattr(library, name) for name in _FUNCTIONS):
         raise OSError(f"{path} is another library")
-    return found
+    return library
 
 
 def _compiler() -> list[str]:
@@ -135,9 +142,8 @@ def _compiler() -> list[str]:
     command = shlex.split(os.environ.get("CC", ""))
     names = [command[0]] if command else ["cc", "gcc", "clang"]
     for name in names:
-        found = shutil.which(name)
-        if found is not None:
-            return [found, *command[1:]]
+        if path := shutil.which(name):
+            return [path, *command[1:]]
     raise NoKernelError(f"backend=native needs a C compiler, and there is no {', '.join(names)} in PATH. {_INSTALL}")
 
 
@@ -169,10 +175,10 @@ def _check_private(path: Path) -> None:
     Raises:
         OSError: it is, or there is nothing.
     """
-    found = path.stat()
+    status = path.stat()
     if not (path.is_file() or path.is_dir()):
         raise OSError(f"{path} is not a file")
-    if found.st_uid != os.getuid() or found.st_mode & 0o022:
+    if status.st_uid != os.getuid() or status.st_mode & 0o022:
         raise PermissionError(f"{path} belongs to another user or can be written to by others. Delete it.")
 
 

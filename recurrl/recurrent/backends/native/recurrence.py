@@ -78,9 +78,7 @@ def _run(
     repeat = size // prod(a.shape[2:])
     sizes = (rows, steps, planes, size // planes, repeat, *a.stride()[:2], *stored.stride()[:2])
     arrays = (a, b, stored, starts_BT, states, *memory)
-    kernel = library.kernel(states.dtype)
-    if isinstance(kernel, str):
-        raise RuntimeError(kernel)
+    kernel = library.loaded_kernel(states.dtype)
     pointers = [None if each is None or not each.numel() else each.data_ptr() for each in arrays]
     getattr(kernel, f"recurrence_{direction}")(ctypes.byref(_Recurrence(*sizes, *pointers)))
 
@@ -156,9 +154,7 @@ def _run_memories(direction: str, access: list[Tensor | None], starts_BT: Tensor
     stored = stored.to(states)
     stored = stored if stored[0, 0].is_contiguous() else stored.contiguous()
     arrays = (*access, stored, starts_BT.bool().contiguous(), *others, states.new_empty(size + 3 * stored.shape[-1]))
-    kernel = library.kernel(states.dtype)
-    if isinstance(kernel, str):
-        raise RuntimeError(kernel)
+    kernel = library.loaded_kernel(states.dtype)
     pointers = [None if each is None else each.data_ptr() for each in arrays]
     if direction == "forward":  # the work space is last
         pointers[-1:] = [*[None] * 8, pointers[-1]]
@@ -184,7 +180,8 @@ class _DifferentiableMemories(torch.autograd.Function):
         *access, starts_BT, stored, states = ctx.saved_tensors
         grad_read = states.new_zeros(access[2].shape) if grads[0] is None else grads[0].contiguous()
         grad_states = None if grads[1] is None else grads[1].contiguous()
-        found = [None if each is None else torch.empty_like(each) for each in access]
-        found.append(states.new_empty(stored.shape) if ctx.needs_input_grad[-1] else None)
-        _run_memories("backward", access, starts_BT, stored, states, None, grad_read, grad_states, *found)
-        return *found[:-1], None, found[-1]
+        grads_of_access = [None if each is None else torch.empty_like(each) for each in access]
+        grad_stored = states.new_empty(stored.shape) if ctx.needs_input_grad[-1] else None
+        memory = grad_read, grad_states, *grads_of_access, grad_stored
+        _run_memories("backward", access, starts_BT, stored, states, None, *memory)
+        return *grads_of_access, None, grad_stored

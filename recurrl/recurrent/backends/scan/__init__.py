@@ -49,8 +49,8 @@ def sequence(
     arguments = (cell, x_BTI, segments, stored_states, weights)
     if keep:
         return _by_autograd(*arguments)
-    found: tuple[Tensor, States] = checkpoint(_by_autograd, *arguments, use_reentrant=False, preserve_rng_state=False)
-    return found
+    output: tuple[Tensor, States] = checkpoint(_by_autograd, *arguments, use_reentrant=False, preserve_rng_state=False)
+    return output
 
 
 def _by_autograd(

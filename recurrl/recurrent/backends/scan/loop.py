@@ -66,9 +66,9 @@ def backward(call: LayerCall, kept: list[Tensor], incoming: list[Tensor | None],
         cell.backward_step(factors_of[t], grads_N1X, before.unsqueeze(1))
         before.addmm_(recurrent_of[t], w_hh)
     grad_x, *_ = grads
-    for grad, found in zip(grads[-len(states) :], (grads_RH[:count], *carried_N1X), strict=True):
+    for grad, of_initial in zip(grads[-len(states) :], (grads_RH[:count], *carried_N1X), strict=True):
         if len(grad):
-            grad.zero_().flatten(0, 1)[packing.starts_N] = found.reshape(count, -1)
+            grad.zero_().flatten(0, 1)[packing.starts_N] = of_initial.reshape(count, -1)
     if len(grad_x):
         grad_x.flatten(0, 1).index_copy_(0, packing.positions_P, grad_PA[:, call.inputs] @ w_ih)
     write_gradients(call, packing.pack(call.x_BTI), before_PX[0], grad_PA, grads)

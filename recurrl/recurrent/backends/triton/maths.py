@@ -36,12 +36,12 @@ def rounded(x, PRECISION: tl.constexpr):
 def product(weight, state, PRECISION: tl.constexpr):
     """``weight @ state`` of rounded operands, accumulated in float32."""
     if PRECISION == "bf16":
-        found = tl.dot(weight, state)
+        result = tl.dot(weight, state)
     elif PRECISION == "bf16 emulated":
-        found = tl.dot(weight, state, input_precision="ieee")
+        result = tl.dot(weight, state, input_precision="ieee")
     else:
-        found = tl.dot(weight, state, input_precision=PRECISION)
-    return found
+        result = tl.dot(weight, state, input_precision=PRECISION)
+    return result
 
 
 @triton.jit
