@@ -160,7 +160,7 @@ class ReplayBuffer(SliceBuffer):
     """Adds ``replay_ratio − 1`` rows drawn from earlier iterations to each new row.
 
     Args:
-        options: as configured.
+        options: the buffer's.
         slice_len: steps per slice.
         minibatch_slices: slices per minibatch.
     """

@@ -81,7 +81,7 @@ def make_actor(
     """The head of the actor.
 
     Args:
-        options: as configured.
+        options: the policy's.
         width: of the features.
         observation: the spec of an unbatched observation.
         action: the spec of an unbatched action; a composite for actions of several parts.

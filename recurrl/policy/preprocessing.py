@@ -88,5 +88,5 @@ class ToFloat(nn.Module):
     """Numbers of any type to the default floating-point type."""
 
     def forward(self, observation: Tensor) -> Tensor:
-        """The same values."""
+        """The values in the default floating-point type."""
         return observation.to(torch.get_default_dtype())

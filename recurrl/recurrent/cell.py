@@ -38,7 +38,7 @@ class Cell(ABC):
 
     @property
     def name(self) -> str:
-        """For messages."""
+        """The cell's name in messages."""
         return type(self).__name__.lower()
 
     @abstractmethod

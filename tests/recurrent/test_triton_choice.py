@@ -53,7 +53,7 @@ def test_every_launch_specifies_all_arguments(cell):
 
 @pytest.mark.parametrize("precision", tiles.PRECISIONS)
 def test_every_tile_is_a_power_of_two_that_tensor_cores_can_take(precision):
-    for hidden in range(1, tiles.LARGEST_HIDDEN + 1):
+    for hidden in range(1, tiles.MAX_HIDDEN_SIZE + 1):
         lanes, units, depth, *_ = tiles.configuration(hidden, precision)
         assert all(size >= 16 and size & (size - 1) == 0 for size in (lanes, units, depth))
         assert units >= hidden or hidden > 64

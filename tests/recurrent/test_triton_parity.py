@@ -75,7 +75,7 @@ def test_any_resets_in_any_size(data, rows, steps, recompute, monkeypatch):
 @pytest.mark.slow
 @pytest.mark.parametrize("cell", CELLS)
 def test_the_largest_size_equals_the_reference(cell):
-    module = make(cell, tiles.LARGEST_HIDDEN, precision="tf32x3")
+    module = make(cell, tiles.MAX_HIDDEN_SIZE, precision="tf32x3")
     assert_within(module, batch(module, resets("random", 2, 2)), TOLERANCE)
 
 

@@ -17,7 +17,7 @@ def make_encoder(options: EncoderConfig, observation: TensorSpec) -> tuple[nn.Mo
     """The configured encoder, and the width of its output.
 
     Args:
-        options: as configured.
+        options: the encoder's.
         observation: the spec of an unbatched observation, preprocessed.
 
     Raises:

@@ -10,7 +10,7 @@ from torchrl.data import TensorSpec
 from recurrl.errors import require
 from recurrl.policy.initialization import RELU_GAIN, convolution, linear
 
-NATURE_SMALLEST = 36
+NATURE_MIN_SIZE = 36
 """Height and width below which nothing is left after the three convolutions of the Nature CNN."""
 
 GRID_CELLS = 200
@@ -24,7 +24,7 @@ def kind_of_network(images: str, spec: TensorSpec) -> str:
     _, height, width = ChannelsFirst(tuple(spec.shape)).shape
     if spec.dtype == torch.uint8 and height * width <= GRID_CELLS:
         return "bits"
-    return "nature" if min(height, width) >= NATURE_SMALLEST else "impala"
+    return "nature" if min(height, width) >= NATURE_MIN_SIZE else "impala"
 
 
 def make_image_network(kind: str, spec: TensorSpec) -> nn.Sequential:
@@ -43,9 +43,9 @@ def make_image_network(kind: str, spec: TensorSpec) -> nn.Sequential:
     if kind == "impala":
         return nn.Sequential(channels_first, *_impala(channels, height, width))
     require(
-        min(height, width) >= NATURE_SMALLEST,
+        min(height, width) >= NATURE_MIN_SIZE,
         f"An image of {height}×{width} pixels is too small for encoder.images=nature, which needs "
-        f"{NATURE_SMALLEST}×{NATURE_SMALLEST}. Choose encoder.images=impala, which takes any size, or enlarge the "
+        f"{NATURE_MIN_SIZE}×{NATURE_MIN_SIZE}. Choose encoder.images=impala, which takes any size, or enlarge the "
         "images, for example with gymnasium.wrappers.ResizeObservation.",
     )
     return nn.Sequential(channels_first, *_nature(channels, height, width))
@@ -113,5 +113,5 @@ class ResidualBlock(nn.Module):
         )  # fmt: skip
 
     def forward(self, image_BCHW: Tensor) -> Tensor:
-        """The same shape."""
+        """The block's output, of the input's shape."""
         return image_BCHW + self.layers(image_BCHW)

@@ -28,7 +28,7 @@ def make(options: MLPConfig, observation: TensorSpec) -> nn.Module:
     """The encoder of preprocessed observations; the outputs for the entries of a mapping are concatenated.
 
     Args:
-        options: as configured.
+        options: the encoder's.
         observation: the spec of an unbatched observation.
 
     Raises:

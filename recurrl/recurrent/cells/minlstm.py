@@ -15,7 +15,7 @@ from recurrl.recurrent.cell import States, Weights, factory, orthogonal
 from recurrl.recurrent.linear import LinearCell, Terms
 
 TINY = 1e-30
-"""Both gates may underflow."""
+"""Keeps the denominator positive where both gates underflow."""
 
 
 class MinLSTM(LinearCell):
@@ -54,7 +54,7 @@ class MinLSTM(LinearCell):
         return ((forget / total, enter / total * candidate),), candidate
 
     def read(self, weights: Weights, rest: Tensor, states: States) -> Tensor:
-        """The state."""
+        """The output is the state."""
         return states[0]
 
 

@@ -35,10 +35,10 @@ def supports(cell: Cell, options: Options, device: torch.device | None) -> str |
         )
     if isinstance(cell, GatedCell) and cell.proj_size:
         return f"proj_size={cell.proj_size} is not possible with backend=triton. {_ALTERNATIVE}"
-    if cell.hidden_size > tiles.LARGEST_HIDDEN:
+    if cell.hidden_size > tiles.MAX_HIDDEN_SIZE:
         return (
             f"hidden_size={cell.hidden_size} is not possible with backend=triton, whose kernels are tested "
-            f"up to {tiles.LARGEST_HIDDEN} features: beyond, one step keeps torch's own kernels busy. {_ALTERNATIVE}"
+            f"up to {tiles.MAX_HIDDEN_SIZE} features: beyond, one step keeps torch's own kernels busy. {_ALTERNATIVE}"
         )
     if importlib.util.find_spec("triton") is None:
         return f"backend=triton needs the package triton, which is not installed. {_ALTERNATIVE}"

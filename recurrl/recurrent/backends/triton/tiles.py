@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 CELLS = ("gru", "lstm")
 PRECISIONS = ("ieee", "tf32", "tf32x3", "bf16")
-LARGEST_HIDDEN = 1024
+MAX_HIDDEN_SIZE = 1024
 
 
 class Configuration(NamedTuple):
@@ -36,7 +36,7 @@ class Configuration(NamedTuple):
 
 
 def configuration(hidden_size: int, precision: str) -> Configuration:
-    """For up to ``LARGEST_HIDDEN`` features: one program has them all if its registers hold them, else 64."""
+    """For up to ``MAX_HIDDEN_SIZE`` features: one program has them all if its registers hold them, else 64."""
     units = max(16, 1 << (hidden_size - 1).bit_length())
     # Full float32 products use no tensor cores. With other tiles, or a second block in flight, they spill registers.
     ieee = precision == "ieee"
