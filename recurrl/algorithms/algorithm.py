@@ -269,7 +269,7 @@ class Algorithm(nn.Module):
 
 
 class OwnState:
-    """The state of an algorithm without its policy's and its reward scaler's, which checkpoints hold apart."""
+    """An algorithm's state for checkpoints, without its policy and reward scaler, which are components of their own."""
 
     def __init__(self, algorithm: Algorithm) -> None:
         self._algorithm = algorithm

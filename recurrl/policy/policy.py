@@ -161,7 +161,7 @@ class Policy(nn.Module):
                 f"Two recurrent states of a policy have the same name: {self.state_keys}. Give the critic's cell its "
                 "own in_keys and out_keys."
             )
-        self.carried_keys = [*self.state_keys, *([] if noise is None else [NOISE])]
+        self.carried_keys: list[NestedKey] = [*self.state_keys, *([] if noise is None else [NOISE])]
 
     def actor(self) -> Policy:
         """The policy without its critic, on the same modules: it needs neither the critic's entries nor its states."""

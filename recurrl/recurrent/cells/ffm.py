@@ -26,7 +26,7 @@ SLOWEST, FASTEST = -math.log(0.01) / PERIOD, 0.673
 
 
 class FFM(LinearCell):
-    """One complex state, a matrix of traces and contexts.
+    """Fast and forgetful memory, whose one complex state is a matrix of traces and contexts.
 
     Args:
         hidden_size: features of the output, H.

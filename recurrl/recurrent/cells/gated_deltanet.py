@@ -20,7 +20,7 @@ from recurrl.recurrent.matrix import Access, MatrixCell, initialize_rate
 
 
 class GatedDeltaNet(MatrixCell):
-    """A matrix in each head."""
+    """Gated DeltaNet, with a matrix in each head as memory."""
 
     CONVOLVED = 3
 

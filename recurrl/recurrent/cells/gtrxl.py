@@ -25,7 +25,7 @@ BIAS = 2.0
 
 
 class GTrXL(ParallelCell):
-    """The earlier inputs, the oldest first, and how many of them there are.
+    """GTrXL, whose states are the earlier inputs, the oldest first, and their number.
 
     Args:
         hidden_size: features of the input's map and of the output, H.
@@ -55,7 +55,7 @@ class GTrXL(ParallelCell):
         }
 
     def states(self) -> dict[str, tuple[int, ...]]:
-        """The window without the current input, and its inputs that are this episode's."""
+        """The window without the current input, and how many of its inputs belong to this episode."""
         return {"_window": (self.length - 1, self.hidden_size), "_count": ()}
 
     def initialize(self, name: str, parameter: Tensor) -> None:

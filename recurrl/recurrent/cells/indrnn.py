@@ -16,7 +16,7 @@ from recurrl.recurrent.cell import Cell, States, Weights, factory, orthogonal
 
 
 class IndRNN(Cell):
-    """One state, which is the output."""
+    """IndRNN, whose one state is its output."""
 
     def __init__(self, hidden_size: int) -> None:
         self.hidden_size = hidden_size

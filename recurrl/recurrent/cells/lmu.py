@@ -21,7 +21,7 @@ from recurrl.recurrent.cell import Cell, States, Weights, factory, orthogonal
 
 
 class LMU(Cell):
-    """The output and the memory.
+    """Legendre memory unit, whose states are its output and its memory.
 
     Args:
         hidden_size: features of the output, H.

@@ -15,7 +15,7 @@ from recurrl.recurrent.linear import StateSpaceCell, Terms, disk, gated, initial
 
 
 class LRU(StateSpaceCell):
-    """A complex diagonal state, and a gate.
+    """Linear recurrent unit, with one complex state.
 
     Args:
         hidden_size: features of the output, H.

@@ -20,7 +20,7 @@ from recurrl.recurrent.matrix import Access, MatrixCell, initialize_rate
 
 
 class Mamba2(MatrixCell):
-    """A matrix in each head."""
+    """Mamba-2, with a matrix in each head as memory."""
 
     CONVOLVED = 3
 

@@ -21,7 +21,7 @@ from recurrl.recurrent.linear import LinearCell, Terms
 
 
 class MinGRU(LinearCell):
-    """One state, which is the output.
+    """minGRU, with one state, its output without the highway.
 
     Args:
         hidden_size: features of the state, H.

@@ -19,7 +19,7 @@ TINY = 1e-30
 
 
 class MinLSTM(LinearCell):
-    """One state, which is the output."""
+    """minLSTM, whose one state is its output."""
 
     def __init__(self, hidden_size: int) -> None:
         self.hidden_size = hidden_size

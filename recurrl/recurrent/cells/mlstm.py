@@ -21,7 +21,7 @@ from recurrl.recurrent.matrix import Access, MatrixCell
 
 
 class MLSTM(MatrixCell):
-    """A matrix in each head."""
+    """mLSTM, with a matrix in each head as memory."""
 
     CONVOLVED = 2
 

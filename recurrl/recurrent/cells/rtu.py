@@ -17,7 +17,7 @@ from recurrl.recurrent.linear import LinearCell, Terms, disk, initialize_disk
 
 
 class RTU(LinearCell):
-    """One complex state.
+    """Recurrent trace unit, with one complex state.
 
     Args:
         hidden_size: features of the output, H.

@@ -25,7 +25,7 @@ BLOCK = 4
 
 
 class S5(StateSpaceCell):
-    """A complex diagonal state, and a gate.
+    """S5, with one complex state.
 
     Args:
         hidden_size: features of the output, H.

@@ -19,7 +19,7 @@ from recurrl.recurrent.gated import GatedCell
 
 
 class SLSTM(GatedCell):
-    """The output, the memory, its normaliser and its stabiliser."""
+    """sLSTM, whose states are its output, its memory, the normaliser and the stabiliser."""
 
     GATES = 4
     STATES = ("_h", "_c", "_n", "_m")

@@ -18,7 +18,7 @@ from recurrl.recurrent.windows import windows
 
 
 class Stack(ParallelCell):
-    """One state, the earlier inputs, the oldest first.
+    """The last inputs as one state, the oldest first.
 
     Args:
         hidden_size: features of an input and of the output, H.
