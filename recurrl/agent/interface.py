@@ -137,9 +137,9 @@ class NamedInterface(Interface):
             is_init_B: true where an episode starts; there is no previous action and reward.
         """
         raw = {key: inputs[name_of(key)].reshape(-1, *shape) for key, shape in self._shapes.items()}
-        previous = [name for name in self.added if name != ACTION_MASK]
-        raw |= {name: reset_state(inputs[name], is_init_B) for name in previous}
-        return observation_in(self.observation(raw | {name: inputs[name] for name in self.added if name not in raw}))
+        for name in self.added:
+            raw[name] = inputs[name] if name == ACTION_MASK else reset_state(inputs[name], is_init_B)
+        return observation_in(self.observation(raw))
 
     def state_shapes(self) -> dict[str, tuple[int, ...]]:
         """What passes from step to step besides the policy's states: the previous action, if the policy sees it."""
