@@ -26,10 +26,13 @@ __all__ = ["GRPOLoss", "GRPOLossOutput"]
 
 
 class GRPOLossOutput(grpo.GRPOLossOutput):
-    """TorchRL's, with one more field, and its fields also by key: ``output["loss_objective"]``."""
+    """TorchRL's, with one more field, and its fields also by key: ``output["loss_objective"]``.
+
+    Attributes:
+        kl: an estimate of the KL that is never negative; ``kl_approx``, which may be, varies more.
+    """
 
     kl: Tensor | None = None
-    """An estimate of the KL that is never negative; ``kl_approx``, which may be, varies more."""
 
     def __getitem__(self, item: Any) -> Any:
         return self.get(item) if isinstance(item, str) else super().__getitem__(item)

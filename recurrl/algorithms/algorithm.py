@@ -58,13 +58,13 @@ class Algorithm(nn.Module):
         config: the run's: epochs, minibatches, optimizer.
 
     Attributes:
+        log_clip_range: the log-ratios that a clipped objective clips to; None if the algorithm has none.
         progress: the fraction of the run's frames before this iteration.
         rows: those of the last iteration, as prepared; None before it.
         compile_time_s: seconds of the first compiled gradient; None before it, and without ``compile=true``.
     """
 
     log_clip_range: tuple[float, float] | None = None
-    """The log-ratios that a clipped objective clips to; None if the algorithm has none."""
 
     def __init__(self, options: AlgorithmConfig, policy: Policy, config: TrainConfig) -> None:
         super().__init__()

@@ -163,11 +163,13 @@ class ReplayBuffer(SliceBuffer):
         options: the buffer's.
         slice_len: steps per slice.
         minibatch_slices: slices per minibatch.
+
+    Attributes:
+        loads_mapped: the ring may be larger than memory, so its checkpoint is mapped.
     """
 
     options: ReplayConfig
     loads_mapped = True
-    """The ring may be larger than memory, so its checkpoint is mapped."""
     ring: ReplayRing | None = None
     _loaded: Mapping[Any, Tensor] = MappingProxyType({})
 

@@ -92,10 +92,13 @@ class ObservationNormalizer(nn.Module):
 
 
 class RunningScale(nn.Module):
-    """An exponential moving average of the root mean square of samples; 1 until the first batch."""
+    """An exponential moving average of the root mean square of samples; 1 until the first batch.
+
+    Attributes:
+        RATE: weight of a new batch in the mean square.
+    """
 
     RATE = 0.1
-    """Weight of a new batch in the mean square."""
 
     def __init__(self) -> None:
         super().__init__()

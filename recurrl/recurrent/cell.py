@@ -28,13 +28,14 @@ class Cell(ABC):
     Autograd differentiates its step; a custom derivative is a ``torch.autograd.Function`` within it. A cell that can
     compute all steps at once is a :class:`ParallelCell`, one whose states are a linear recurrence a
     :class:`~recurrl.recurrent.linear.LinearCell`, a cell made of gates a :class:`~recurrl.recurrent.gated.GatedCell`.
+
+    Attributes:
+        hidden_size: features of the output, O.
+        TORCH: the equivalent torch.nn module, if there is one; it then holds the parameters.
     """
 
     hidden_size: int
-    """Features of the output, O."""
-
     TORCH: ClassVar[type[nn.RNNBase] | None] = None
-    """The equivalent torch.nn module, if there is one; it then holds the parameters."""
 
     @property
     def name(self) -> str:

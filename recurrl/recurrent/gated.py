@@ -26,13 +26,14 @@ class GatedCell(Cell):
         hidden_size: features of each state, H.
         bias: has the two biases.
         proj_size: features of the output and the first state, which a further matrix projects; 0 for no projection.
+
+    Attributes:
+        GATES: rows of each weight matrix, in units of the hidden size.
+        STATES: suffixes of the state names; the first state is the cell's output.
     """
 
     GATES: ClassVar[int]
-    """Rows of each weight matrix, in units of the hidden size."""
-
     STATES: ClassVar[tuple[str, ...]] = ("",)
-    """Suffixes of the state names; the first state is the cell's output."""
 
     def __init_subclass__(cls) -> None:
         for base in cls.__bases__:
@@ -88,10 +89,12 @@ class AnalyticCell(GatedCell):
     ``SPLIT_GATES`` gates, whose projections stay separate. First come the recurrent projections of these gates, then
     the sums, then their input projections. So the first ``GATES`` of the A columns take the recurrent matmul, and the
     last ``GATES`` that of the input.
+
+    Attributes:
+        SPLIT_GATES: number of final gates that keep their two projections separate.
     """
 
     SPLIT_GATES: ClassVar[int]
-    """Number of final gates that keep their two projections separate."""
 
     @abstractmethod
     def forward_step(self, gates_BA: Tensor, states: Sequence[Tensor], out_states: Sequence[Tensor]) -> None:

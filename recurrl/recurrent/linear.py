@@ -28,10 +28,12 @@ class LinearCell(ParallelCell):
     """A cell whose states follow ``s' = a ⊙ s + b``, with coefficients that depend on the input alone.
 
     It defines ``coefficients`` and ``read``; its step and its parallel form follow from them.
+
+    Attributes:
+        COMPLEX: the states are complex: the first dimension of each, of size 2, has the real and the imaginary parts.
     """
 
     COMPLEX: ClassVar[bool] = False
-    """The states are complex: the first dimension of each, of size 2, has the real and the imaginary parts."""
 
     @abstractmethod
     def coefficients(self, weights: Weights, x: Tensor) -> tuple[Terms, Tensor]:

@@ -23,20 +23,22 @@ from recurrl.recurrent.windows import convolved, windows
 
 
 class Access(NamedTuple):
-    """What one step, or each of many, does to the memories."""
+    """What one step, or each of many, does to the memories.
+
+    Attributes:
+        query: ``[..., N, K]``.
+        key: ``[..., N, K]``.
+        value: ``[..., N, V]``.
+        keep: the fraction that is kept of a memory, ``[..., N]``.
+        correct: the delta rule: the fraction by which what the key reads moves towards the value, ``[..., N]``; None
+            adds the value to it instead.
+    """
 
     query: Tensor
-    """``[..., N, K]``."""
     key: Tensor
-    """``[..., N, K]``."""
     value: Tensor
-    """``[..., N, V]``."""
     keep: Tensor
-    """The fraction that is kept of a memory, ``[..., N]``."""
     correct: Tensor | None = None
-    """The delta rule: the fraction by which what the key reads moves towards the value, ``[..., N]``; None adds the
-    value to it instead.
-    """
 
 
 Memories = Callable[[Access, Tensor, Tensor], tuple[Tensor, Tensor]]
@@ -56,13 +58,14 @@ class MatrixCell(Cell):
         heads: memories, N.
         key_size: K.
         value_size: V.
+
+    Attributes:
+        CONVOLVED: how many of the first ``sizes`` are convolved, each feature on its own, with those of the last steps.
+        WINDOW: steps of the convolution.
     """
 
     CONVOLVED: ClassVar[int]
-    """How many of the first ``sizes`` are convolved, each feature on its own, with those of the last steps."""
-
     WINDOW: ClassVar[int] = 4
-    """Steps of the convolution."""
 
     def __init__(self, hidden_size: int, heads: int = 4, key_size: int = 16, value_size: int = 16) -> None:
         self.hidden_size, self.heads, self.key_size, self.value_size = hidden_size, heads, key_size, value_size

@@ -25,22 +25,28 @@ from recurrl.recurrent.gated import AnalyticCell
 from recurrl.recurrent.segments import Segments
 
 WEIGHTS = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
-"""Names of the parameters, in the order of :attr:`Layer.weights`."""
+"""Names of the parameters, in the order of :attr:`LayerCall.weights`."""
 
 
 class LayerCall(NamedTuple):
-    """What both passes of a layer read."""
+    """What both passes of a layer read.
+
+    Attributes:
+        backend: whose loop runs.
+        cell: of the layer.
+        precision: concrete matmul precision, for a backend that controls it.
+        weights: a tensor or None for each of :data:`WEIGHTS`.
+        segments: of the rows.
+        stored: the stored states ``[B, T, ...]``.
+        x_BTI: the input.
+    """
 
     backend: str
-    """Whose loop runs."""
     cell: AnalyticCell
     precision: str
-    """Concrete matmul precision, for a backend that controls it."""
     weights: Sequence[Any]
-    """A tensor or None for each of :data:`WEIGHTS`."""
     segments: Segments
     stored: Sequence[Tensor]
-    """The stored states ``[B, T, ...]``."""
     x_BTI: Tensor
 
     @property

@@ -24,28 +24,24 @@ class Packing:
 
     Step 0 of all N segments comes first, then step 1 of those that have one, and so on, as in torch's
     ``PackedSequence``. Serial depth is the longest segment, there is no padding, and no state crosses a reset.
+
+    Attributes:
+        rows_and_steps: (B, T) of the rows.
+        batch_sizes: number of segments still running at each of the S steps; non-increasing.
+        starts_N: flat index of each segment's first step, in packed order of the segments.
+        ends_N: flat index of each segment's last step, in the same order.
+        positions_P: flat index into the rows of each packed step.
+        inverse_P: packed index of each row step.
+        before_P: where the state before each packed step is, in N initial states followed by those after each row step.
     """
 
     rows_and_steps: torch.Size
-    """(B, T) of the rows."""
-
     batch_sizes: list[int]
-    """Number of segments still running at each of the S steps; non-increasing."""
-
     starts_N: Tensor
-    """Flat index of each segment's first step, in packed order of the segments."""
-
     ends_N: Tensor
-    """Flat index of each segment's last step, in the same order."""
-
     positions_P: Tensor
-    """Flat index into the rows of each packed step."""
-
     inverse_P: Tensor
-    """Packed index of each row step."""
-
     before_P: Tensor
-    """Where the state before each packed step is, in N initial states followed by those after each row step."""
 
     def pack(self, values_BTX: Tensor) -> Tensor:
         """``[B, T, ...]`` to packed ``[P, ...]``."""

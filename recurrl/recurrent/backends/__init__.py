@@ -26,33 +26,35 @@ RECOMPUTE = ("none", "full")
 
 @dataclass(frozen=True)
 class Options:
-    """User options that change how a backend computes, not what."""
+    """User options that change how a backend computes, not what.
+
+    Attributes:
+        recompute: ``none`` keeps what the backward pass needs, ``full`` recomputes it.
+        precision: matmul precision, see :mod:`recurrl.recurrent.precision`.
+        compute_dtype: dtype of the recurrent matmul's operands.
+    """
 
     recompute: str = "none"
-    """``none`` keeps what the backward pass needs, ``full`` recomputes it."""
     precision: str = "auto"
-    """Matmul precision, see :mod:`recurrl.recurrent.precision`."""
     compute_dtype: torch.dtype = torch.float32
-    """Dtype of the recurrent matmul's operands."""
 
 
 class Backend(Protocol):
-    """The backend interface."""
+    """The backend interface.
+
+    Attributes:
+        controls_matmul_precision: True if the options set its matmul precision and dtype; False if torch's global
+            settings and the weights do.
+        supports: returns None if the backend supports this cell and these options on the device, else an error message
+            with an alternative. Without a device: whether any device would do.
+        sequence: ``(cell, x_BTI, segments, stored_states, weights, options) -> (output_BTO, end_states)``, with states
+            ``[B, T, ...]``. A segment's first step starts from the stored state at that step. ``end_states`` hold each
+            state at the last step of every segment, and zero elsewhere.
+    """
 
     controls_matmul_precision: bool
-    """True if the options set its matmul precision and dtype; False if torch's global settings and the weights do."""
-
     supports: Callable[[Cell, Options, torch.device | None], str | None]
-    """None if the backend supports this cell and these options on the device, else an error message with an
-    alternative. Without a device: whether any device would do.
-    """
-
     sequence: Callable[[Cell, Tensor, Segments, States, Weights, Options], tuple[Tensor, States]]
-    """``(cell, x_BTI, segments, stored_states, weights, options) -> (output_BTO, end_states)``, states ``[B, T, ...]``.
-
-    A segment's first step starts from the stored state at that step. ``end_states`` hold each state at the last step
-    of every segment, and zero elsewhere.
-    """
 
 
 @cache

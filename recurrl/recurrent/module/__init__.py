@@ -76,12 +76,15 @@ class RecurrentModule(TensorDictModuleBase):
     Raises:
         ValueError: an option is out of range, or the backend does not support the options on any device.
         TypeError: a key has the wrong type.
+
+    Attributes:
+        DEFAULT_IN_KEYS: keys of the states for a constructor with ``in_key``; empty for those of the cell's states.
+        DEFAULT_OUT_KEYS: keys of the new states for a constructor with ``out_key``; empty for those under ``"next"``.
+        backend_in_use: the backend that ran last; None before the first call in sequence mode.
     """
 
     DEFAULT_IN_KEYS: ClassVar[Sequence[NestedKey]] = ()
-    """Keys of the states for a constructor with ``in_key``; empty for those of the cell's states."""
     DEFAULT_OUT_KEYS: ClassVar[Sequence[NestedKey]] = ()
-    """Keys of the new states for a constructor with ``out_key``; empty for those keys under ``"next"``."""
 
     def __init__(
         self,
@@ -141,7 +144,6 @@ class RecurrentModule(TensorDictModuleBase):
         for name in (*named, "reference"):
             backends.load_backend(name)
         self.backend_in_use: str | None = None
-        """The backend that ran last; None before the first call in sequence mode."""
         self._weights = weight_names(self.cell, self.layers)
         self._resolved: dict[tuple[Any, ...], str | Backend] = {}
         precision.check(recurrent_matmul_precision)

@@ -64,13 +64,15 @@ class Recurrence:
     A *lane* is a segment: sorted by length, they keep all lanes of a program busy while it runs. The device finds them,
     without the host, which does not know how many there are: there are as many lanes as steps, most of them empty, and
     at most P / (t + 1) longer than t steps. A program of empty lanes returns at once.
+
+    Attributes:
+        weights: the recurrent weights, rounded to the matmul format, in the order of the gates.
     """
 
     def __init__(self, call: LayerCall, states: Sequence[Tensor]) -> None:
         w_hh, starts_BT = call.weights[1], call.segments.starts_BT
         self.hidden = w_hh.shape[1]
         self.weights = rounded(w_hh, call.precision).roll(call.split, 0).contiguous()
-        """The recurrent weights, rounded to the matmul format, in the order of the gates."""
         self._begin_N, self._length_N = _lanes(starts_BT)
         self.lanes, self._steps = starts_BT.numel(), starts_BT.shape[1]
         stored = call.stored

@@ -15,17 +15,21 @@ MAX_HIDDEN_SIZE = 1024
 
 
 class Configuration(NamedTuple):
-    """Launch configuration of one layer's kernels."""
+    """Launch configuration of one layer's kernels.
+
+    Attributes:
+        lanes: lanes per program, BM.
+        units: hidden units per program, BH. Where it covers all, one launch runs all steps.
+        depth: columns of the recurrent weights per matmul, BK.
+        warps: of a program.
+        stages: blocks whose loads may be in flight.
+    """
 
     lanes: int
-    """Lanes per program, BM."""
     units: int
-    """Hidden units per program, BH. Where it covers all, one launch runs all steps."""
     depth: int
-    """Columns of the recurrent weights per matmul, BK."""
     warps: int
     stages: int
-    """Blocks whose loads may be in flight."""
 
     def constants(self, cell: str, hidden_size: int, precision: str) -> dict[str, Any]:
         """The kernels' compile-time constants and options."""
