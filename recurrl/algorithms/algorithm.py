@@ -171,7 +171,7 @@ class Algorithm(nn.Module):
                 self.states.set_initial_states(slices_SK)
                 steps.append(self.gradient_step(slices_SK))
                 if epoch == 0:
-                    self.gradient_signal.add(self.trained)
+                    self.gradient_signal.add(self._trained)
                 # The KL of the first minibatch is zero: no step has been taken yet.
                 if self.config.lr_schedule == "adaptive" and len(steps) > 1:
                     self._adapt_lr(self._kl(steps[-1:]))
@@ -185,15 +185,15 @@ class Algorithm(nn.Module):
                 break
         metrics = mean_metrics(steps, self.log_clip_range)
         check_gradient(self, metrics)
-        optim = {"optim/lr": self.lr, "optim/steps": float(len(steps)), "optim/signal": self.gradient_signal.share}
+        optim = {"optim/lr": self._lr, "optim/steps": float(len(steps)), "optim/signal": self.gradient_signal.share}
         return merged(metrics, self.states.drift(slices_SK), optim)
 
     def gradient_step(self, slices_SK: TensorDictBase) -> GradientStep:
         """One step of the optimizer, skipped if loss or gradient is not finite, without waiting for the device."""
         losses, total = self.backward(slices_SK)
         if world().size > 1:
-            average_gradients(self.trained, total)
-        norm = nn.utils.clip_grad_norm_(self.trained, self.options.max_grad_norm or math.inf)
+            average_gradients(self._trained, total)
+        norm = nn.utils.clip_grad_norm_(self._trained, self.options.max_grad_norm or math.inf)
         # The sum is finite only if both are; a product with zero is NaN otherwise.
         skipped = ((total + norm) * 0.0).float().nan_to_num(nan=1.0)
         # Fused optimizers read it, as torch.amp.GradScaler sets it.
@@ -214,7 +214,7 @@ class Algorithm(nn.Module):
         total = losses.total
         if not total.requires_grad:
             raise RunError(no_gradient(self, "does not require a gradient"))
-        for parameter in self.trained:
+        for parameter in self._trained:
             parameter.grad = None
         total.backward()
         if not self._is_checked:
@@ -232,13 +232,13 @@ class Algorithm(nn.Module):
         return compiled(losses) if self.config.compile else losses
 
     @property
-    def trained(self) -> list[nn.Parameter]:
+    def _trained(self) -> list[nn.Parameter]:
         """The parameters that the optimizer changes."""
         parameters: list[nn.Parameter] = self.optimizer.param_groups[0]["params"]
         return parameters
 
     @property
-    def lr(self) -> float:
+    def _lr(self) -> float:
         """The learning rate."""
         lr: float = self.optimizer.param_groups[0]["lr"]
         return lr
@@ -250,9 +250,9 @@ class Algorithm(nn.Module):
     def _adapt_lr(self, kl: float) -> None:
         """Adapts the learning rate to the KL of the last gradient step."""
         if kl > 2 * self.config.desired_kl:
-            self._set_lr(max(self.lr / LR_FACTOR, LR_BOUNDS[0]))
+            self._set_lr(max(self._lr / LR_FACTOR, LR_BOUNDS[0]))
         elif kl < self.config.desired_kl / 2:
-            self._set_lr(min(self.lr * LR_FACTOR, LR_BOUNDS[1]))
+            self._set_lr(min(self._lr * LR_FACTOR, LR_BOUNDS[1]))
 
     def _kl(self, steps: Sequence[GradientStep]) -> float:
         return world().averaged({KL: mean_metrics(steps, self.log_clip_range)[KL]})[KL]
