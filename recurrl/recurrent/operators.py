@@ -250,13 +250,14 @@ class _Differentiable(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
-        reject_second_derivative(ctx.kind[0])
+        kind: tuple[str, AnalyticCell, str] = ctx.kind
+        reject_second_derivative(kind[0])
         count = len(grads) - 1
         x_BTI, is_init_BT, *saved = ctx.saved_tensors
         weights, saved = saved[: len(WEIGHTS)], saved[len(WEIGHTS) :]
         stored, kept = saved[:count], saved[count:]
         wants_x, wants_stored = ctx.needs_input_grad[2], any(ctx.needs_input_grad[-count:])
-        call = LayerCall(*ctx.kind, weights, Segments(is_init_BT), stored, x_BTI)
+        call = LayerCall(*kind, weights, Segments(is_init_BT), stored, x_BTI)
         device = x_BTI.device.type
         # Entering autocast takes as long as several operations.
         with torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext():
