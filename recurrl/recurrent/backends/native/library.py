@@ -58,18 +58,6 @@ def kernel(dtype: torch.dtype) -> ctypes.CDLL | str:
         )
 
 
-def loaded_kernel(dtype: torch.dtype) -> ctypes.CDLL:
-    """The kernel for float32 or float64.
-
-    Raises:
-        RuntimeError: it cannot be built or loaded here.
-    """
-    loaded = kernel(dtype)
-    if isinstance(loaded, str):
-        raise RuntimeError(loaded)
-    return loaded
-
-
 def _cache_folder() -> Path:
     """``$RECURRL_CACHE_DIR``, ``$XDG_CACHE_HOME/recurrl`` or ``~/.cache/recurrl``; it need not exist.
 
@@ -94,7 +82,7 @@ def _load(dtype: torch.dtype) -> ctypes.CDLL:
     if os.name != "posix":
         raise NoKernelError("backend=native needs Linux or macOS. Choose backend=scan.")
     compiler, flags = _compiler(), (*_FLAGS, *(["-DDOUBLE"] if dtype == torch.float64 else []))
-    source = b"\n".join(path.read_bytes() for path in _SOURCES)
+    source = _source()
     name, folder = f"kernel-{_digest(source, compiler, flags)}", None
     try:
         folder = _cache_folder() / "native"
@@ -120,6 +108,11 @@ def _load(dtype: torch.dtype) -> ctypes.CDLL:
             except OSError as error:
                 _log.info(_NOT_CACHED, error)
         return _loaded(named)  # stays loaded without its file
+
+
+def _source() -> bytes:
+    """All sources, as one compilation."""
+    return b"\n".join(path.read_bytes() for path in _SOURCES)
 
 
 def _loaded(path: Path) -> ctypes.CDLL:

@@ -130,9 +130,11 @@ def _run(direction: str, call: LayerCall, kept: list[Tensor], *memory: Tensor | 
     kernel_layer = _Layer(rows, steps, inputs, hidden, *stored[0].stride()[:2], *pointers)
     work = rows * steps * _COLUMNS * hidden * (inputs + hidden)
     threads = max(1, min(torch.get_num_threads(), work // _WORK_OF_A_THREAD))
-    run = getattr(library.loaded_kernel(dtype), direction)
+    kernel = library.kernel(dtype)
+    if isinstance(kernel, str):
+        raise RuntimeError(kernel)
     cell = ctypes.c_int(call.cell.TORCH is nn.LSTM)
-    if run(cell, ctypes.c_long(threads), ctypes.byref(kernel_layer)):
+    if getattr(kernel, direction)(cell, ctypes.c_long(threads), ctypes.byref(kernel_layer)):
         raise MemoryError("backend=native: no memory for the recurrent layer's working space.")
 
 

@@ -78,7 +78,9 @@ def _run(
     repeat = size // prod(a.shape[2:])
     sizes = (rows, steps, planes, size // planes, repeat, *a.stride()[:2], *stored.stride()[:2])
     arrays = (a, b, stored, starts_BT, states, *memory)
-    kernel = library.loaded_kernel(states.dtype)
+    kernel = library.kernel(states.dtype)
+    if isinstance(kernel, str):
+        raise RuntimeError(kernel)
     pointers = [None if each is None or not each.numel() else each.data_ptr() for each in arrays]
     getattr(kernel, f"recurrence_{direction}")(ctypes.byref(_Recurrence(*sizes, *pointers)))
 
@@ -154,7 +156,9 @@ def _run_memories(direction: str, access: list[Tensor | None], starts_BT: Tensor
     stored = stored.to(states)
     stored = stored if stored[0, 0].is_contiguous() else stored.contiguous()
     arrays = (*access, stored, starts_BT.bool().contiguous(), *others, states.new_empty(size + 3 * stored.shape[-1]))
-    kernel = library.loaded_kernel(states.dtype)
+    kernel = library.kernel(states.dtype)
+    if isinstance(kernel, str):
+        raise RuntimeError(kernel)
     pointers = [None if each is None else each.data_ptr() for each in arrays]
     if direction == "forward":  # the work space is last
         pointers[-1:] = [*[None] * 8, pointers[-1]]
