@@ -44,8 +44,8 @@ class Trainer:
         request: set by signals; ends the run after the current iteration, with a checkpoint.
         metrics: the last iteration's metrics. A resumed run whose last iteration was saved but not logged, because its
             evaluation was interrupted, starts with them: it first repeats the callbacks of that iteration.
-        evaluation: the metrics of the evaluation after the last iteration: empty if none was due, None if it was
-            interrupted.
+        evaluation: the metrics of the evaluation after the last iteration; empty if none was due.
+        is_evaluated: False if a signal stopped that evaluation; a resumed run repeats the iteration's callbacks.
         checkpoint: the last iteration's checkpoint, until its evaluation is added; None if there is none.
         stopped: a callback has stopped the run, which is then saved and evaluated as at its end.
     """
@@ -58,7 +58,8 @@ class Trainer:
     report: Report
     request: StopRequest
     metrics: dict[str, float] = field(default_factory=dict)
-    evaluation: dict[str, float] | None = None
+    evaluation: dict[str, float] = field(default_factory=dict)
+    is_evaluated: bool = False
     checkpoint: Path | None = None
     stopped: bool = False
 

@@ -214,7 +214,7 @@ class CompleteCheckpoint(Callback):
 
     def on_end(self, trainer: Trainer) -> None:
         """Completes one that was written at the end."""
-        if trainer.checkpoint is not None and trainer.evaluation is not None:
+        if trainer.checkpoint is not None and trainer.is_evaluated:
             if self._rewrites is None:
                 files.add_evaluation(trainer.checkpoint, trainer.evaluation)
             else:
@@ -253,15 +253,15 @@ class Evaluation(Callback):
             self._evaluate(trainer, trainer.metrics, is_last=True)
 
     def _evaluate(self, trainer: Trainer, metrics: dict[str, float], is_last: bool) -> None:
-        trainer.evaluation, errors, restarts = None, 0, self._restarts.count
-        while trainer.evaluation is None:
+        trainer.is_evaluated, errors, restarts = False, 0, self._restarts.count
+        while not trainer.is_evaluated:
+            seed = seeds(trainer.config.seed, errors + 1)[-1]
             try:
                 if trainer.config.evaluation.episodes:
-                    trainer.evaluation = _evaluated(
-                        trainer, self._env, seeds(trainer.config.seed, errors + 1)[-1], is_last
-                    )
+                    trainer.evaluation = _evaluated(trainer, self._env, seed, is_last)
                 else:
                     trainer.evaluation = _of_training(metrics)
+                trainer.is_evaluated = True
             except StoppedError:
                 return
             except (ConfigError, RunError) as error:
@@ -314,13 +314,12 @@ class Log(Callback):
 
     def on_iteration(self, trainer: Trainer, metrics: dict[str, float]) -> None:
         """Logs the iteration, unless an evaluation of it is to come or to be repeated."""
-        if trainer.evaluation is None or trainer.stopped:
-            return
-        self._log(trainer, metrics)
+        if trainer.is_evaluated and not trainer.stopped:
+            self._log(trainer, metrics)
 
     def on_end(self, trainer: Trainer) -> None:
         """Logs a run that a callback stopped, and draws the learning curve."""
-        if trainer.stopped and trainer.evaluation is not None:
+        if trainer.stopped and trainer.is_evaluated:
             self._log(trainer, trainer.metrics)
         plot_learning_curve(trainer.run_dir / METRICS, trainer.run_dir / CURVE)
 

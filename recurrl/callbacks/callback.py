@@ -102,7 +102,7 @@ class UserCallback(Callback):
 
     def on_iteration(self, trainer: Trainer, metrics: dict[str, float]) -> None:
         """Calls the user's, and stops the run if that returns True; not if the iteration will be repeated."""
-        if trainer.evaluation is None:
+        if not trainer.is_evaluated:
             return
         with random_numbers_restored():
             if self._callback.on_iteration({"frames": trainer.frames, **metrics}, self._agent):
@@ -178,7 +178,7 @@ class Callbacks:
 
     def on_iteration(self, trainer: Trainer, metrics: dict[str, float]) -> None:
         """Calls ``on_iteration`` of each, after the update."""
-        trainer.evaluation, trainer.checkpoint = {}, None
+        trainer.evaluation, trainer.is_evaluated, trainer.checkpoint = {}, True, None
         for callback in self._callbacks.values():
             callback.on_iteration(trainer, metrics)
 
