@@ -6,9 +6,6 @@ from typing import Any
 from recurrl.config.options import COPIES, INDEX, NUMBERS, SCALE, STEPS, Condition, option
 from recurrl.errors import ConfigError
 
-NATIVE = "vector_entry_point"
-"""Gymnasium's ``vectorization_mode`` of the same name."""
-INLINE = "inline"
 A_YAML = Condition("a custom yaml in a folder env", lambda _: False)
 
 
@@ -21,9 +18,6 @@ class EnvConfig:
     id: str = option("the environment's id; for Gymnasium's also module:Id, which imports the module first")
     num_envs: int = option("number of parallel environments", COPIES)
     ids: list[str] = option("patterns of the other ids that the values of its yaml are for", only_with=A_YAML)
-    vectorization: str = option(
-        "inline (one by one) or the id's registered vector environment", choices=(INLINE, NATIVE)
-    )
     packages: list[str] = option("packages to import first, which register ids")
     wrappers: list[Any] = option(
         "Gymnasium wrappers, innermost first: module:Wrapper or {wrapper: module:Wrapper, ...}"

@@ -94,7 +94,7 @@ class BatchedEnv(EnvBase):
         """
         raise ConfigError(
             "algorithm=grpo needs the episodes of a group to start from the same state, which this environment cannot "
-            "do. Choose algorithm=ppo, or a Gymnasium task with env.vectorization=inline."
+            "do. Choose algorithm=ppo, or a task of single Gymnasium environments."
         )
 
     def metrics(self) -> dict[str, float]:

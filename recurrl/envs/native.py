@@ -1,4 +1,4 @@
-"""Vector environments that step all their environments in one call, made by an id's ``vector_entry_point``.
+"""Gymnasium's vector environments, which step all their environments in one call.
 
 Shape legend: N environments.
 """
@@ -34,7 +34,7 @@ class NativeVectorEnv(BatchedEnv):
 
     Args:
         vector: the vector environment.
-        env_id: its registered id.
+        env_id: its id, for errors.
         masked: its info has a mask of actions for each environment, the entry ``action_mask``.
 
     Raises:
@@ -64,8 +64,7 @@ class NativeVectorEnv(BatchedEnv):
             if (begun_N & ~self._restarted).any():
                 raise ConfigError(
                     f"{self.checks.env_id} resets its environments automatically when their episodes end, and cannot "
-                    "reset others. Choose env.vectorization=inline, or have it reset by options['reset_mask'] "
-                    "(AutoresetMode.DISABLED)."
+                    "reset others. Have it reset by options['reset_mask'] (AutoresetMode.DISABLED)."
                 )
         else:
             options = None if mask is None else {"reset_mask": begun_N.copy()}
@@ -156,8 +155,7 @@ def _check_mode(vector: Vector, env_id: str) -> None:
         raise ConfigError(
             f"The vector environment of env.id={env_id} does not declare SAME_STEP or DISABLED autoreset "
             f"(metadata['autoreset_mode'] is {mode}). NEXT_STEP autoreset inserts a step that is not a transition. "
-            "Have it accept autoreset_mode and honour AutoresetMode.SAME_STEP; or implement SAME_STEP or DISABLED and "
-            "declare it in metadata; or train in single environments (of a registered id: env.vectorization=inline)."
+            "Implement SAME_STEP or DISABLED and declare it in metadata; or give env=vec_env env.resets=next_step."
         )
 
 

@@ -8,7 +8,7 @@ import gymnasium
 import numpy as np
 from PIL import Image
 
-from recurrl.config.env import NATIVE, EnvConfig
+from recurrl.config import EnvConfig
 from recurrl.envs.checks import Array, unpacked
 from recurrl.envs.gymnasium_source import GymnasiumSource
 from recurrl.envs.inline import InlineEnv
@@ -88,10 +88,6 @@ def watched(config: EnvConfig) -> EnvConfig:
     require(
         isinstance(source, GymnasiumSource),
         f"{video} env.source={config.source} makes environments of tensors, which nothing draws. {without}",
-    )
-    require(
-        config.vectorization != NATIVE,
-        f"{video} single environments are drawn, not env.vectorization={NATIVE}. Add env.vectorization=inline.",
     )
     takes_mode = "kwargs" in source.honours
     env = source.plain()

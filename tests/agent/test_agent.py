@@ -98,12 +98,10 @@ def played(agent, seed, episodes):
         (CUE, ("env.mask=[state]",), {"observation": "dict", "delay": 6}),
         ("Pendulum-v1", ("env.mask=[2]", "env.max_episode_steps=30", *PREVIOUS), {}),
         ("Pendulum-v1", ("env.wrappers=[gymnasium.wrappers:FlattenObservation]", "env.max_episode_steps=9"), {}),
-        ("recurrl-test/CartPole-v1", ("env.mask=[1,3]", "env.vectorization=vector_entry_point"), {}),
     ],
 )
 def test_an_agent_returns_bit_for_bit_what_an_evaluation_does(agent_of, env, overrides, kwargs):
     agent, config = agent_of(env, *overrides, **kwargs)
-    config.env.vectorization = "inline"  # whose seeds the plain environments share
     assert played(agent, 7, 4) == evaluate(config.env, agent.policy, 4, 7)
 
 

@@ -19,7 +19,7 @@ CASES = {
     "cartpole": (),
     "pendulum": ("env=pendulum_no_velocity", "cell=lstm"),
     "correlated noise": ("env=pendulum_no_velocity", "policy.noise_correlation=0.9"),
-    "vector environment": (*VECTOR, "env.max_episode_steps=9"),
+    "vector environment": (*VECTOR, "env.kwargs.max_episode_steps=9"),
     "repeat_first": ("env=repeat_first",),
     "without memory": ("cell=none",),
     "previous action": ("env.previous_action=true", "env.previous_reward=true"),

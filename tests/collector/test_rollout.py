@@ -62,7 +62,7 @@ def by_torchrl(config, policy, count=4):
     ("env", "ends"),
     [
         (("env=cartpole_no_velocity", SHORT), {"terminated", "truncated"}),
-        ((*VECTOR, SHORT), {"terminated", "truncated"}),
+        ((*VECTOR, "env.kwargs.max_episode_steps=17"), {"terminated", "truncated"}),
         (("env=pendulum_no_velocity", SHORT, "policy.noise_correlation=0.9"), {"truncated"}),
         (DISCRETE, {"terminated", "truncated"}),
         (("env=t_maze_active", "env.kwargs.length=2", "env.max_episode_steps=9"), {"terminated", "truncated"}),

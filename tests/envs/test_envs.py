@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from tasks import CARTPOLE
+from tasks import CARTPOLE, VECTOR
 from tensordict import TensorDict
 from torchrl.envs.utils import check_env_specs
 
@@ -31,21 +31,21 @@ def play(env, steps):
     return result
 
 
-def way(compose, vectorization, *overrides):
-    config = compose(*CARTPOLE, f"env.vectorization={vectorization}", *overrides)
+def made(compose, *overrides):
+    config = compose(*overrides)
     return make_env(config.env, 3, seed=5, policy=make_policy_for(config))
 
 
-@pytest.mark.parametrize("vectorization", ["inline", "vector_entry_point"])
-def test_the_next_observation_of_a_last_step_is_its_own_episodes(vectorization, compose):
+@pytest.mark.parametrize("env", [(*CARTPOLE, "env.max_episode_steps=9"), (*VECTOR, "env.kwargs.max_episode_steps=9")])
+def test_the_next_observation_of_a_last_step_is_its_own_episodes(env, compose):
     """Not the next episode's first one: the bootstrap at a truncation needs what really followed."""
-    batch = play(way(compose, vectorization, "env.mask=[]", "env.max_episode_steps=9"), 40)
+    batch = play(made(compose, *env, "env.mask=[]"), 40)
     position, velocity = batch["observation"][..., 0], batch["observation"][..., 1]
     torch.testing.assert_close(batch["next", "observation"][..., 0], position + 0.02 * velocity, rtol=0, atol=1e-5)
 
 
 def test_a_truncation_is_not_a_termination(compose):
-    batch = play(way(compose, "inline", "env.max_episode_steps=5"), 20)
+    batch = play(made(compose, *CARTPOLE, "env.max_episode_steps=5"), 20)
     after = batch["next"]
     assert after["truncated"].any()
     assert not (after["terminated"] & after["truncated"]).any()

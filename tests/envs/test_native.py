@@ -1,6 +1,6 @@
 """Vector environments that step all their environments in one call."""
 
-from functools import partial
+import sys
 
 import numpy as np
 import pytest
@@ -18,7 +18,6 @@ from recurrl.collector import single
 from recurrl.envs import make_env
 from recurrl.errors import ConfigError, EnvError
 
-NATIVE = "env.vectorization=vector_entry_point"
 NEXT_STEP, SAME_STEP, DISABLED = AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP, AutoresetMode.DISABLED
 
 
@@ -27,8 +26,8 @@ def cartpoles(compose):
     """As many CartPoles, with a time limit and a mask, as a vector environment and as single ones."""
 
     def cartpoles(count, limit, mask):
-        overrides = (*CARTPOLE, f"env.mask={mask}".replace(" ", ""), f"env.max_episode_steps={limit}")
-        ways = [compose(*overrides, *way).env for way in ([NATIVE], [])]
+        ways = (*VECTOR, f"env.kwargs.max_episode_steps={limit}"), (*CARTPOLE, f"env.max_episode_steps={limit}")
+        ways = [compose(*way, f"env.mask={mask}".replace(" ", "")).env for way in ways]
         native, inline = (make_env(config, count, seed=0).base_env for config in ways)
         return native, inline
 
@@ -78,7 +77,7 @@ class Clocks(VectorEnv):
     single_action_space = spaces.Discrete(2)
     truncates = True
 
-    def __init__(self, num_envs, autoreset_mode, final="apart", entries=False):
+    def __init__(self, num_envs, autoreset_mode=SAME_STEP, final="apart", entries=False):
         self.num_envs, self.final, self.entries = num_envs, final, entries
         self.metadata = {"autoreset_mode": autoreset_mode}
         if entries:
@@ -125,9 +124,14 @@ class Clocks(VectorEnv):
 
 
 @pytest.fixture
-def register_vector(register):
-    """Registers a vector environment with Gymnasium under a name, until the test ends."""
-    return partial(register, entry_point="vector_entry_point")
+def register_vector(monkeypatch):
+    """Gives what makes a vector environment a name by which a configuration finds it, until the test ends."""
+
+    def register_vector(make):
+        monkeypatch.setattr(sys.modules[__name__], "made", make, raising=False)
+        return f"{__name__}:made"
+
+    return register_vector
 
 
 def clocks(**options):
@@ -139,7 +143,6 @@ WAYS = {
     "resets on demand": clocks(autoreset_mode=DISABLED),
     "resets at once, final observations apart": clocks(autoreset_mode=SAME_STEP),
     "resets at once, final observations together": clocks(autoreset_mode=SAME_STEP, final="together"),
-    "takes the mode that Gymnasium passes": Clocks,
     "several entries on demand": clocks(autoreset_mode=DISABLED, entries=True),
     "several entries at once, apart": clocks(**ENTRIES),
     "several entries at once, together": clocks(**ENTRIES, final="together"),
@@ -149,7 +152,7 @@ WAYS = {
 @pytest.mark.parametrize("make", WAYS.values(), ids=WAYS.keys())
 def test_rows_hold_every_step_of_every_episode_and_nothing_else(make, register_vector, compose):
     small = ("env.num_envs=3", "frames_per_batch=60", "cell.hidden_size=4", "encoder.sizes=[4]")
-    config = compose("env=gym", f"env.id={register_vector(make)}", NATIVE, *small)
+    config = compose("env=gym", f"env.id={register_vector(make)}", *small)
     set_process_state(config)
     collector = single.make(config.collector, make_rollouts(config, make_policy_for(config)))
     batches = [collector.collect().clone() for _ in range(2)]
@@ -177,18 +180,18 @@ def test_rows_hold_every_step_of_every_episode_and_nothing_else(make, register_v
 
 @pytest.mark.parametrize("make", WAYS.values(), ids=WAYS.keys())
 def test_their_specs_match_what_they_return(make, register_vector, compose):
-    env = make_env(compose("env=gym", f"env.id={register_vector(make)}", NATIVE).env, 3, seed=0)
+    env = make_env(compose("env=gym", f"env.id={register_vector(make)}").env, 3, seed=0)
     check_env_specs(env)
     env.close()
 
 
 def test_the_mask_applies_to_final_observations(register_vector, compose):
-    env = make_env(compose("env=gym", f"env.id={register_vector(Clocks)}", NATIVE, "env.mask=[0]").env, 1, seed=0)
+    env = make_env(compose("env=gym", f"env.id={register_vector(Clocks)}", "env.mask=[0]").env, 1, seed=0)
     env.reset()
     two_steps = env.rollout(2, break_when_any_done=False)
     assert two_steps["next", "observation"].tolist() == [[[0, 1], [0, 2]]]
     vector = register_vector(clocks(autoreset_mode=SAME_STEP, entries=True))
-    env = make_env(compose("env=gym", f"env.id={vector}", NATIVE, "env.mask=[clock]").env, 1, seed=0)
+    env = make_env(compose("env=gym", f"env.id={vector}", "env.mask=[clock]").env, 1, seed=0)
     env.reset()
     shown = env.rollout(2, break_when_any_done=False)["next", "observation"]
     assert {key: entry.tolist() for key, entry in shown.items(True, True)} == {("inner", "even"): [[1, 0]]}
@@ -230,19 +233,19 @@ class Spoilt(Clocks):
 
 
 MESSAGES = {
-    "raises": "The vector environment of 4 (Registered-v0), at step 3, raised RuntimeError in step: the simulator",
+    "raises": "The vector environment of 4 (test_native:made), at step 3, raised RuntimeError in step: the simulator",
     "reset": "raised KeyError in reset: 'no map'.",
-    "reward": "Environment 2 of 4 (Registered-v0), at step 3, returned a non-finite reward: inf.",
-    "observation": "Environment 1 of 4 (Registered-v0), at step 3, returned a non-finite value of observation "
+    "reward": "Environment 2 of 4 (test_native:made), at step 3, returned a non-finite reward: inf.",
+    "observation": "Environment 1 of 4 (test_native:made), at step 3, returned a non-finite value of observation "
     "'observation': [ 1.  1. nan].",
-    "final observation": "Environment 1 of 4 (Registered-v0), at step 3, returned a non-finite value of "
+    "final observation": "Environment 1 of 4 (test_native:made), at step 3, returned a non-finite value of "
     "observation 'observation': [nan  0.  3.].",
     "shape": "at step 3, gave the observation 'observation' the shape (4, 2) and the dtype float32, but its space has "
     "(4, 3) and float32.",
     "dtype": "gave the observation 'observation' the shape (4, 3) and the dtype <U32, but its space has (4, 3) and",
-    "rewards": "The vector environment of 4 (Registered-v0), at step 3, returned rewards of shape (1,). Have step",
-    "flags": "Environment 0 of 4 (Registered-v0), at step 3, returned the truncated array([False, False]), a ndarray. "
-    "Have step",
+    "rewards": "The vector environment of 4 (test_native:made), at step 3, returned rewards of shape (1,). Have step",
+    "flags": "Environment 0 of 4 (test_native:made), at step 3, returned the truncated array([False, False]), a "
+    "ndarray. Have step",
     "final of objects": "at step 3, returned an info['final_obs'] that is neither a batch of observations nor an array "
     "of objects, an observation for each environment whose episode ended: gave the observation 'observation' the shape "
     "(3,) and the dtype object",
@@ -254,46 +257,39 @@ MESSAGES = {
 
 @pytest.mark.parametrize("failure", MESSAGES)
 def test_an_error_names_the_environment_and_its_step(failure, compose, register_vector):
-    config = compose("env=gym", f"env.id={register_vector(Spoilt)}", NATIVE, f"+env.kwargs.failure={failure}").env
+    config = compose("env=gym", f"env.id={register_vector(Spoilt)}", f"+env.kwargs.failure={failure}").env
     with pytest.raises(EnvError) as caught:
         make_env(config, 4, seed=0).rollout(4, break_when_any_done=False)
     assert MESSAGES[failure] in str(caught.value)
 
 
 def test_a_run_with_evaluation_needs_no_single_environment(recurrl_train, tiny, tmp_path, register_vector):
-    overrides = ("env=gym", f"env.id={register_vector(Clocks)}", NATIVE, "hydra.run.dir=run")
+    overrides = ("env=gym", f"env.id={register_vector(Clocks)}", "hydra.run.dir=run")
     recurrl_train(*tiny, *overrides, cwd=tmp_path).succeeded()
     # Two episodes, of two and three steps.
     assert summary(tmp_path / "run")["eval_return_mean"] == (3 + 6) / 2
 
 
-def test_an_id_without_a_vector_environment_is_rejected(rejected):
-    assert rejected("env=pendulum_no_velocity", NATIVE) == (
-        "env.vectorization=vector_entry_point steps all environments in one call, but env.id=Pendulum-v1 has no "
-        "vector_entry_point. Choose env.vectorization=inline, or register the id with one."
+def test_an_id_with_nothing_but_a_vector_environment_is_rejected(rejected, register):
+    assert rejected("env=gym", f"env.id={register(Clocks, entry_point='vector_entry_point')}") == (
+        "env.id=Registered-v0 is registered only with a vector_entry_point, which makes no single environments. Give "
+        "env.id the class of its vector environment, as module:Class."
     )
 
 
-def test_an_id_with_nothing_but_a_vector_environment_is_rejected_for_single_ones(rejected, register_vector):
-    assert rejected("env=gym", f"env.id={register_vector(Clocks)}") == (
-        "env.id=Registered-v0 is registered only with a vector_entry_point, so single environments cannot be made. "
-        "Give env.vectorization=vector_entry_point."
-    )
-
-
-def test_options_of_single_environments_are_rejected(rejected):
-    wrapper = "gymnasium.wrappers:FlattenObservation"
-    assert rejected(NATIVE, f"env.wrappers=[{wrapper}]") == (
-        "env.wrappers works on single environments, but env.id=CartPole-v1 makes one vector environment. Leave it out, "
-        "or choose env.vectorization=inline."
+def test_options_of_single_environments_are_rejected(recurrl_train, tmp_path):
+    wrapper = "env.wrappers=[gymnasium.wrappers:FlattenObservation]"
+    assert recurrl_train(*VECTOR, wrapper, cwd=tmp_path).error == (
+        "env.wrappers works on single environments, but env.id=tasks:VectorCartPole makes one vector environment. "
+        "Leave it out."
     )
 
 
 def test_next_step_autoreset_is_rejected(recurrl_train, tmp_path, register_vector):
     env_id = register_vector(clocks(autoreset_mode=NEXT_STEP))
-    outcome = recurrl_train("env=gym", f"env.id={env_id}", NATIVE, cwd=tmp_path)
+    outcome = recurrl_train("env=gym", f"env.id={env_id}", cwd=tmp_path)
     assert outcome.error.startswith(
-        "The vector environment of env.id=Registered-v0 does not declare SAME_STEP or DISABLED autoreset "
+        "The vector environment of env.id=test_native:made does not declare SAME_STEP or DISABLED autoreset "
         "(metadata['autoreset_mode'] is AutoresetMode.NEXT_STEP)."
     )
 
@@ -311,7 +307,7 @@ def test_a_mask_of_actions_that_allows_none_is_rejected(register_vector, compose
             return {"clock": super()._observe(), "action_mask": masks}
 
     env_id = register_vector(lambda num_envs: Forbidding(num_envs, DISABLED))
-    env = make_env(compose("env=gym", f"env.id={env_id}", NATIVE).env, 2, seed=0).base_env
+    env = make_env(compose("env=gym", f"env.id={env_id}").env, 2, seed=0).base_env
     env.reset_tensors(None)
     for _ in range(3):
         done = env.step_tensors(torch.zeros(2, dtype=torch.int64))["done"]
@@ -324,7 +320,7 @@ def test_a_mask_of_actions_that_allows_none_is_rejected(register_vector, compose
 
 
 def test_same_step_autoreset_cannot_reset_mid_episode(register_vector, compose):
-    env = make_env(compose("env=gym", f"env.id={register_vector(Clocks)}", NATIVE).env, 2, seed=0).base_env
+    env = make_env(compose("env=gym", f"env.id={register_vector(Clocks)}").env, 2, seed=0).base_env
     env.reset_tensors(None)
     env.step_tensors(torch.zeros(2, dtype=torch.int64))
     with pytest.raises(ConfigError, match="resets its environments automatically when their episodes end"):

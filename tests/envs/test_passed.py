@@ -264,7 +264,6 @@ REJECTED = {
         "env.max_episode_steps works on single",
     ),
     "a constructor that raises": (lambda: 1 / 0, "", "env.id=<lambda> cannot be made: it raised ZeroDivisionError"),
-    "a vectorization": (lambda: None, "env.vectorization=vector_entry_point", "env.source=gymnasium does not support"),
 }
 
 

@@ -50,7 +50,6 @@ def test_it_is_checked_without_training(recurrl_check, extending, tiny):
         ("env.length=0", "env.length must be an integer from 1 to 1_000 (got 0)."),
         ("env.lenght=3", "Unknown configuration key 'env.lenght'. Did you mean env.length"),
         ("env.kwargs.length=3", 'does not support env.kwargs={"length": 3}. Give env.kwargs={}.'),
-        ("env.vectorization=vector_entry_point", "does not support env.vectorization=vector_entry_point. Give env."),
     ],
 )
 def test_options_that_it_does_not_support_are_rejected(override, message, error):

@@ -173,11 +173,9 @@ class VectorCartPole(CartPoleVectorEnv):
 
 MASKED = "recurrl-test/Masked-v0"
 CARTPOLE = ("env=gym", "env.packages=[tasks]", "env.id=recurrl-test/CartPole-v1", "env.mask=[1,3]")
-"""CartPole without velocities, also as a vector environment."""
-VECTOR = (*CARTPOLE, "env.vectorization=vector_entry_point")
+VECTOR = ("env=gym", "env.id=tasks:VectorCartPole", "env.mask=[1,3]")
+"""CartPole without velocities, as single environments and as a vector environment."""
 
 gymnasium.register(CUE, entry_point=Cue)
 gymnasium.register(MASKED, entry_point=Masked)
-gymnasium.register(
-    "recurrl-test/CartPole-v1", entry_point=CartPoleEnv, vector_entry_point=VectorCartPole, max_episode_steps=500
-)
+gymnasium.register("recurrl-test/CartPole-v1", entry_point=CartPoleEnv, max_episode_steps=500)

@@ -182,7 +182,7 @@ def test_whatever_an_episode_has_is_drawn_and_the_future_is_faded(values, states
     ("overrides", "message"),
     [
         ("env=gym env.id=recurrl-test/Unseen-v0", "its render modes are human, and rgb_array is needed. Leave out"),
-        ("env=gym env.id=CartPole-v1 env.vectorization=vector_entry_point", "Add env.vectorization=inline."),
+        ("env=gym env.id=tasks:VectorCartPole", "its render modes are none"),
         ("env=t_maze", "env.source=memory makes environments of tensors, which nothing draws."),
         ("env=my_package.corridor:Corridor", "its render modes are none"),
         ("env=test_video:Own", "makes it with render_mode=None. Have it give render_mode=rgb_array."),

@@ -5,17 +5,16 @@ What is made decides how it is stepped: single environments in turn, a vector en
 
 import logging
 import sys
-from abc import abstractmethod
 from collections.abc import Callable
 from functools import cache, partial
 from typing import Any
 
 import gymnasium
 from gymnasium.envs.registration import EnvSpec, load_env_creator
-from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector import VectorEnv
 from torchrl.envs import EnvBase, SerialEnv
 
-from recurrl.config.env import NATIVE, EnvConfig
+from recurrl.config import EnvConfig
 from recurrl.config.plugins import choice_for, import_custom, load, nearest
 from recurrl.envs.arguments import check_arguments, parameters_of
 from recurrl.envs.checks import making
@@ -27,6 +26,8 @@ from recurrl.envs.source import Source
 from recurrl.errors import ConfigError, require
 
 logger = logging.getLogger(__name__)
+
+HONOURS = (*GymnasiumSource.honours, "packages", "kwargs")
 
 
 def make(options: EnvConfig) -> Source:
@@ -68,47 +69,7 @@ def _log_warnings_of_mujoco() -> None:
         mujoco.set_mju_user_warning(_warn_once)
 
 
-class _Environments(GymnasiumSource):
-    """What :meth:`create` makes: single environments, or all in one that is stepped in one call."""
-
-    honours = (*GymnasiumSource.honours, "packages", "kwargs")
-    single_only: tuple[str, ...] = ("wrappers",)
-    """Options of single environments, which a vector environment cannot have."""
-
-    @abstractmethod
-    def create(self, num_envs: int = 1) -> Any:
-        """A new environment: one, or if it steps several in one call, ``num_envs`` of them."""
-
-    def make(self, num_envs: int) -> EnvBase:
-        """The environments as one of batch size ``[num_envs]``."""
-        made, options = self.created(num_envs=num_envs), self.options
-        if isinstance(made, gymnasium.Env):
-            return self.inline([made, *(self.created() for _ in range(num_envs - 1))])
-        is_vector = isinstance(made, VectorEnv)
-        self.check_single_only("vector environment" if is_vector else "environment of TorchRL")
-        return NativeVectorEnv(made, options.id, options.action_mask_from_info) if is_vector else made
-
-    def plain(self) -> gymnasium.Env[Any, Any]:
-        """One environment as its user knows it, within the wrappers of the configuration."""
-        made = self.created()
-        if isinstance(made, gymnasium.Env):
-            return self.wrapped(made)
-        is_vector, masked = isinstance(made, VectorEnv), self.options.action_mask_from_info
-        return SingleEnv(NativeVectorEnv(made, self.options.id, masked) if is_vector else made)
-
-    def check_single_only(self, kind: str) -> None:
-        """Rejects options of single environments where all are stepped in one call."""
-        options = self.options
-        instead = ", or choose env.vectorization=inline" if options.vectorization == NATIVE else ""
-        for name in self.single_only:
-            require(
-                not getattr(options, name),
-                f"env.{name} works on single environments, but env.id={options.id} makes one {kind}. Leave it "
-                f"out{instead}.",
-            )
-
-
-class Made(_Environments):
+class Made(GymnasiumSource):
     """What a class or function makes.
 
     With a parameter ``num_envs`` it makes all environments at once: a vector environment of Gymnasium, or an
@@ -119,7 +80,7 @@ class Made(_Environments):
         maker: the class or function.
     """
 
-    single_only = (*_Environments.single_only, "max_episode_steps")
+    honours = HONOURS
 
     def __init__(self, options: EnvConfig, maker: Callable[..., Any]) -> None:
         super().__init__(options)
@@ -131,6 +92,29 @@ class Made(_Environments):
         """Rejects arguments that do not fit."""
         super().check()
         check_arguments(self._maker, self.options.kwargs, self._id, "env.kwargs.", ours=("num_envs",))
+
+    def make(self, num_envs: int) -> EnvBase:
+        """The environments as one of batch size ``[num_envs]``."""
+        made = self.created(num_envs=num_envs)
+        if isinstance(made, gymnasium.Env):
+            return self.inline([made, *(self.created() for _ in range(num_envs - 1))])
+        return self._batched(made)
+
+    def plain(self) -> gymnasium.Env[Any, Any]:
+        """One environment as its user knows it, within the wrappers of the configuration."""
+        made = self.created()
+        return self.wrapped(made) if isinstance(made, gymnasium.Env) else SingleEnv(self._batched(made))
+
+    def _batched(self, made: VectorEnv[Any, Any, Any] | EnvBase) -> EnvBase:
+        """Environments that are stepped in one call."""
+        options, is_vector = self.options, isinstance(made, VectorEnv)
+        kind = "vector environment" if is_vector else "environment of TorchRL"
+        for name in ("wrappers", "max_episode_steps"):
+            require(
+                not getattr(options, name),
+                f"env.{name} works on single environments, but {self._id} makes one {kind}. Leave it out.",
+            )
+        return NativeVectorEnv(made, options.id, options.action_mask_from_info) if is_vector else made
 
     def create(self, num_envs: int = 1) -> Any:
         """What is made, of a kind and number that can be stepped."""
@@ -158,34 +142,28 @@ class Made(_Environments):
         return made
 
 
-class Registered(_Environments):
-    """Registered ids, ``Id-v0`` or ``module:Id-v0``: single environments, or the id's own vector environment."""
+class Registered(GymnasiumSource):
+    """Registered ids, ``Id-v0`` or ``module:Id-v0``: single environments."""
 
-    honours = (*_Environments.honours, "vectorization")
+    honours = HONOURS
 
     def check(self) -> None:
-        """Rejects ids that are not registered as requested, missing packages, and arguments that do not fit.
+        """Rejects ids that are not registered, missing packages, and arguments that do not fit.
 
         Raises:
             ConfigError: with similar names, or the pip command.
         """
         super().check()
-        options, spec = self.options, self.spec()
-        if options.vectorization == NATIVE:
-            require(
-                spec.vector_entry_point is not None,
-                f"env.vectorization={NATIVE} steps all environments in one call, but env.id={options.id} has no "
-                "vector_entry_point. Choose env.vectorization=inline, or register the id with one.",
-            )
-            self.check_single_only("vector environment")
+        spec, setting = self.spec(), f"env.id={self.options.id}"
         require(
-            options.vectorization == NATIVE or spec.entry_point is not None,
-            f"env.id={options.id} is registered only with a vector_entry_point, so single environments cannot be "
-            f"made. Give env.vectorization={NATIVE}.",
+            spec.entry_point is not None,
+            f"{setting} is registered only with a vector_entry_point, which makes no single environments. Give env.id "
+            "the class of its vector environment, as module:Class.",
         )
-        creator = self._creator(spec)
-        kwargs = {**spec.kwargs, **self._arguments(creator)}
-        check_arguments(creator, kwargs, f"env.id={options.id}", "env.kwargs.", ours=("num_envs",))
+        with making(setting):
+            creator: Any = spec.entry_point
+            creator = load_env_creator(creator) if isinstance(creator, str) else creator
+        check_arguments(creator, {**spec.kwargs, **self.options.kwargs}, setting, "env.kwargs.")
 
     def spec(self) -> EnvSpec:
         """The registered specification of the id.
@@ -205,27 +183,12 @@ class Registered(_Environments):
             )
         return gymnasium.spec(name)
 
-    def _creator(self, spec: EnvSpec) -> Callable[..., Any]:
-        entry_point: Any = spec.vector_entry_point if self.options.vectorization == NATIVE else spec.entry_point
-        with making(f"env.id={self.options.id}"):
-            return load_env_creator(entry_point) if isinstance(entry_point, str) else entry_point
-
-    def _arguments(self, creator: Callable[..., Any]) -> dict[str, Any]:
-        """The configured arguments. A vector environment gets the autoreset that we use."""
-        resets = self.options.vectorization == NATIVE and "autoreset_mode" in (parameters_of(creator) or ())
-        return ({"autoreset_mode": AutoresetMode.SAME_STEP} if resets else {}) | self.options.kwargs
-
     def episode_limit(self) -> int | None:
         """The steps after which an episode is truncated; None if unknown."""
         return self.options.max_episode_steps or self.spec().max_episode_steps
 
-    def create(self, num_envs: int = 1) -> Any:
-        """One environment, with the registered time limit unless the configuration has its own; or a vector of them."""
-        options, spec = self.options, self.spec()
-        creator, limit = self._creator(spec), options.max_episode_steps
+    def create(self) -> gymnasium.Env[Any, Any]:
+        """One environment, with the registered time limit unless the configuration has its own."""
         _log_warnings_of_mujoco()
-        if options.vectorization != NATIVE:
-            own = None if limit is None else -1
-            return gymnasium.make(spec.id, own, disable_env_checker=True, **options.kwargs)
-        arguments = self._arguments(creator) | ({} if limit is None else {"max_episode_steps": limit})
-        return gymnasium.make_vec(spec.id, num_envs, NATIVE, **arguments)
+        limit = None if self.options.max_episode_steps is None else -1
+        return gymnasium.make(self.spec().id, limit, disable_env_checker=True, **self.options.kwargs)
