@@ -19,9 +19,9 @@ from torch import nn
 from benchmarks.configuration import configuration
 from benchmarks.measuring import machine
 from recurrl.algorithms.algorithm import Algorithm
-from recurrl.build import make_algorithm, make_policy_for, make_rollouts, set_process_state
+from recurrl.build import make_algorithm, make_policy_for, make_rollout_spec, set_process_state
 from recurrl.collector import rollout as collection
-from recurrl.collector.rollout import Rollout
+from recurrl.collector.single import SingleCollector
 from recurrl.config import TrainConfig
 
 Times = dict[str, np.ndarray]
@@ -47,7 +47,7 @@ def profile(config: TrainConfig, iterations: int) -> Times:
     set_process_state(config)
     policy = make_policy_for(config)
     algorithm = make_algorithm(config, policy)
-    rollout = Rollout(make_rollouts(config, policy))
+    rollout = SingleCollector(make_rollout_spec(config, policy))
     times: Times = defaultdict(lambda: np.zeros(2))
     with timed(_parts(rollout, algorithm), times):
         for iteration in range(-2, iterations):
@@ -59,7 +59,7 @@ def profile(config: TrainConfig, iterations: int) -> Times:
     return {name: seconds / iterations for name, seconds in times.items()}
 
 
-def _parts(rollout: Rollout, algorithm: Algorithm) -> list[tuple[Any, str, str]]:
+def _parts(rollout: SingleCollector, algorithm: Algorithm) -> list[tuple[Any, str, str]]:
     """Object, attribute and name of each part."""
     return [
         (rollout.env, "step_tensors", "collect/environment steps"),

@@ -16,8 +16,8 @@ from recurrl.callbacks import builtin
 from recurrl.callbacks.callback import Callback, Callbacks, IterationCallback, UserCallback
 from recurrl.callbacks.diagnosis import Diagnosis
 from recurrl.checkpoint.warm_start import copy_weights
-from recurrl.collector.restarts import Collector, RestartingCollector, Restarts
-from recurrl.collector.rollout import Rollouts
+from recurrl.collector.collector import Collector, RolloutSpec
+from recurrl.collector.restarts import RestartingCollector, Restarts
 from recurrl.config import TrainConfig, WorkersConfig
 from recurrl.config.cell import NO_CELL
 from recurrl.config.collector import ReplayConfig
@@ -202,10 +202,10 @@ def make_algorithm(config: TrainConfig, policy: Policy) -> Algorithm:
     return algorithm.to(policy.device)
 
 
-def make_rollouts(config: TrainConfig, policy: Policy, frames: int = 0) -> Rollouts:
-    """The rollouts of a run that has seen ``frames`` frames. A resumed run uses new random numbers."""
+def make_rollout_spec(config: TrainConfig, policy: Policy, frames: int = 0) -> RolloutSpec:
+    """What a run collects after ``frames`` frames. A resumed run uses new random numbers."""
     size = config.algorithm.envs_per_group
-    return Rollouts(config.env, policy, config.frames_per_batch, seed_of_rank(config.seed, frames), size)
+    return RolloutSpec(config.env, policy, config.frames_per_batch, seed_of_rank(config.seed, frames), size)
 
 
 def make_collector(config: TrainConfig, policy: Policy, frames: int = 0, restarts: Restarts | None = None) -> Collector:
@@ -222,14 +222,14 @@ def make_collector(config: TrainConfig, policy: Policy, frames: int = 0, restart
     """
     make = factory("collector", config.collector.name)
     restarts = restarts or Restarts(config.collector.on_env_error)
-    rollouts = make_rollouts(config, policy, frames)
+    spec = make_rollout_spec(config, policy, frames)
 
     def seed_after(restarts: int) -> int:
         # Those of the environments after the ones of lower ranks, as in a run alone.
         lower = (restarts * world().size + world().rank) * config.env.num_envs
-        return seeds(rollouts.seed, lower + 1)[-1]
+        return seeds(spec.seed, lower + 1)[-1]
 
-    collector: Collector = make(config.collector, replace(rollouts, seed=seed_after(0)))
+    collector: Collector = make(config.collector, replace(spec, seed=seed_after(0)))
     return RestartingCollector(collector, restarts, seed_after) if restarts.allowed else collector
 
 

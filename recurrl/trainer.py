@@ -16,7 +16,8 @@ import torch
 from recurrl.algorithms.algorithm import Algorithm
 from recurrl.algorithms.metrics import merged
 from recurrl.callbacks.callback import Callbacks
-from recurrl.collector.restarts import RESTARTS, Collector
+from recurrl.collector.collector import Collector
+from recurrl.collector.restarts import RESTARTS
 from recurrl.config import TrainConfig
 from recurrl.policy import Policy
 from recurrl.runtime.ranks import world

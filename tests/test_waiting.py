@@ -13,7 +13,7 @@ from waiting import Nowhere, Waits
 from recurrl.algorithms import algorithm as algorithm_module
 from recurrl.build import make_algorithm, make_policy_for
 from recurrl.collector import rollout as rollout_module
-from recurrl.collector.rollout import Rollout, Rollouts
+from recurrl.collector.single import RolloutSpec, SingleCollector
 from recurrl.envs.policy_env import PolicyEnv
 from recurrl.policy import make_policy
 from recurrl.recurrent.cells import cell_names, lmu
@@ -54,7 +54,7 @@ def on(monkeypatch, small):
         monkeypatch.setattr(
             rollout_module, "make_batched_env", lambda env, count, *_: PolicyEnv(Nowhere(count, device), env)
         )
-        return config, lambda policy, steps: Rollout(Rollouts(config.env, policy, 4 * steps, 0))
+        return config, lambda policy, steps: SingleCollector(RolloutSpec(config.env, policy, 4 * steps, 0))
 
     monkeypatch.setattr(algorithm_module, "OPTIMIZERS", {"adam": Still})
     monkeypatch.setattr(torch, "is_autocast_enabled", lambda *_: False)  # raises for a device without it

@@ -20,7 +20,8 @@ from recurrl import checkpoint, evaluation
 from recurrl.callbacks.callback import Callback
 from recurrl.callbacks.diagnosis import Diagnosis
 from recurrl.checkpoint import files, rank_states
-from recurrl.collector.restarts import RESTARTS, STALENESS, Restarts
+from recurrl.collector.collector import STALENESS
+from recurrl.collector.restarts import RESTARTS, Restarts
 from recurrl.config import EnvConfig, TrainConfig
 from recurrl.envs import EPISODE_LENGTH, EPISODE_RETURN
 from recurrl.envs.batched import episodes_ended

@@ -41,7 +41,7 @@ def _checked(overrides: Sequence[str], config_dir: Path | None) -> str:
         raise ConfigError("recurrl-check checks new runs; a resumed run checks itself. Leave resume out.")
     # With torch, which typos need not wait for.
     from recurrl.build import make_collector, make_policy_for, set_process_state, warm_start
-    from recurrl.collector.restarts import why_not_resumable
+    from recurrl.collector.collector import why_not_resumable
     from recurrl.consistency import check_consistency
     from recurrl.runtime.time_limit import time_limit
     from recurrl.validation import check_config

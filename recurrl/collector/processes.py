@@ -18,7 +18,7 @@ import cloudpickle
 import torch
 from torch import Tensor, multiprocessing, nn
 
-from recurrl.collector.rollout import Rollouts
+from recurrl.collector.collector import RolloutSpec
 from recurrl.collector.worker_errors import Failure, ended, hung, reported
 from recurrl.collector.workers import Arrays, Worker
 from recurrl.config import WorkersConfig
@@ -29,8 +29,8 @@ from recurrl.runtime.time_limit import time_limit
 
 _POLL_S = 0.2
 _POLLS_UNTIL_HUNG = 25
-"""After its deadline, in which a call may still raise an error itself. Polls, not seconds: the processes may have been
-stopped meanwhile."""
+"""Polls after a call's deadline, during which it may still raise an error itself. They are not seconds, because all
+processes may have been suspended meanwhile."""
 _ENDING_S = 5.0
 """Time that environments get to close, and a process whose pipe is closed to end."""
 
@@ -38,21 +38,21 @@ Weights = dict[str, Tensor]
 
 
 class ProcessWorker(Worker):
-    """The rollout within a process.
+    """Collects within a process.
 
     Args:
-        weights: slots in shared memory.
+        weights: versions of the weights, in shared memory.
     """
 
     def __init__(self, weights: list[Weights]) -> None:
         self._weights = weights
 
     def begin(self, pickled: bytes, seed: int) -> None:
-        """Makes the environments of pickled rollouts."""
+        """Makes the environments of a pickled :class:`RolloutSpec`."""
         self.start(cloudpickle.loads(pickled), seed)
 
     def collect(self, weights: Any) -> Arrays:
-        """Collects rows with the weights in a slot."""
+        """Collects rows with one version of the weights, by its index."""
         return super().collect(self._weights[weights])
 
 
@@ -63,8 +63,8 @@ class Processes:
     end with the main process, whatever ends it.
 
     Args:
-        options: as configured.
-        policy: it acts.
+        options: the collector's options.
+        policy: the policy to collect with.
         slots: versions of the weights that are in use at the same time.
     """
 
@@ -77,7 +77,7 @@ class Processes:
         self._weights: list[Weights] = [_shared_copy(self._policy.state_dict()) for _ in range(slots)]
         self._due_W = torch.full((options.num_workers,), torch.inf, dtype=torch.float64).share_memory_()
 
-    def start(self, worker: int, rollouts: Rollouts, seed: int) -> None:
+    def start(self, worker: int, spec: RolloutSpec, seed: int) -> None:
         """Starts a process; all start in parallel."""
         if worker in self.processes:
             self._end(worker)
@@ -91,7 +91,7 @@ class Processes:
         self.processes[worker], self._pipes[worker] = process, mine
         try:
             # It also pickles lambdas and the classes of a notebook, which other processes cannot import.
-            pickled = cloudpickle.dumps(replace(rollouts, policy=self._policy))
+            pickled = cloudpickle.dumps(replace(spec, policy=self._policy))
         except (TypeError, PicklingError) as error:
             raise ConfigError(
                 "What makes the environment, or the policy, cannot be sent to worker processes "
@@ -106,13 +106,13 @@ class Processes:
         return slot
 
     def call(self, worker: int, method: str, *arguments: Any) -> None:
-        """Sends the call."""
+        """Queues a call in the worker's pipe."""
         # A process that has ended is noticed by `receive`.
         with suppress(OSError):
             self._pipes[worker].send((method, arguments))
 
     def receive(self, workers: Collection[int]) -> dict[int, Any]:
-        """Waits for results, and finds out who ended or hangs."""
+        """Waits for results, and detects workers that ended or hang."""
         results: dict[int, Any] = {}
         late: Counter[int] = Counter()
         while waiting := [worker for worker in workers if worker not in results]:
@@ -155,7 +155,7 @@ class Processes:
 
 
 def _work(pipe: Any, due: Tensor, timeout_s: float | None, weights: list[Weights]) -> None:
-    """Does what the main process calls for until it closes the pipe, or ends."""
+    """Serves calls until the pipe closes."""
     ignore_signals()
     torch.set_num_threads(1)
     worker = ProcessWorker(weights)

@@ -9,7 +9,6 @@ from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from copy import deepcopy
 from dataclasses import replace
-from functools import partial
 from math import ceil
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -20,7 +19,7 @@ from ray import cloudpickle
 from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 from torch import nn
 
-from recurrl.collector.rollout import Rollouts
+from recurrl.collector.collector import RolloutSpec
 from recurrl.collector.worker_errors import CONTINUES, Failure
 from recurrl.collector.workers import Arrays, Worker, WorkerCollector
 from recurrl.config.collector import RayConfig
@@ -29,29 +28,31 @@ from recurrl.runtime.serialization import from_bytes, to_bytes
 from recurrl.runtime.signals import SIGNALS
 from recurrl.runtime.time_limit import time_limit
 
-_CLOSING_S = 5.0
 START_TIMEOUT_S = 300.0
-_OBJECT_STORE_BYTES = 2**29
+"""Time that an actor gets to start and make its environments."""
+_CLOSING_S = 5.0
 """Time that environments get to close."""
+_OBJECT_STORE_BYTES = 2**29
+"""Size of the object store of a cluster that the run starts."""
 _START = " Start a cluster with ray start --head, or leave collector.address out to use this machine alone."
 
 
 class ActorWorker(Worker):
-    """The rollout within an actor, which returns rows."""
+    """Collects within an actor."""
 
     def begin(self, path: list[str], pickled: bytes, seed: int) -> None:
         """Makes the environments.
 
         Args:
-            path: where the main process finds modules, which may be missing here.
-            pickled: the options and this worker's share of the rollouts.
+            path: where the main process looks for modules; directories that are not on this machine's path are added.
+            pickled: the collector's options, and what this worker collects.
             seed: of the actor's random numbers.
         """
         sys.path += [each for each in path if each not in sys.path]
-        self._options, rollouts = cloudpickle.loads(pickled)
+        self._options, spec = cloudpickle.loads(pickled)
         torch.set_num_threads(max(1, int(self._options.cpus_per_worker)))
-        rollouts.policy.to("cuda" if self._options.gpus_per_worker else "cpu")
-        self.call("start", rollouts, seed)
+        spec.policy.to("cuda" if self._options.gpus_per_worker else "cpu")
+        self.call("start", spec, seed)
 
     def call(self, method: str, *arguments: Any) -> Any:
         """Calls another method, whose environments have the time limit."""
@@ -67,7 +68,7 @@ class Actors:
     """Runs workers as actors.
 
     Args:
-        options: as configured.
+        options: the collector's options.
 
     Raises:
         ConfigError: there is no such cluster.
@@ -81,13 +82,13 @@ class Actors:
         self._connection = ExitStack()
         self._connection.enter_context(_connected(options))
 
-    def start(self, worker: int, rollouts: Rollouts, seed: int) -> None:
+    def start(self, worker: int, spec: RolloutSpec, seed: int) -> None:
         """Starts an actor, if the cluster has resources for it."""
         if worker in self._actors:
             self._end(worker)
         resources = {"num_cpus": self._options.cpus_per_worker, "num_gpus": self._options.gpus_per_worker}
         self._actors[worker] = ray.remote(**resources, scheduling_strategy="SPREAD")(ActorWorker).remote()
-        pickled = cloudpickle.dumps((self._options, replace(rollouts, policy=deepcopy(rollouts.policy).cpu())))
+        pickled = cloudpickle.dumps((self._options, replace(spec, policy=deepcopy(spec.policy).cpu())))
         self._calls[worker].append(self._actors[worker].begin.remote(sys.path, pickled, seed))
         self._starting.add(worker)
 
@@ -96,7 +97,7 @@ class Actors:
         return ray.put(to_bytes(policy.state_dict()))
 
     def call(self, worker: int, method: str, *arguments: Any) -> None:
-        """Calls a method of the actor."""
+        """Queues a call of the actor's method."""
         self._calls[worker].append(self._actors[worker].call.remote(method, *arguments))
 
     def receive(self, workers: Collection[int]) -> dict[int, Any]:
@@ -123,10 +124,7 @@ class Actors:
             return Failure(None, _no_resources(self._options))
         # Ray's own advice is long and about its commands.
         reason = " ".join(str(error).split()).partition(" Some common causes")[0].rstrip(".")
-        return Failure(
-            None,
-            f"was lost after {self.frames} of its frames. Ray says: {reason}. {CONTINUES}",
-        )
+        return Failure(None, f"was lost after {self.frames} of its frames. Ray says: {reason}. {CONTINUES}")
 
     def _end(self, worker: int) -> None:
         ray.kill(self._actors.pop(worker))
@@ -195,6 +193,6 @@ def _described(resources: Mapping[str, float]) -> str:
     return f"{resources.get('CPU', 0):g} CPU cores and {resources.get('GPU', 0):g} GPUs"
 
 
-def make(options: RayConfig, rollouts: Rollouts) -> WorkerCollector:
-    """The collector."""
-    return WorkerCollector(options, rollouts, partial(Actors, options), options.ahead)
+def make(options: RayConfig, spec: RolloutSpec) -> WorkerCollector:
+    """The collector of a Ray cluster."""
+    return WorkerCollector(options, spec, Actors(options), options.ahead)

@@ -1,61 +1,21 @@
-"""The interface of collectors, and restarts after environments or workers have failed."""
+"""Restarts after environments or workers have failed."""
 
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any
 
 from tensordict import TensorDictBase
 
-from recurrl.envs.saved_state import UnsavableError
+from recurrl.collector.collector import Collector
 from recurrl.errors import NonFiniteError, RunError
-from recurrl.runtime.serialization import from_bytes, to_bytes
 
-MOST_IN_A_ROW = 3
+MAX_IN_A_ROW = 3
 """Restarts without a success in between, after which environments are assumed to fail always."""
 
 RESTARTS = "collect/restarts"
-STALENESS = "collect/staleness"
-"""The metric of collectors whose rows may be of older weights: updates since those, on average."""
 
 logger = logging.getLogger(__name__)
-
-
-class Collector(Protocol):
-    """Collects rollouts; each choice of ``collector`` is a module with a factory ``make(options, rollouts)``."""
-
-    def collect(self) -> TensorDictBase:
-        """The next rollout ``[N, T]``.
-
-        Raises:
-            RunError: environments or workers failed.
-        """
-
-    def metrics(self) -> dict[str, float]:
-        """Metrics of the last rollout's collection."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """The unfinished episodes; ``why_not`` is the reason if they cannot be saved, else None."""
-
-    def load_state_dict(self, state: Mapping[str, Any], /) -> None:
-        """Restores them, in another process. Those that could not be saved are restarted.
-
-        Raises:
-            UnsavableError: the environments are constructed differently from the saved ones.
-        """
-
-    def restart(self, seed: int) -> None:
-        """Replaces what failed by new environments and workers, which begin new episodes.
-
-        Args:
-            seed: of the new environments.
-
-        Raises:
-            RunError: they failed too.
-        """
-
-    def shutdown(self, *, raise_on_error: bool = True) -> None:
-        """Closes environments and ends processes."""
 
 
 class Restarts:
@@ -80,17 +40,17 @@ class Restarts:
             expected: the success, for the message.
 
         Raises:
-            RunError: the error if restarts are not allowed; or ``in_a_row`` has reached ``MOST_IN_A_ROW``.
+            RunError: the error if restarts are not allowed; or ``in_a_row`` has reached ``MAX_IN_A_ROW``.
         """
         if not self.allowed:
             raise error
-        if in_a_row == MOST_IN_A_ROW:
-            raise RunError(f"After {MOST_IN_A_ROW} restarts in a row without {expected}: {error}") from error
+        if in_a_row == MAX_IN_A_ROW:
+            raise RunError(f"After {MAX_IN_A_ROW} restarts in a row without {expected}: {error}") from error
         self.count += 1
         logger.warning("New environments (restart %d): %s", self.count, error)
 
     def metrics(self) -> dict[str, float]:
-        """Their number, if they are allowed."""
+        """The number of restarts, if they are allowed."""
         return {RESTARTS: float(self.count)} if self.allowed else {}
 
 
@@ -113,7 +73,7 @@ class RestartingCollector:
         """The next rollout.
 
         Raises:
-            RunError: ``MOST_IN_A_ROW`` restarts did not yield one.
+            RunError: ``MAX_IN_A_ROW`` restarts did not yield one.
         """
         in_a_row = 0
         while True:
@@ -138,7 +98,7 @@ class RestartingCollector:
         return {**state, "restarts": self._restarts.count}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restores them.
+        """Restores the collector's state, and the number of restarts.
 
         Raises:
             UnsavableError: the environments are constructed differently from the saved ones.
@@ -165,14 +125,3 @@ class RestartingCollector:
     def shutdown(self, *, raise_on_error: bool = True) -> None:
         """Shuts the collector down."""
         self.collector.shutdown(raise_on_error=raise_on_error)
-
-
-def why_not_resumable(collector: Collector) -> str | None:
-    """Tries to save and restore the unfinished episodes. Returns the reason if that fails."""
-    try:
-        state = from_bytes(to_bytes(collector.state_dict()))
-        if state["why_not"] is None:
-            collector.load_state_dict(state)
-    except UnsavableError as error:
-        return str(error)
-    return state["why_not"]

@@ -1,9 +1,178 @@
-"""All environments in this process."""
+"""The rollout: a policy acts in a batched environment, and its steps are written into rows of fixed length.
 
-from recurrl.collector.rollout import Rollout, Rollouts
+Shape legend: N environments, T steps, Z noise of an action.
+"""
+
+import logging
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import torch
+from tensordict import NestedKey, TensorDict, TensorDictBase, unravel_key
+from torch import Tensor
+
+from recurrl.collector.collector import RolloutSpec
 from recurrl.config import CollectorConfig
+from recurrl.envs import EPISODE_LENGTH, EPISODE_RETURN, make_batched_env
+from recurrl.envs.batched import Tensors, observation_in
+from recurrl.envs.saved_state import UnsavableError
+from recurrl.errors import NonFiniteError
+from recurrl.keys import ACTION, HIDDEN, LOG_PROB, VALUE, path_of
+from recurrl.policy import Policy
+from recurrl.policy.noise import NOISE
+from recurrl.recurrent.module.keys import IS_INIT
+
+logger = logging.getLogger(__name__)
 
 
-def make(options: CollectorConfig, rollouts: Rollouts) -> Rollout:
-    """The rollout itself; it has no options."""
-    return Rollout(rollouts)
+class SingleCollector:
+    """Rollouts ``[N, T]`` in this process: ``collector=single``, and what each worker of other collectors runs.
+
+    Args:
+        spec: what to collect.
+
+    Attributes:
+        begins_with_reset: every row begins with a reset of all environments.
+    """
+
+    def __init__(self, spec: RolloutSpec) -> None:
+        self.spec, self.policy = spec, spec.policy
+        self.begins_with_reset = spec.group_size is not None
+        self._steps = spec.frames // spec.env.num_envs
+        self._metrics: dict[str, float] = {}
+        self._start()
+
+    def _start(self) -> None:
+        spec, privileged = self.spec, HIDDEN in self.policy.critic_only
+        self.env = make_batched_env(spec.env, spec.env.num_envs, spec.seed, spec.group_size, privileged)
+        self._begin_episodes()
+
+    def _begin_episodes(self) -> None:
+        batch, device, policy = self.env.batch_size[0], self.env.device, self.policy
+        noise = {NOISE: torch.zeros(batch, policy.noise_size, device=policy.device)}
+        self._current: Tensors = {
+            **self.env.reset_tensors(None),
+            **policy.initial_state(batch),
+            **(noise if NOISE in policy.carried_keys else {}),
+            IS_INIT: torch.ones(batch, 1, dtype=torch.bool, device=device),
+            EPISODE_LENGTH: torch.zeros(batch, 1, dtype=torch.int64, device=device),
+            EPISODE_RETURN: torch.zeros(batch, 1, dtype=torch.float64, device=device),
+        }
+
+    # Not inference_mode: buffers that a custom module updates as it acts must stay usable in training.
+    @torch.no_grad()
+    def collect(self) -> TensorDictBase:
+        """The next rollout ``[N, T]``, on the policy's device.
+
+        Raises:
+            EnvError: an environment failed.
+            NonFiniteError: so are the probabilities of actions.
+        """
+        if self.env.is_interrupted:
+            logger.info("The episodes of training begin anew, because something else has used the simulator.")
+        if self.begins_with_reset or self.env.is_interrupted:
+            self._begin_episodes()
+        # Looked up once: finding a policy's device takes as long as a small layer.
+        policy, env, device, current = self.policy, self.env, self.policy.device, self._current
+        state_keys, observation_keys = policy.carried_keys, list(env.observation_spec.keys(True, True))
+        steps: list[Tensors] = []
+        for noise_NZ in torch.randn(self._steps, *env.batch_size, policy.noise_size, device=device):
+            is_init = current[IS_INIT].to(device)
+            state = policy.reset({key: current[key] for key in state_keys}, is_init.squeeze(-1))
+            observation = {key: current[key].to(device) for key in observation_keys}
+            action, log_prob, value, new_state, _ = policy.step(observation_in(observation), state, None, noise_NZ)
+            after = env.step_tensors(action.to(env.device))
+            after[EPISODE_LENGTH] = current[EPISODE_LENGTH] + 1
+            after[EPISODE_RETURN] = current[EPISODE_RETURN] + after["reward"]
+            after["reward"] = after["reward"].float()
+            steps.append(
+                {**observation, **state, **_leaves(ACTION, action), IS_INIT: is_init, LOG_PROB: log_prob}
+                | ({} if value is None else {VALUE: value})
+                | {_next(key): entry for key, entry in (*after.items(), *new_state.items())}
+            )
+            done = after["done"]
+            current = {
+                **env.reset_tensors(done),
+                **new_state,
+                IS_INIT: done,
+                EPISODE_LENGTH: after[EPISODE_LENGTH].masked_fill(done, 0),
+                EPISODE_RETURN: after[EPISODE_RETURN].masked_fill(done, 0.0),
+            }
+        self._current = current
+        rows_NT = _rows(steps, device)
+        env.check_rows(rows_NT)
+        self._metrics = env.metrics()
+        if not rows_NT[LOG_PROB].isfinite().all():
+            raise NonFiniteError(
+                "The policy produced non-finite action probabilities. A smaller lr or algorithm.max_grad_norm may "
+                "help; so may normalised or clipped observations."
+            )
+        return rows_NT
+
+    def metrics(self) -> dict[str, float]:
+        """What the environments logged during the last rollout."""
+        return self._metrics
+
+    def state_dict(self) -> dict[str, Any]:
+        """The unfinished episodes, as plain values and tensors; or ``why_not``, the reason why they cannot be saved."""
+        try:
+            return {"why_not": None, "episodes": self.env.episodes(), "carrier": dict(self._current)}
+        except UnsavableError as reason:
+            return {"why_not": str(reason)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restores unfinished episodes. Those that could not be saved begin anew.
+
+        Raises:
+            UnsavableError: the environments are constructed differently from the saved ones.
+        """
+        if state["why_not"] is not None:
+            logger.warning("Unfinished episodes are restarted: %s.", state["why_not"])
+        else:
+            self.env.restore_episodes(state["episodes"])
+            self._current = {
+                key: value.to(self._current[key].device, copy=True) for key, value in state["carrier"].items()
+            }
+
+    def restart(self, seed: int) -> None:
+        """Replaces the environments by new ones, after an error.
+
+        Args:
+            seed: of the new ones.
+        """
+        # Environments that failed may not close either.
+        self.shutdown(raise_on_error=False)
+        self.spec = replace(self.spec, seed=seed)
+        self._start()
+
+    def shutdown(self, *, raise_on_error: bool = True) -> None:
+        """Closes the environments."""
+        with suppress(*([] if raise_on_error else [Exception])):
+            if not self.env.is_closed:
+                self.env.close()
+
+
+def make(options: CollectorConfig, spec: RolloutSpec) -> SingleCollector:
+    """The collector in this process; it has no options."""
+    return SingleCollector(spec)
+
+
+def _rows(steps: list[Tensors], device: torch.device) -> TensorDictBase:
+    """The entries of T steps ``[N, ...]`` as rows ``[N, T]``."""
+    entries = {key: torch.stack([step[key] for step in steps], 1).to(device) for key in steps[0]}
+    return TensorDict(entries, entries[LOG_PROB].shape, device=device)
+
+
+def _leaves(name: str, value: Any) -> Tensors:
+    """An action as entries of a step: itself, or its parts."""
+    if isinstance(value, Tensor):
+        return {name: value}
+    return {unravel_key((name, key)): part for key, part in value.items(True, True)}
+
+
+@cache
+def _next(key: NestedKey) -> tuple[str, ...]:
+    return ("next", *path_of(key))

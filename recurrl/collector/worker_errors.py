@@ -42,7 +42,7 @@ class Failure:
         """The exception to raise in the main process.
 
         Args:
-            worker: words that name the worker.
+            worker: the worker's description, for the message.
         """
         error = self.error
         if error is None:
@@ -57,7 +57,7 @@ class Failure:
 
 
 def reported(error: Exception) -> Failure:
-    """An exception as a worker sends it."""
+    """An exception in the form in which a worker sends it."""
     printed = "".join(traceback.format_exception(error))
     try:
         pickle.loads(pickle.dumps(error))
@@ -67,11 +67,11 @@ def reported(error: Exception) -> Failure:
 
 
 def hung(seconds: float, frames: int) -> Failure:
-    """A worker that does not return from native code.
+    """The failure of a worker that does not return from native code.
 
     Args:
         seconds: the time limit.
-        frames: that it had collected.
+        frames: frames that it had collected.
     """
     return Failure(
         None,
@@ -81,11 +81,11 @@ def hung(seconds: float, frames: int) -> Failure:
 
 
 def ended(exitcode: int, frames: int) -> Failure:
-    """A worker whose process ended.
+    """The failure of a worker whose process ended.
 
     Args:
         exitcode: of the process; negative for a signal.
-        frames: that it had collected.
+        frames: frames that it had collected.
     """
     after = f"after {frames} of its frames"
     if exitcode >= 0:

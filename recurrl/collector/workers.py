@@ -1,14 +1,14 @@
 """Rollouts by workers, which share the environments evenly and act with copies of the policy.
 
-A host runs the workers: processes of this machine, or actors of a Ray cluster. A worker does what it is called for one
-after the other, so calls may be made ahead of learning.
+A host runs the workers: processes of this machine, or actors of a Ray cluster. A worker runs its calls in order, so they
+can be queued ahead of learning.
 
 Shape legend: N environments, T steps, W workers.
 """
 
 import logging
 from collections import deque
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from statistics import fmean
 from typing import Any, Protocol
@@ -19,8 +19,8 @@ from tensordict import NestedKey, TensorDict, TensorDictBase
 from torch import nn
 from torchrl.checkpoint import GlobalRNGState
 
-from recurrl.collector.restarts import STALENESS
-from recurrl.collector.rollout import Rollout, Rollouts
+from recurrl.collector.collector import STALENESS, RolloutSpec
+from recurrl.collector.single import SingleCollector
 from recurrl.collector.worker_errors import Failure
 from recurrl.config import WorkersConfig
 from recurrl.runtime.seeds import seed_process, seeds
@@ -33,78 +33,78 @@ logger = logging.getLogger(__name__)
 
 
 class Worker:
-    """The rollout within a worker. Its results and arguments are plain values, bytes and arrays."""
+    """Collects within a process or an actor. Results and arguments are plain values, bytes and arrays."""
 
-    rollout: Rollout
+    collector: SingleCollector
 
-    def start(self, rollouts: Rollouts, seed: int) -> None:
+    def start(self, spec: RolloutSpec, seed: int) -> None:
         """Makes the environments.
 
         Args:
-            rollouts: this worker's share.
+            spec: what this worker collects.
             seed: of the random numbers of this process.
         """
         seed_process(seed)
-        self.rollout = Rollout(rollouts)
+        self.collector = SingleCollector(spec)
 
     def collect(self, weights: Mapping[str, Any]) -> Arrays:
         """Collects rows with these weights."""
-        self.rollout.policy.load_state_dict(weights)
+        self.collector.policy.load_state_dict(weights)
         # As arrays: tensors would be sent through files, one each.
-        return {key: value.cpu().numpy() for key, value in self.rollout.collect().items(True, True)}
+        return {key: value.cpu().numpy() for key, value in self.collector.collect().items(True, True)}
 
     def saved(self) -> bytes:
         """The unfinished episodes and the random numbers of this process."""
         # As bytes, because each tensor would be sent through a file.
-        return to_bytes({**self.rollout.state_dict(), "rng": GlobalRNGState().state_dict()})
+        return to_bytes({**self.collector.state_dict(), "rng": GlobalRNGState().state_dict()})
 
     def restore(self, saved: bytes) -> None:
-        """Restores them; the main process logs which episodes could not be saved."""
+        """Restores what :meth:`saved` returned; the main process logs which episodes could not be saved."""
         state = from_bytes(saved)
         if state["why_not"] is None:
-            self.rollout.load_state_dict(state)
+            self.collector.load_state_dict(state)
         GlobalRNGState().load_state_dict(state["rng"])
 
     def close(self) -> None:
         """Closes the environments, if there are any."""
-        if "rollout" in vars(self):
-            self.rollout.shutdown(raise_on_error=False)
+        if "collector" in vars(self):
+            self.collector.shutdown(raise_on_error=False)
 
 
 class Host(Protocol):
     """Runs workers, by their numbers.
 
     Attributes:
-        frames: that each worker has collected, for errors.
+        frames: frames that each worker has collected, for errors.
     """
 
     frames: int
 
-    def start(self, worker: int, rollouts: Rollouts, seed: int) -> None:
-        """Starts a worker and calls its :meth:`Worker.start`."""
+    def start(self, worker: int, spec: RolloutSpec, seed: int) -> None:
+        """Starts a worker, which makes its environments."""
 
     def publish(self, policy: nn.Module, slot: int) -> Any:
-        """Makes a policy's weights accessible to workers: the argument of ``collect`` that stands for them."""
+        """Makes a policy's weights accessible to workers. Returns the argument of :meth:`Worker.collect` for them."""
 
     def call(self, worker: int, method: str, *arguments: Any) -> None:
-        """Calls a method of a worker once it has done everything it was called for before."""
+        """Queues a call of a worker's method, after the calls already queued."""
 
     def receive(self, workers: Collection[int]) -> dict[int, Any]:
-        """Waits for the next result of each of these workers; of one that failed, and is ended, it is a Failure."""
+        """Waits for the next result of each of these workers. One that failed is stopped, and its result is a Failure."""
 
     def shutdown(self) -> None:
         """Ends all workers."""
 
 
 class WorkerCollector:
-    """Rollouts ``[N, T]`` of several workers, in the environments, with the seeds, of a single collector.
+    """Rollouts ``[N, T]`` of several workers, with the environments and seeds of ``collector=single`` split among them.
 
     A rollout is collected with the weights of ``ahead`` updates before the newest. All results are deterministic.
 
     Args:
-        options: as configured.
-        rollouts: what to collect.
-        host: makes the host of the workers.
+        options: the collector's options.
+        spec: what to collect.
+        host: runs the workers.
         ahead: rollouts that workers collect ahead of learning; with 0 they wait while it learns.
 
     Raises:
@@ -112,17 +112,17 @@ class WorkerCollector:
         RunError: a worker raised something else or ended; no worker is left running.
     """
 
-    def __init__(self, options: WorkersConfig, rollouts: Rollouts, host: Callable[[], Host], ahead: int) -> None:
-        self._options, self._rollouts, self._ahead = options, rollouts, ahead
-        self._workers, self._size = range(options.num_workers), rollouts.env.num_envs // options.num_workers
+    def __init__(self, options: WorkersConfig, spec: RolloutSpec, host: Host, ahead: int) -> None:
+        self._options, self._spec, self._ahead = options, spec, ahead
+        self._workers, self._size = range(options.num_workers), spec.env.num_envs // options.num_workers
         self._running: set[int] = set()
         self._returned, self._staleness = 0, 0.0
-        # By worker: the rollouts that it is called for, by the update of their weights, and rows that have arrived.
-        self._called: list[deque[int]] = [deque() for _ in self._workers]
+        # Per worker: the weights' update of each queued rollout, and the rows received.
+        self._queued: list[deque[int]] = [deque() for _ in self._workers]
         self._rows: list[deque[tuple[TensorDict, int]]] = [deque() for _ in self._workers]
-        self.host = host()
+        self.host = host
         try:
-            self.restart(rollouts.seed)
+            self.restart(spec.seed)
         except BaseException:
             self.shutdown(raise_on_error=False)
             raise
@@ -131,16 +131,16 @@ class WorkerCollector:
         """Starts the workers that do not run; the others keep their episodes and their rows.
 
         Args:
-            seed: of the first environment of worker 0, from which the seeds of all derive.
+            seed: of the first environment of worker 0; all other seeds derive from it.
 
         Raises:
             RunError: a new worker failed.
         """
-        options, rollouts = self._options, self._rollouts
+        options, spec = self._options, self._spec
         share = replace(
-            rollouts,
-            env=replace(rollouts.env, num_envs=self._size),
-            frames=rollouts.frames // options.num_workers,
+            spec,
+            env=replace(spec.env, num_envs=self._size),
+            frames=spec.frames // options.num_workers,
         )
         new = [worker for worker in self._workers if worker not in self._running]
         for worker in new:
@@ -151,32 +151,32 @@ class WorkerCollector:
 
     def collect(self) -> TensorDictBase:
         """The next rollout. After an error, only the rows of workers that failed are collected again."""
-        weights = self.host.publish(self._rollouts.policy, self._returned % (self._ahead + 1))
-        for worker, (called, rows) in enumerate(zip(self._called, self._rows, strict=True)):
-            while len(called) + len(rows) <= self._ahead:
+        weights = self.host.publish(self._spec.policy, self._returned % (self._ahead + 1))
+        for worker, (queued, rows) in enumerate(zip(self._queued, self._rows, strict=True)):
+            while len(queued) + len(rows) <= self._ahead:
                 self.host.call(worker, "collect", weights)
-                called.append(self._returned)
-        self._arrive(1)
+                queued.append(self._returned)
+        self._wait_for(1)
         parts, updates = zip(*(rows.popleft() for rows in self._rows), strict=True)
         self._staleness = self._returned - fmean(updates)
         self._returned += 1
-        self.host.frames += self._rollouts.frames // len(self._workers)
-        return torch.cat(parts).to(self._rollouts.policy.device)
+        self.host.frames += self._spec.frames // len(self._workers)
+        return torch.cat(parts).to(self._spec.policy.device)
 
-    def _arrive(self, count: int) -> None:
-        """Waits until each worker has delivered ``count`` rollouts, or all that it was called for."""
+    def _wait_for(self, count: int) -> None:
+        """Waits until each worker has delivered ``count`` rollouts, or all that are queued."""
         while missing := [
-            worker for worker in self._workers if self._called[worker] and len(self._rows[worker]) < count
+            worker for worker in self._workers if self._queued[worker] and len(self._rows[worker]) < count
         ]:
             results, error = self._results(missing)
             for worker, arrays in results.items():
                 rows = self._as_rows({key: torch.tensor(array) for key, array in arrays.items()})
-                self._rows[worker].append((rows, self._called[worker].popleft()))
+                self._rows[worker].append((rows, self._queued[worker].popleft()))
             if error is not None:
                 raise error from error.__cause__
 
     def _as_rows(self, entries: Mapping[NestedKey, torch.Tensor]) -> TensorDict:
-        return TensorDict(dict(entries), [self._size, self._rollouts.frames // self._rollouts.env.num_envs])
+        return TensorDict(dict(entries), [self._size, self._spec.frames // self._spec.env.num_envs])
 
     def _receive(self, workers: Collection[int]) -> dict[int, Any]:
         results, error = self._results(workers)
@@ -190,7 +190,7 @@ class WorkerCollector:
         results = self.host.receive(workers)
         for worker in [worker for worker in workers if isinstance(results[worker], Failure)]:
             self._running.discard(worker)
-            self._called[worker].clear()
+            self._queued[worker].clear()
             errors.append(results.pop(worker).exception(self._name(worker)))
         for other in errors[1:]:
             logger.warning("%s", other)
@@ -213,7 +213,7 @@ class WorkerCollector:
         Raises:
             RunError: a worker failed.
         """
-        self._arrive(self._ahead + 1)
+        self._wait_for(self._ahead + 1)
         for worker in self._workers:
             self.host.call(worker, "saved")
         saved = self._receive(self._workers)
@@ -227,7 +227,7 @@ class WorkerCollector:
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restores it. Episodes that could not be saved are restarted, and the log says why.
+        """Restores that state. Episodes that could not be saved are restarted, and the log says why.
 
         Raises:
             UnsavableError: the environments are constructed differently from the saved ones.
@@ -235,7 +235,7 @@ class WorkerCollector:
         """
         if state["why_not"] is not None:
             logger.warning("Unfinished episodes are restarted: %s.", state["why_not"])
-        self._arrive(self._ahead + 1)
+        self._wait_for(self._ahead + 1)
         # None of a collector that had failed.
         for worker, each in enumerate(state.get("workers", ())):
             self.host.call(worker, "restore", to_bytes(each))

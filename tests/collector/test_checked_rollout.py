@@ -7,9 +7,9 @@ from types import SimpleNamespace
 import pytest
 from test_processes import OPTIONS, make_policy, value_everything
 
-from recurrl.build import make_rollouts
+from recurrl.build import make_rollout_spec
 from recurrl.callbacks.builtin import ConsistencyCheck
-from recurrl.collector.rollout import Rollout
+from recurrl.collector.single import SingleCollector
 from recurrl.collector.workers import Worker, WorkerCollector
 from recurrl.policy import VALUE
 
@@ -40,10 +40,10 @@ class InProcess:
 
 
 def collector_of(config, policy, ahead):
-    rollouts = make_rollouts(config, policy)
+    rollouts = make_rollout_spec(config, policy)
     if ahead is None:
-        return Rollout(rollouts)
-    return WorkerCollector(config.collector, rollouts, InProcess, ahead)
+        return SingleCollector(rollouts)
+    return WorkerCollector(config.collector, rollouts, InProcess(), ahead)
 
 
 @pytest.mark.parametrize("resumed_after", [0, 1, 5])

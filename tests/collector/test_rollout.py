@@ -11,8 +11,8 @@ from torchrl.envs import Compose as Transforms
 from torchrl.envs import ExplorationType, GymEnv, SerialEnv, StepCounter, TransformedEnv
 from torchrl.envs.utils import set_exploration_type
 
-from recurrl.build import make_rollouts
-from recurrl.collector.rollout import Rollout
+from recurrl.build import make_rollout_spec
+from recurrl.collector.single import SingleCollector
 from recurrl.envs import Source, make_env
 from recurrl.errors import NonFiniteError
 from recurrl.policy import Policy, PolicyModule
@@ -31,7 +31,7 @@ make = partial(fresh_policy, std=0.5)
 def batches(config, policy, count=4):
     """Rollouts of a policy whose statistics change from one to the next."""
     torch.manual_seed(1)
-    rollout, found = Rollout(make_rollouts(config, policy)), []
+    rollout, found = SingleCollector(make_rollout_spec(config, policy)), []
     for _ in range(count):
         found.append(rollout.collect().clone())
         policy.observe(found[-1]["observation"])
@@ -121,7 +121,7 @@ class Plain(Source):
 def test_environments_of_torchrl_enter_by_an_adapter(small, caplog):
     config = small(*OPTIONS, f"env.source={__name__}:Plain", "env.mask=[]")
     policy = make(config)
-    rollout = Rollout(make_rollouts(config, policy))
+    rollout = SingleCollector(make_rollout_spec(config, policy))
     rows = torch.cat([rollout.collect().clone() for _ in range(2)], 1)
     done, start = rows["next", "done"].squeeze(-1), rows["is_init"].squeeze(-1)
     assert start[:, 0].all()
@@ -190,7 +190,7 @@ def test_non_finite_probabilities_end_the_collection(small):
 
 def test_a_rollout_may_get_other_entries_and_the_next_one_does_not_have_them(small):
     config = small(*OPTIONS)
-    rollout = Rollout(make_rollouts(config, make(config)))
+    rollout = SingleCollector(make_rollout_spec(config, make(config)))
     batch = rollout.collect()
     batch["advantage"] = torch.zeros(batch.shape)
     batch["next", "more"] = torch.zeros(batch.shape)

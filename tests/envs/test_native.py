@@ -13,7 +13,7 @@ from run_files import summary
 from tasks import CARTPOLE
 from torchrl.envs.utils import check_env_specs
 
-from recurrl.build import make_policy_for, make_rollouts, set_process_state
+from recurrl.build import make_policy_for, make_rollout_spec, set_process_state
 from recurrl.collector import single
 from recurrl.envs import make_env
 from recurrl.errors import ConfigError, EnvError
@@ -154,7 +154,7 @@ def test_rows_hold_every_step_of_every_episode_and_nothing_else(make, register_v
     small = ("env.num_envs=3", "frames_per_batch=60", "cell.hidden_size=4", "encoder.sizes=[4]")
     config = compose("env=gym", f"env.id={register_vector(make)}", *small)
     set_process_state(config)
-    collector = single.make(config.collector, make_rollouts(config, make_policy_for(config)))
+    collector = single.make(config.collector, make_rollout_spec(config, make_policy_for(config)))
     batches = [collector.collect().clone() for _ in range(2)]
     collector.shutdown()
     rows = torch.cat(batches, 1)

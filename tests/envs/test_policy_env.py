@@ -12,8 +12,8 @@ from torchrl.envs import GymWrapper, SerialEnv
 from torchrl.envs.utils import check_env_specs
 
 from recurrl.agent import Agent
-from recurrl.build import make_rollouts
-from recurrl.collector.rollout import Rollout
+from recurrl.build import make_rollout_spec
+from recurrl.collector.single import SingleCollector
 from recurrl.envs import BatchedEnv, Source, make_batched_env, make_env
 from recurrl.envs.policy_env import PolicyEnv
 from recurrl.errors import EnvError
@@ -170,7 +170,7 @@ def test_what_is_hidden_is_for_a_privileged_critic(made_by, configured):
 @pytest.mark.parametrize("entry", ["observation", "reward"])
 def test_a_value_of_tensors_that_is_not_finite_is_an_error_at_the_end_of_the_rollout(entry, small):
     config = small("env=gym", f"env.source={__name__}:Late", f"env.id={entry}", "env.mask=[1]")
-    rollout = Rollout(make_rollouts(config, fresh_policy(config)))
+    rollout = SingleCollector(make_rollout_spec(config, fresh_policy(config)))
     rollout.collect()
     with pytest.raises(EnvError) as caught:
         rollout.collect()
@@ -239,7 +239,7 @@ FROM_INFO = "env.action_mask_from_info=true"
 @pytest.mark.parametrize("made_by", ["Gates", "gates_in_one", "gates_on_request"])
 def test_a_mask_in_the_info_forbids_actions_in_training_evaluation_and_use(made_by, small):
     config = small("env=gym", f"env.id={__name__}:{made_by}", FROM_INFO, "env.previous_action=true")
-    rows = Rollout(make_rollouts(config, policy := fresh_policy(config))).collect()
+    rows = SingleCollector(make_rollout_spec(config, policy := fresh_policy(config))).collect()
     assert torch.equal(rows["action"], rows["observation", "observation"][..., 0].long() % 3)
     assert torch.equal(rows["observation", "action_mask"].argmax(-1), rows["action"])
     agent = Agent(policy, config.env)

@@ -49,7 +49,7 @@ def rows_of(episodes, length):
 @pytest.fixture
 def mode(monkeypatch):
     """Actions without noise, so that they depend on what is seen alone."""
-    monkeypatch.setattr("recurrl.collector.rollout.torch.randn", _zeros)
+    monkeypatch.setattr("recurrl.collector.single.torch.randn", _zeros)
 
 
 def _zeros(*shape, **options):

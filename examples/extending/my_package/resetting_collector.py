@@ -8,7 +8,8 @@ from typing import Any
 
 from tensordict import TensorDictBase
 
-from recurrl.collector.rollout import Rollout, Rollouts
+from recurrl.collector.collector import RolloutSpec
+from recurrl.collector.single import SingleCollector
 from recurrl.config import CollectorConfig
 from recurrl.config.options import STEPS, option
 
@@ -20,11 +21,11 @@ class ResettingConfig(CollectorConfig):
     reset_every: int = option("rollouts between two resets of all environments", STEPS, default=2)
 
 
-class ResettingCollector(Rollout):
+class ResettingCollector(SingleCollector):
     """The rollout in this process, with these resets."""
 
-    def __init__(self, options: ResettingConfig, rollouts: Rollouts) -> None:
-        super().__init__(rollouts)
+    def __init__(self, options: ResettingConfig, spec: RolloutSpec) -> None:
+        super().__init__(spec)
         self.reset_every, self.collected = options.reset_every, 0
 
     def collect(self) -> TensorDictBase:
@@ -38,7 +39,7 @@ class ResettingCollector(Rollout):
         return {"collect/reset": float(self.begins_with_reset)}
 
     def state_dict(self) -> dict[str, Any]:
-        """The unfinished episodes, and the number of rollouts."""
+        """The unfinished episodes, and the number of spec."""
         return {**super().state_dict(), "collected": self.collected}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

@@ -1,0 +1,83 @@
+"""The interface of collectors, and what they collect."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from tensordict import TensorDictBase
+
+from recurrl.config import EnvConfig
+from recurrl.envs.saved_state import UnsavableError
+from recurrl.policy import Policy
+from recurrl.runtime.serialization import from_bytes, to_bytes
+
+STALENESS = "collect/staleness"
+"""The metric of collectors whose rows may be of older weights: updates since those, on average."""
+
+
+@dataclass(frozen=True)
+class RolloutSpec:
+    """What a collector collects.
+
+    Attributes:
+        env: the environments.
+        policy: it acts, on its device, where the rollouts are stored too.
+        frames: frames per rollout, summed over environments.
+        seed: of environments and workers.
+        group_size: environments that start each row from the same state; each row then begins with a reset. None:
+            episodes continue from one rollout to the next.
+    """
+
+    env: EnvConfig
+    policy: Policy
+    frames: int
+    seed: int
+    group_size: int | None = None
+
+
+class Collector(Protocol):
+    """Collects rollouts; each choice of ``collector`` is a module with a factory ``make(options, spec)``."""
+
+    def collect(self) -> TensorDictBase:
+        """The next rollout ``[N, T]``.
+
+        Raises:
+            RunError: environments or workers failed.
+        """
+
+    def metrics(self) -> dict[str, float]:
+        """Metrics of the last rollout's collection."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """The unfinished episodes; ``why_not`` is the reason if they cannot be saved, else None."""
+
+    def load_state_dict(self, state: Mapping[str, Any], /) -> None:
+        """Restores them, in another process. Those that could not be saved are restarted.
+
+        Raises:
+            UnsavableError: the environments are constructed differently from the saved ones.
+        """
+
+    def restart(self, seed: int) -> None:
+        """Replaces what failed by new environments and workers, which begin new episodes.
+
+        Args:
+            seed: of the new environments.
+
+        Raises:
+            RunError: they failed too.
+        """
+
+    def shutdown(self, *, raise_on_error: bool = True) -> None:
+        """Closes environments and ends processes."""
+
+
+def why_not_resumable(collector: Collector) -> str | None:
+    """Tries to save and restore the unfinished episodes. Returns the reason if that fails."""
+    try:
+        state = from_bytes(to_bytes(collector.state_dict()))
+        if state["why_not"] is None:
+            collector.load_state_dict(state)
+    except UnsavableError as error:
+        return str(error)
+    return state["why_not"]
