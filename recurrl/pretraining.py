@@ -17,7 +17,7 @@ from tensordict import TensorDict, TensorDictBase
 from torch import Tensor, nn
 from torch.nn import functional
 
-from recurrl.agent.interface import REWARD, Entry, NamedInterface
+from recurrl.agent.named_arrays import REWARD, Entry, NamedInterface
 from recurrl.config import EnvConfig, PretrainConfig
 from recurrl.errors import ConfigError, require
 from recurrl.keys import ACTION, ACTION_MASK, OBSERVATION, PREVIOUS_ACTION, PREVIOUS_REWARD

@@ -14,7 +14,7 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
-from recurrl.agent.interface import REWARD, Entry, NamedInterface, Tensors
+from recurrl.agent.named_arrays import REWARD, Entry, NamedInterface, Tensors
 from recurrl.agent.step import IS_INIT, NEXT, NOISE_INPUT, Step
 from recurrl.config import EnvConfig
 from recurrl.envs.checks import allows_actions

@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 from torch.distributions import Distribution, Independent, Normal
 
-from recurrl.agent.interface import NamedInterface, Tensors
+from recurrl.agent.named_arrays import NamedInterface, Tensors
 from recurrl.keys import ACTION, PREVIOUS_ACTION, name_of, path_of
 from recurrl.policy import Policy
 from recurrl.policy.distributions import Joint, LazyCategorical, SquashedGaussian

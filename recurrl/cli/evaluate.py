@@ -84,10 +84,10 @@ def evaluate_run(
     """
     from recurrl.build import set_process_state
     from recurrl.cli.open_run import open_run
-    from recurrl.envs.watched import watched
     from recurrl.evaluation import KEPT, evaluate_many
     from recurrl.runtime.time_limit import time_limit
     from recurrl.video.episode import Recorder
+    from recurrl.video.recording import watched
     from recurrl.video.writing import write
 
     opened = open_run(path, which, device, trust_packages, overrides)

@@ -1,7 +1,7 @@
 """Worker processes that collect with the newest weights, in turns with learning."""
 
-from recurrl.collector.processes import Processes
 from recurrl.collector.collector import RolloutSpec
+from recurrl.collector.processes import Processes
 from recurrl.collector.workers import WorkerCollector
 from recurrl.config import WorkersConfig
 

@@ -21,7 +21,6 @@ from recurrl.envs.batched import Tensors, observation_in
 from recurrl.envs.saved_state import UnsavableError
 from recurrl.errors import NonFiniteError
 from recurrl.keys import ACTION, HIDDEN, LOG_PROB, VALUE, path_of
-from recurrl.policy import Policy
 from recurrl.policy.noise import NOISE
 from recurrl.recurrent.module.keys import IS_INIT
 

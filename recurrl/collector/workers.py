@@ -1,7 +1,7 @@
 """Rollouts by workers, which share the environments evenly and act with copies of the policy.
 
-A host runs the workers: processes of this machine, or actors of a Ray cluster. A worker runs its calls in order, so they
-can be queued ahead of learning.
+A host runs the workers: processes of this machine, or actors of a Ray cluster. A worker runs its calls in order, so
+they can be queued ahead of learning.
 
 Shape legend: N environments, T steps, W workers.
 """
@@ -90,7 +90,7 @@ class Host(Protocol):
         """Queues a call of a worker's method, after the calls already queued."""
 
     def receive(self, workers: Collection[int]) -> dict[int, Any]:
-        """Waits for the next result of each of these workers. One that failed is stopped, and its result is a Failure."""
+        """Waits for the next result of each worker. One that failed is stopped, and its result is a Failure."""
 
     def shutdown(self) -> None:
         """Ends all workers."""

@@ -5,9 +5,8 @@
 """
 
 from recurrl.envs.batched import BatchedEnv, TorchRLEnv
-from recurrl.envs.gymnasium_source import GymnasiumSource
 from recurrl.envs.making import EPISODE_LENGTH, EPISODE_RETURN, make_batched_env, make_env
-from recurrl.envs.source import Source
+from recurrl.envs.source import GymnasiumSource, Source
 
 __all__ = [
     "EPISODE_LENGTH",

@@ -1,17 +1,22 @@
-"""Sources of environments: the base of the choices of ``env.source``."""
+"""Sources of environments: the bases of the choices of ``env.source``."""
 
+import inspect
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from contextlib import closing
 from typing import Any
 
 import gymnasium
 from gymnasium import spaces
+from gymnasium.wrappers import TimeLimit
 from torchrl.envs import EnvBase
 
-from recurrl.config.env import EnvConfig
-from recurrl.config.plugins import factory, values
+from recurrl.config.env import EnvConfig, wrapper_and_arguments
+from recurrl.config.plugins import factory, load, values
+from recurrl.envs.arguments import check_arguments
+from recurrl.envs.checks import making
+from recurrl.envs.inline import InlineEnv
 from recurrl.envs.single import SingleEnv
 from recurrl.errors import ConfigError
 
@@ -19,7 +24,7 @@ _ALWAYS = (
     *("name", "source", "id", "ids", "num_envs", "mask", "previous_action", "previous_reward"),
     *("reward_scale", "normalize_observation", "normalize_reward"),
 )
-"""Options that every source honours. Others have the values of ``env=gym`` when they are not used."""
+"""Options that every source supports. Others have the values of ``env=gym`` when they are not used."""
 
 
 class Source(ABC):
@@ -28,16 +33,16 @@ class Source(ABC):
     For further options, its constructor's first parameter is annotated with a dataclass derived from ``EnvConfig``.
 
     Args:
-        options: as configured.
+        options: of the environment.
 
     Attributes:
-        options: the configured ones.
-        honours: the options of every environment that this source honours. A run that uses another one is rejected.
+        options: of the environment.
+        supported_options: those of ``env=gym`` that this source supports. A run that uses another one is rejected.
         is_simulator: it makes a :class:`recurrl.envs.vec_env.VecEnv` of ``env.num_envs`` environments, once in a
             process, which is used in turn for whatever needs environments.
     """
 
-    honours: Collection[str] = ()
+    supported_options: Collection[str] = ()
     is_simulator: bool = False
 
     def __init__(self, options: EnvConfig) -> None:
@@ -71,7 +76,7 @@ class Source(ABC):
         """
         for name, unused in values("env", "gym").items():
             value = getattr(self.options, name)
-            if name not in (*_ALWAYS, *self.honours) and value != unused:
+            if name not in (*_ALWAYS, *self.supported_options) and value != unused:
                 shown, instead = (json.dumps(each, default=str).strip('"') for each in (value, unused))
                 raise ConfigError(
                     f"env.source={self.options.source} does not support env.{name}={shown}. Give env.{name}={instead}."
@@ -80,6 +85,61 @@ class Source(ABC):
     def episode_limit(self) -> int | None:
         """The steps after which an episode is truncated; None if unknown."""
         return self.options.max_episode_steps
+
+
+class GymnasiumSource(Source):
+    """A source of single Gymnasium environments. A custom one needs only :meth:`create`.
+
+    The environments are stepped in turn in this process, and everything they return is checked.
+    """
+
+    supported_options: Collection[str] = ("wrappers", "max_episode_steps", "action_mask_from_info")
+
+    @abstractmethod
+    def create(self) -> gymnasium.Env[Any, Any]:
+        """One environment, without the time limit and the wrappers of the configuration."""
+
+    def check(self) -> None:
+        """Rejects what cannot be honoured, and wrappers that do not exist."""
+        super().check()
+        _load_wrappers(self.options.wrappers)
+
+    def make(self, num_envs: int) -> EnvBase:
+        """The environments as one of batch size ``[num_envs]``."""
+        return self.inline([self.created() for _ in range(num_envs)])
+
+    def inline(self, envs: Sequence[gymnasium.Env[Any, Any]]) -> InlineEnv:
+        """Single environments, as :meth:`create` made them, as one of as many."""
+        options = self.options
+        return InlineEnv([self.wrapped(env) for env in envs], options.id, options.action_mask_from_info)
+
+    def plain(self) -> gymnasium.Env[Any, Any]:
+        """One environment as its user knows it: within the time limit and the wrappers of the configuration.
+
+        Raises:
+            ConfigError: a package is missing, a wrapper does not fit, or it has no spaces.
+            EnvError: the environment's constructor raised.
+        """
+        return self.wrapped(self.created())
+
+    def created(self, **arguments: Any) -> Any:
+        """What :meth:`create` makes; what it raises names the environment."""
+        options = self.options
+        with making(f"env.id={options.id}" + (f" with env.kwargs={options.kwargs}" if options.kwargs else "")):
+            return self.create(**arguments)
+
+    def wrapped(self, env: gymnasium.Env[Any, Any]) -> gymnasium.Env[Any, Any]:
+        """A single environment within the time limit and the wrappers of the configuration, the last one outermost."""
+        options = self.options
+        for name, wrapper, arguments in _load_wrappers(options.wrappers):
+            with making(f"env.wrappers={name} around env.id={options.id}"):
+                env = wrapper(env, **arguments)
+        if options.max_episode_steps is not None:
+            env = TimeLimit(env, options.max_episode_steps)
+        for name in ("observation_space", "action_space"):
+            if not isinstance(getattr(env, name, None), spaces.Space):
+                raise ConfigError(f"{options.id} has no {name}. Set one in its constructor.")
+        return env
 
 
 def source_of(config: EnvConfig) -> Source:
@@ -95,3 +155,25 @@ def source_of(config: EnvConfig) -> Source:
             "from recurrl.envs.GymnasiumSource or recurrl.envs.Source."
         )
     return source
+
+
+def _load_wrappers(
+    entries: Sequence[Any],
+) -> list[tuple[str, type[gymnasium.Wrapper[Any, Any, Any, Any]], dict[str, Any]]]:
+    """The name, class and arguments of each entry of ``env.wrappers``.
+
+    Raises:
+        ConfigError: an entry does not name a wrapper of Gymnasium, or its arguments do not fit.
+    """
+    found = []
+    for entry in entries:
+        name, arguments = wrapper_and_arguments(entry)
+        setting = f"env.wrappers={name}"
+        wrapper = load(name, setting)
+        if not (inspect.isclass(wrapper) and issubclass(wrapper, gymnasium.Wrapper)):
+            raise ConfigError(
+                f"{setting} is not a wrapper of single environments. Give a class derived from gymnasium.Wrapper."
+            )
+        check_arguments(wrapper, ["env", *arguments], setting)
+        found.append((name, wrapper, arguments))
+    return found

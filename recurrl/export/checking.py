@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from recurrl.agent import Agent
-from recurrl.agent.interface import Tensors
+from recurrl.agent.named_arrays import Tensors
 from recurrl.agent.step import IS_INIT, NEXT, NOISE_INPUT, Step
 from recurrl.errors import ConfigError
 from recurrl.keys import ACTION_MASK, PREVIOUS_ACTION, PREVIOUS_REWARD

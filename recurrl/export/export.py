@@ -15,7 +15,7 @@ import torch
 
 from recurrl import __version__
 from recurrl.agent import Agent
-from recurrl.agent.interface import Tensors
+from recurrl.agent.named_arrays import Tensors
 from recurrl.agent.step import IS_INIT, NEXT, NOISE_INPUT
 from recurrl.errors import require
 from recurrl.export.checking import TOLERANCE, Call, example, largest_difference, played

@@ -6,7 +6,7 @@ Shape legend: B batch, L layers.
 import torch
 from torch import nn
 
-from recurrl.agent.interface import Tensors
+from recurrl.agent.named_arrays import Tensors
 from recurrl.agent.step import IS_INIT, NEXT, Step
 from recurrl.errors import require
 from recurrl.export.checking import Call

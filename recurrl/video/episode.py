@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 
 from recurrl.envs import BatchedEnv
-from recurrl.envs.watched import Watched, first_watched
 from recurrl.keys import path_of
 from recurrl.policy import Policy
 from recurrl.policy.policy import StepOutput
+from recurrl.video.recording import Watched, first_watched
 
 Array = np.ndarray[Any, Any]
 _MOST_CURVES = 16

@@ -111,7 +111,7 @@ def test_torchrls_rollout_marks_episodes_and_carries_states(small):
 class Plain(Source):
     """CartPoles of TorchRL, whose episodes it cuts too."""
 
-    honours = ("mask", "max_episode_steps")
+    supported_options = ("mask", "max_episode_steps")
 
     def make(self, num_envs):
         one = partial(GymEnv, "CartPole-v1", categorical_action_encoding=True)

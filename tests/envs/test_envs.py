@@ -9,11 +9,11 @@ from tasks import CARTPOLE, VECTOR
 from tensordict import TensorDict
 from torchrl.envs.utils import check_env_specs
 
-from recurrl.agent.interface import NamedInterface
+from recurrl.agent.named_arrays import NamedInterface
 from recurrl.build import make_policy_for
 from recurrl.envs import make_env
 from recurrl.envs.inline import InlineEnv
-from recurrl.envs.native import NativeVectorEnv
+from recurrl.envs.vector import GymnasiumVectorEnv
 from recurrl.errors import ConfigError
 from recurrl.keys import name_of
 
@@ -160,7 +160,7 @@ def test_text_is_left_out_of_an_observation_and_the_log_names_it(space, left_out
     with caplog.at_level("INFO"):
         if way == "vector":
             vector = gymnasium.vector.SyncVectorEnv([lambda: Sampled(space, DISCRETE)] * 2, autoreset_mode="SameStep")
-            env = NativeVectorEnv(vector, f"{odd_env} of {space}")
+            env = GymnasiumVectorEnv(vector, f"{odd_env} of {space}")
         else:
             env = make_env(config, 2, seed=0)
     observed = env.rollout(5, break_when_any_done=False)["observation"]

@@ -14,13 +14,13 @@ from PIL import Image
 
 from recurrl.cli.evaluate import evaluate_run
 from recurrl.envs import GymnasiumSource
-from recurrl.envs import watched as watching
-from recurrl.envs.watched import watched
 from recurrl.errors import ConfigError
 from recurrl.evaluation import SEED_OFFSET, evaluate
 from recurrl.runtime.seeds import seeds
+from recurrl.video import recording
 from recurrl.video.drawing import HEIGHT, WIDTH, frames
 from recurrl.video.episode import Episode, Recorder
+from recurrl.video.recording import watched
 from recurrl.video.writing import files_of
 
 
@@ -125,7 +125,7 @@ def test_the_states_and_values_shown_are_the_policys(agent_of):
 
 
 def test_of_a_long_episode_the_first_steps_are_kept(agent_of, monkeypatch):
-    monkeypatch.setattr(watching, "MOST_STEPS", 4)
+    monkeypatch.setattr(recording, "MOST_STEPS", 4)
     agent, config = agent_of("Pendulum-v1", "env.max_episode_steps=9")
     returns, episode = recorded(agent.policy, config)
     assert (len(episode.actions), len(episode.pictures), len(episode.states["recurrent_state"])) == (4, 5, 4)

@@ -11,7 +11,7 @@ from recurrl.errors import require
 class EnvPool(VecEnvs):
     """Environments of EnvPool, stepped in C++. ``env.kwargs`` are further arguments of ``envpool.make_gymnasium``."""
 
-    honours = ("kwargs",)
+    supported_options = ("kwargs",)
 
     def __init__(self, options: VecEnvConfig) -> None:
         super().__init__(options)

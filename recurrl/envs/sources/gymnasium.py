@@ -18,16 +18,15 @@ from recurrl.config import EnvConfig
 from recurrl.config.plugins import choice_for, import_custom, load, nearest
 from recurrl.envs.arguments import check_arguments, parameters_of
 from recurrl.envs.checks import making
-from recurrl.envs.gymnasium_source import GymnasiumSource
-from recurrl.envs.native import NativeVectorEnv
-from recurrl.envs.passed import PassedEnv
+from recurrl.envs.maker import PassedEnv
 from recurrl.envs.single import SingleEnv
-from recurrl.envs.source import Source
+from recurrl.envs.source import GymnasiumSource, Source
+from recurrl.envs.vector import GymnasiumVectorEnv
 from recurrl.errors import ConfigError, require
 
 logger = logging.getLogger(__name__)
 
-HONOURS = (*GymnasiumSource.honours, "packages", "kwargs")
+SUPPORTED_OPTIONS = (*GymnasiumSource.supported_options, "packages", "kwargs")
 
 
 def make(options: EnvConfig) -> Source:
@@ -80,7 +79,7 @@ class Made(GymnasiumSource):
         maker: the class or function.
     """
 
-    honours = HONOURS
+    supported_options = SUPPORTED_OPTIONS
 
     def __init__(self, options: EnvConfig, maker: Callable[..., Any]) -> None:
         super().__init__(options)
@@ -114,7 +113,7 @@ class Made(GymnasiumSource):
                 not getattr(options, name),
                 f"env.{name} works on single environments, but {self._id} makes one {kind}. Leave it out.",
             )
-        return NativeVectorEnv(made, options.id, options.action_mask_from_info) if is_vector else made
+        return GymnasiumVectorEnv(made, options.id, options.action_mask_from_info) if is_vector else made
 
     def create(self, num_envs: int = 1) -> Any:
         """What is made, of a kind and number that can be stepped."""
@@ -145,7 +144,7 @@ class Made(GymnasiumSource):
 class Registered(GymnasiumSource):
     """Registered ids, ``Id-v0`` or ``module:Id-v0``: single environments."""
 
-    honours = HONOURS
+    supported_options = SUPPORTED_OPTIONS
 
     def check(self) -> None:
         """Rejects ids that are not registered, missing packages, and arguments that do not fit.

@@ -28,7 +28,7 @@ from recurrl.keys import HIDDEN, OBSERVATION
 class Memory(Source):
     """The tasks of this module, by their class's name in snake case, and ``module:Class`` for a custom one."""
 
-    honours = ("kwargs", "max_episode_steps")
+    supported_options = ("kwargs", "max_episode_steps")
 
     def task(self) -> type[MemoryTask]:
         """The class of the task.

@@ -25,7 +25,7 @@ class VecEnvs(Source):
     Its arguments are ``num_envs``, ``device`` if it has that one, and ``env.kwargs``.
     """
 
-    honours: Collection[str] = ("packages", "kwargs")
+    supported_options: Collection[str] = ("packages", "kwargs")
     is_simulator = True
     options: VecEnvConfig
 

@@ -233,18 +233,18 @@ class Spoilt(Clocks):
 
 
 MESSAGES = {
-    "raises": "The vector environment of 4 (test_native:made), at step 3, raised RuntimeError in step: the simulator",
+    "raises": "The vector environment of 4 (test_vector:made), at step 3, raised RuntimeError in step: the simulator",
     "reset": "raised KeyError in reset: 'no map'.",
-    "reward": "Environment 2 of 4 (test_native:made), at step 3, returned a non-finite reward: inf.",
-    "observation": "Environment 1 of 4 (test_native:made), at step 3, returned a non-finite value of observation "
+    "reward": "Environment 2 of 4 (test_vector:made), at step 3, returned a non-finite reward: inf.",
+    "observation": "Environment 1 of 4 (test_vector:made), at step 3, returned a non-finite value of observation "
     "'observation': [ 1.  1. nan].",
-    "final observation": "Environment 1 of 4 (test_native:made), at step 3, returned a non-finite value of "
+    "final observation": "Environment 1 of 4 (test_vector:made), at step 3, returned a non-finite value of "
     "observation 'observation': [nan  0.  3.].",
     "shape": "at step 3, gave the observation 'observation' the shape (4, 2) and the dtype float32, but its space has "
     "(4, 3) and float32.",
     "dtype": "gave the observation 'observation' the shape (4, 3) and the dtype <U32, but its space has (4, 3) and",
-    "rewards": "The vector environment of 4 (test_native:made), at step 3, returned rewards of shape (1,). Have step",
-    "flags": "Environment 0 of 4 (test_native:made), at step 3, returned the truncated array([False, False]), a "
+    "rewards": "The vector environment of 4 (test_vector:made), at step 3, returned rewards of shape (1,). Have step",
+    "flags": "Environment 0 of 4 (test_vector:made), at step 3, returned the truncated array([False, False]), a "
     "ndarray. Have step",
     "final of objects": "at step 3, returned an info['final_obs'] that is neither a batch of observations nor an array "
     "of objects, an observation for each environment whose episode ended: gave the observation 'observation' the shape "
@@ -289,7 +289,7 @@ def test_next_step_autoreset_is_rejected(recurrl_train, tmp_path, register_vecto
     env_id = register_vector(clocks(autoreset_mode=NEXT_STEP))
     outcome = recurrl_train("env=gym", f"env.id={env_id}", cwd=tmp_path)
     assert outcome.error.startswith(
-        "The vector environment of env.id=test_native:made does not declare SAME_STEP or DISABLED autoreset "
+        "The vector environment of env.id=test_vector:made does not declare SAME_STEP or DISABLED autoreset "
         "(metadata['autoreset_mode'] is AutoresetMode.NEXT_STEP)."
     )
 

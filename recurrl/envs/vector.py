@@ -24,7 +24,7 @@ Vector = VectorEnv[Any, Any, Any]
 ON_DEMAND, AT_ONCE = AutoresetMode.DISABLED, AutoresetMode.SAME_STEP
 
 
-class NativeVectorEnv(BatchedEnv):
+class GymnasiumVectorEnv(BatchedEnv):
     """A vector environment of Gymnasium as an environment of batch size ``[N]``.
 
     An episode's last step returns its last observation; the next step is the first of the next episode. The vector

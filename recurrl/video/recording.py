@@ -10,10 +10,9 @@ from PIL import Image
 
 from recurrl.config import EnvConfig
 from recurrl.envs.checks import Array, unpacked
-from recurrl.envs.gymnasium_source import GymnasiumSource
 from recurrl.envs.inline import InlineEnv
 from recurrl.envs.policy_env import PolicyEnv
-from recurrl.envs.source import source_of
+from recurrl.envs.source import GymnasiumSource, source_of
 from recurrl.errors import ConfigError, require
 
 PICTURES = "rgb_array"
@@ -89,7 +88,7 @@ def watched(config: EnvConfig) -> EnvConfig:
         isinstance(source, GymnasiumSource),
         f"{video} env.source={config.source} makes environments of tensors, which nothing draws. {without}",
     )
-    takes_mode = "kwargs" in source.honours
+    takes_mode = "kwargs" in source.supported_options
     env = source.plain()
     modes, mode = env.metadata.get("render_modes") or (), env.render_mode
     env.close()
