@@ -41,7 +41,7 @@ class BatchedEnv(EnvBase):
 
     Attributes:
         checks: names the environment that failed, for errors; None if the environment does not know which it is.
-        user: of several users of the same environments, the one that last began all episodes anew.
+        user: who last reset all environments, if several use the same ones.
     """
 
     checks: EnvChecks | None = None
@@ -142,7 +142,7 @@ class TorchRLEnv(BatchedEnv):
         self._current = TensorDict(batch_size=env.batch_size)
 
     def step_tensors(self, action: Tensor | TensorDictBase) -> Tensors:
-        """Steps it."""
+        """Steps the environment of TorchRL."""
         stepped = self._env.step(self._current.copy().set(ACTION, action))
         after, shape = stepped["next"], (*self.batch_size, 1)
         flags = {key: after.get(key, torch.zeros_like(after["done"])) for key in ("done", "terminated", "truncated")}
@@ -151,7 +151,7 @@ class TorchRLEnv(BatchedEnv):
         return self._observed() | {key: value.reshape(shape) for key, value in results.items()}
 
     def reset_tensors(self, mask: Tensor | None) -> Tensors:
-        """Resets it, in part if the mask has both values."""
+        """Resets the environment of TorchRL, in part if the mask has both values."""
         if mask is None:
             self._current = self._env.reset()
         else:
@@ -164,14 +164,14 @@ class TorchRLEnv(BatchedEnv):
         return dict(self._current.select(*_OBSERVED, strict=False).clone().items(True, True))
 
     def episodes(self) -> dict[str, Any]:
-        """Environments of TorchRL do not expose their state."""
+        """Raises, because environments of TorchRL do not expose their state."""
         raise UnsavableError(f"TorchRL's {type(self._env).__name__} does not expose the state of its environments")
 
     def _set_seed(self, seed: int | None) -> None:
         self._env.set_seed(seed)
 
     def close(self, **kwargs: Any) -> None:
-        """Closes it."""
+        """Closes the environment of TorchRL."""
         self._env.close(**kwargs)
         super().close(**kwargs)
 

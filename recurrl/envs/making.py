@@ -16,7 +16,6 @@ from recurrl.envs.simulator import simulator
 from recurrl.envs.source import source_of
 from recurrl.errors import ConfigError
 from recurrl.keys import ACTION, ACTION_MASK, HIDDEN, OBSERVATION
-from recurrl.runtime.time_limit import limited
 from recurrl.specs import choices
 
 EPISODE_RETURN = "episode_reward"
@@ -75,12 +74,7 @@ def _make(config: EnvConfig, num_envs: int, privileged: bool = False) -> PolicyE
     source = source_of(config)
     made = simulator(source) if source.is_simulator else source.make(num_envs)
     _check_made(made, config, config.num_envs if source.is_simulator else num_envs)
-    env = PolicyEnv(made if isinstance(made, BatchedEnv) else TorchRLEnv(made), config, privileged)
-    for name, call in (("step_tensors", "step"), ("reset_tensors", "reset"), ("set_seed", "reset"), ("close", "close")):
-        setattr(env, name, limited(env.checks.attributed(call)(getattr(env, name))))
-    for name in ("episodes", "restore_episodes"):
-        setattr(env, name, limited(getattr(env, name)))
-    return env
+    return PolicyEnv(made if isinstance(made, BatchedEnv) else TorchRLEnv(made), config, privileged)
 
 
 def _check_made(env: EnvBase, config: EnvConfig, num_envs: int) -> None:

@@ -3,6 +3,8 @@
 Shape legend: N environments.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -25,6 +27,7 @@ from recurrl.keys import (
     path_of,
 )
 from recurrl.recurrent.layer import reset_state
+from recurrl.runtime.time_limit import limited
 from recurrl.specs import limit_of
 
 _RESULTS = ("reward", "terminated", "truncated", "done", INSERTED, FINAL_UNKNOWN)
@@ -33,13 +36,14 @@ _RESULTS = ("reward", "terminated", "truncated", "done", INSERTED, FINAL_UNKNOWN
 class PolicyEnv(BatchedEnv):
     """Environments behind the :class:`~recurrl.envs.interface.Interface` to a policy.
 
+    A call takes no longer than :func:`recurrl.runtime.time_limit.time_limit` allows, and errors name the environment.
     The previous action and reward are zero at an episode's first step. What the policy sees is checked: at every step
     if the environments can say which of them failed (``raw.checks``), else by :meth:`check_rows`, because looking at
     every step takes longer than a light environment on tensors, and would wait for a GPU.
 
     Args:
         raw: the environments, which give their own observations and take their own actions.
-        options: of the environment.
+        options: the environment's options.
         privileged: observations have the entry ``hidden``, what is hidden from the policy, for the critic.
 
     Attributes:
@@ -74,30 +78,38 @@ class PolicyEnv(BatchedEnv):
             if key in specs
         }
 
+    @contextmanager
+    def _guarded(self, call: str) -> Iterator[None]:
+        """Limits the time of a call of the environments, and names the one that raises an error."""
+        with limited(), self.checks.attributed(call):
+            yield
+
     def start_in_groups(self, size: int, seed: int) -> None:
-        """Has the environments do that."""
+        """Starts the episodes of ``size`` neighbours from the same states."""
         self.raw.start_in_groups(size, seed)
 
     def step_tensors(self, action: Tensor | TensorDictBase) -> Tensors:
-        """Steps them."""
-        parts = self._interface.env_action(action)
-        after = self.raw.step_tensors(parts[()] if () in parts else TensorDict(parts, self.batch_size))
-        results: Tensors = {key: after[key] for key in _RESULTS if key in after}
-        if PREVIOUS_ACTION in self._previous:
-            self._previous[PREVIOUS_ACTION] = self._interface.previous_action(action)
-        if PREVIOUS_REWARD in self._previous:
-            self._previous[PREVIOUS_REWARD] = results["reward"].float()
-        return {**self._observed(after, ~results["done"]), **results}
+        """Steps the environments with the policy's actions."""
+        with self._guarded("step"):
+            parts = self._interface.env_action(action)
+            after = self.raw.step_tensors(parts[()] if () in parts else TensorDict(parts, self.batch_size))
+            results: Tensors = {key: after[key] for key in _RESULTS if key in after}
+            if PREVIOUS_ACTION in self._previous:
+                self._previous[PREVIOUS_ACTION] = self._interface.previous_action(action)
+            if PREVIOUS_REWARD in self._previous:
+                self._previous[PREVIOUS_REWARD] = results["reward"].float()
+            return {**self._observed(after, ~results["done"]), **results}
 
     def reset_tensors(self, mask: Tensor | None) -> Tensors:
-        """Resets them. On a CPU nothing is done if the mask has none; to look at it on a GPU would wait."""
+        """Resets environments. On a CPU, returns at once if the mask is all false; on a GPU that would synchronise."""
         if mask is not None and self._last and mask.device.type == "cpu" and not mask.any():
             return dict(self._last)
         if mask is None:
             self.raw.user = self._token
         begun = torch.ones(*self.batch_size, 1, dtype=torch.bool, device=self.device) if mask is None else mask
-        self._previous = {key: reset_state(value, begun.squeeze(-1)) for key, value in self._previous.items()}
-        return self._observed(self.raw.reset_tensors(mask), None)
+        self._previous.update({key: reset_state(value, begun.squeeze(-1)) for key, value in self._previous.items()})
+        with self._guarded("reset"):
+            return self._observed(self.raw.reset_tensors(mask), None)
 
     @property
     def is_interrupted(self) -> bool:
@@ -105,11 +117,11 @@ class PolicyEnv(BatchedEnv):
         return self.raw.user is not self._token
 
     def metrics(self) -> dict[str, float]:
-        """What the environments logged."""
+        """The means of what the environments logged since the last call."""
         return self.raw.metrics()
 
     def _observed(self, raw: Tensors, acting: Tensor | None) -> Tensors:
-        """What the policy sees, checked; the environments in ``acting`` ``[N, 1]`` act on it next, or all."""
+        """The policy's observation, checked. Only environments in ``acting`` ``[N, 1]`` act on it; None for all."""
         observation = self._interface.observation({**raw, **self._previous} if self._previous else raw)
         if self.raw.checks is not None:
             self.checks.check_values(observation, self._limits)
@@ -120,7 +132,7 @@ class PolicyEnv(BatchedEnv):
         return observation
 
     def check_rows(self, rows_NT: TensorDictBase) -> None:
-        """Rejects rows ``[N, T]`` of the last T steps with observations or rewards that are not finite.
+        """Rejects rows ``[N, T]`` of the last T steps if an observation or a reward is not finite.
 
         Raises:
             EnvError: names the environment and the step.
@@ -132,7 +144,7 @@ class PolicyEnv(BatchedEnv):
             self._check_finite(key[-1], rows_NT[key], int(key[0] == "next") - rows_NT.shape[1])
 
     def check_step(self, after: Tensors) -> None:
-        """The same for what :meth:`step_tensors` or :meth:`reset_tensors` returned last."""
+        """Like :meth:`check_rows`, for what :meth:`step_tensors` or :meth:`reset_tensors` returned last."""
         if self.raw.checks is None:
             for key, values_N in after.items():
                 self._check_finite(path_of(key)[-1], values_N.unsqueeze(1), 0)
@@ -145,18 +157,22 @@ class PolicyEnv(BatchedEnv):
 
     def episodes(self) -> dict[str, Any]:
         """The state of the environments, and the previous actions and rewards."""
-        return {"raw": self.raw.episodes(), "previous": dict(self._previous)}
+        with limited():
+            return {"raw": self.raw.episodes(), "previous": dict(self._previous)}
 
     def restore_episodes(self, state: dict[str, Any]) -> None:
-        """Restores them."""
-        self.raw.restore_episodes(state["raw"])
+        """Restores what :meth:`episodes` returned."""
+        with limited():
+            self.raw.restore_episodes(state["raw"])
         self._previous.update({key: value.to(self.device) for key, value in state["previous"].items()})
         self._last.clear()
 
     def _set_seed(self, seed: int | None) -> None:
-        self.raw.set_seed(seed)
+        with self._guarded("reset"):
+            self.raw.set_seed(seed)
 
     def close(self, **kwargs: Any) -> None:
-        """Closes them."""
-        self.raw.close(**kwargs)
+        """Closes the environments."""
+        with self._guarded("close"):
+            self.raw.close(**kwargs)
         super().close(**kwargs)

@@ -1,22 +1,19 @@
-"""Time limits for calls: an environment that hangs must not hang the run."""
+"""Time limits: an environment that hangs must not hang the run."""
 
-import functools
 import logging
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import Any, ParamSpec, TypeVar
+from typing import Any
 
 import numpy as np
 
 from recurrl.errors import RunError
 
 Array = np.ndarray[Any, Any]
-Parameters = ParamSpec("Parameters")
-Result = TypeVar("Result")
 
 _LATE_S = 1.0
 """An alarm this late means that the process was stopped (Ctrl-Z, a scheduler); that time does not count."""
@@ -59,9 +56,9 @@ _limit = _Limit()
 
 @contextmanager
 def time_limit(seconds: float | None, due: Array | None = None) -> Iterator[None]:
-    """Limits each call of a function made by :func:`limited` to a number of seconds while the block runs.
+    """Limits each block of :func:`limited` to a number of seconds while this one runs.
 
-    A call that takes longer raises :class:`TimeLimitError` from within, wherever it is in Python. Native code is not
+    One that takes longer raises :class:`TimeLimitError` from within, wherever it is in Python. Native code is not
     interrupted, but raises it as soon as it returns, or where it waits for the operating system.
 
     Only the main thread of a process can have a limit; other threads log a warning.
@@ -88,18 +85,15 @@ def time_limit(seconds: float | None, due: Array | None = None) -> Iterator[None
         signal.signal(signal.SIGALRM, before)
 
 
-def limited(call: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
-    """Applies the limit that :func:`time_limit` sets to a function, which must not call another limited one."""
-
-    @functools.wraps(call)
-    def within(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
-        if not _limit.seconds:
-            return call(*args, **kwargs)
-        _limit.begin(time.monotonic())
-        try:
-            return call(*args, **kwargs)
-        finally:
-            signal.setitimer(signal.ITIMER_REAL, 0.0)
-            _limit.due[0] = np.inf
-
-    return within
+@contextmanager
+def limited() -> Iterator[None]:
+    """Gives a block the limit that :func:`time_limit` sets. Such blocks must not be nested."""
+    if not _limit.seconds:
+        yield
+        return
+    _limit.begin(time.monotonic())
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+        _limit.due[0] = np.inf
