@@ -5,6 +5,7 @@ Shape legend: N environments.
 
 import logging
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,23 @@ SEEN, PRIVILEGED = ("policy", "actor"), ("critic",)
 """The groups of observations that the policy sees, and the critic, if the configuration names none."""
 
 
+@dataclass
+class _Episodes:
+    """What lasts from one step to the next. An object, because setting an attribute of an EnvBase takes microseconds.
+
+    Attributes:
+        observed: the last observations.
+        inserted_next: where the next step only begins an episode, ``[N, 1]``.
+        cut_unknown: where an episode was ever truncated without its last observation, ``[N, 1]``.
+        warned: the user knows that.
+    """
+
+    observed: Tensors
+    inserted_next: Tensor
+    cut_unknown: Tensor
+    warned: bool = False
+
+
 class VecEnv(BatchedEnv):
     """A simulator of N environments, with tensors on its device in and out; NumPy's arrays are converted.
 
@@ -50,7 +68,7 @@ class VecEnv(BatchedEnv):
 
     Args:
         env: the simulator.
-        options: of the environment.
+        options: the environment's options.
 
     Raises:
         ConfigError: its observations or actions are of a kind that is not supported.
@@ -58,20 +76,20 @@ class VecEnv(BatchedEnv):
     """
 
     def __init__(self, env: Any, options: VecEnvConfig) -> None:
-        observation, _ = _begun(env)
+        observation, _ = _start_episodes(env)
         first = next(_leaves((), observation))[1]
         count, is_dict = len(first), _is_dict(observation)
         seen, privileged = _groups(options, list(observation.keys()) if is_dict else [])
-        shown, action = _shown(_observation_spec(env, observation, count), seen), _action_spec(env, count)
+        shown, action = _policy_groups(_observation_spec(env, observation, count), seen), _action_spec(env, count)
         shown = Composite(shown, shape=[count]) if isinstance(shown, dict) else shown
         check_supported(options.id, space_of(shown[0]), space_of(action[0]))
         super().__init__(count, {OBSERVATION: shown}, action, torch.as_tensor(first).device)
         self._env, self._resets, self._is_array = env, options.resets, isinstance(first, np.ndarray)
         self._seen, self._privileged, self._shows_hidden = seen, privileged, False
         self._expected = {key: (spec.dtype, spec.shape) for key, spec in self.observation_spec.items(True, True)}
-        self._partial = _partial_reset(env, self._is_array) if self._resets == DISABLED else None
-        # In a dict, because setting an attribute of an EnvBase takes microseconds.
-        self._now: dict[str, Any] = {"observed": {}, "pending": None, "unknown": None, "warned": False}
+        self._reset_some = _partial_reset(env, self._is_array) if self._resets == DISABLED else None
+        none = torch.zeros(count, 1, dtype=torch.bool, device=self.device)
+        self._episodes = _Episodes({}, inserted_next=none, cut_unknown=none)
         self._logged: dict[str, list[Tensor]] = {}
 
     def show_hidden(self) -> None:
@@ -86,7 +104,7 @@ class VecEnv(BatchedEnv):
                 "environment has none. Name it: env.critic_groups=[...]."
             )
         if not self._shows_hidden:
-            hidden = self._hidden(_begun(self._env)[0])
+            hidden = self._hidden(_start_episodes(self._env)[0])
             self.observation_spec = Composite(
                 {**self.observation_spec, HIDDEN: Unbounded(hidden.shape, device=self.device)}, shape=self.batch_size
             )
@@ -94,47 +112,59 @@ class VecEnv(BatchedEnv):
             self._shows_hidden = True
 
     def reset_tensors(self, mask: Tensor | None) -> Tensors:
-        """Resets environments on request; those that reset themselves are only read, unless all begin anew."""
-        now = self._now
+        """Resets environments on request. Those that reset themselves are only read, except for a full reset."""
+        now = self._episodes
         if mask is None:
-            now["observed"] = self._read(self._with_log(_begun(self._env)))
-            now["pending"] = torch.zeros(*self.batch_size, 1, dtype=torch.bool, device=self.device)
-        elif self._partial is not None:
-            returned = self._partial(mask.squeeze(-1))
+            now.observed = self._read(self._with_log(_start_episodes(self._env)))
+            now.inserted_next = torch.zeros(*self.batch_size, 1, dtype=torch.bool, device=self.device)
+        elif self._reset_some is not None:
+            returned = self._reset_some(mask.squeeze(-1))
             if returned is not None:
-                begun, before = self._read(self._with_log(returned)), now["observed"]
-                now["observed"] = {key: _where(mask, begun[key], before[key]) for key in begun}
-        return dict(now["observed"])
+                first = self._read(self._with_log(returned))
+                now.observed = {key: _where(mask, value, now.observed[key]) for key, value in first.items()}
+        return dict(now.observed)
 
     def step_tensors(self, action: Tensor | TensorDictBase) -> Tensors:
         """Steps all in one call."""
-        now, before = self._now, self._now["observed"]
-        returned = self._env.step(self._given(action))
-        observation, reward, terminated, truncated, info = self._results(returned)
+        before = self._episodes.observed
+        observation, reward, terminated, truncated, info = self._results(self._env.step(self._to_env_format(action)))
         self._log(info)
-        done, read, marks = terminated | truncated, self._read(observation), dict[NestedKey, Tensor]()
-        after = now["observed"] = read
+        self._episodes.observed = self._read(observation)
+        flags: Tensors = {"terminated": terminated, "truncated": truncated, "done": terminated | truncated}
+        step: Tensors = {**self._episodes.observed, "reward": reward, **flags}
         if self._resets == SAME_STEP:
-            final = info.get("final_obs")
-            last = before if final is None else self._read(final)
-            after = {key: _where(done, last[key], read[key]) for key in read}
-            marks[FINAL_UNKNOWN] = done if final is None else torch.zeros_like(done)
-            unknown = marks[FINAL_UNKNOWN] & truncated
-            now["unknown"] = unknown if now["unknown"] is None else unknown | now["unknown"]
+            step |= self._final_observations(before, step, info.get("final_obs"))
         elif self._resets == NEXT_STEP:
-            inserted = marks[INSERTED] = now["pending"]
-            now["pending"] = done & ~inserted
-            # The policy acts in an inserted step too, on an observation that it has acted on before.
-            after = {key: _where(inserted, before[key], read[key]) for key in read}
-            now["observed"] = {key: _where(now["pending"], before[key], read[key]) for key in read}
-            reward, terminated = reward.masked_fill(inserted, 0.0), terminated | inserted
-            truncated, done = truncated & ~inserted, done | inserted
-        return {**after, "reward": reward, "terminated": terminated, "truncated": truncated, "done": done, **marks}
+            step |= self._inserted_steps(before, step)
+        return step
+
+    def _final_observations(self, before: Tensors, step: Tensors, final: Any) -> Tensors:
+        """The last observations of episodes that ended, in place of those of the next ones, and where it is unknown."""
+        done, last = step["done"], before if final is None else self._read(final)
+        unknown = done if final is None else torch.zeros_like(done)
+        self._episodes.cut_unknown = self._episodes.cut_unknown | (unknown & step["truncated"])
+        return {**{key: _where(done, value, step[key]) for key, value in last.items()}, FINAL_UNKNOWN: unknown}
+
+    def _inserted_steps(self, before: Tensors, step: Tensors) -> Tensors:
+        """The steps that only begin an episode, as whole episodes that terminate without a reward."""
+        now, inserted = self._episodes, self._episodes.inserted_next
+        now.inserted_next = step["done"] & ~inserted
+        # The policy acts in an inserted step too, on an observation that it has acted on before.
+        now.observed = {key: _where(now.inserted_next, old, step[key]) for key, old in before.items()}
+        return {
+            **{key: _where(inserted, old, step[key]) for key, old in before.items()},
+            "reward": step["reward"].masked_fill(inserted, 0.0),
+            "terminated": step["terminated"] | inserted,
+            "truncated": step["truncated"] & ~inserted,
+            "done": step["done"] | inserted,
+            INSERTED: inserted,
+        }
 
     def metrics(self) -> dict[str, float]:
         """The means of what was logged since the last call."""
-        if self._now["unknown"] is not None and not self._now["warned"] and bool(self._now["unknown"].any()):
-            self._now["warned"] = True
+        now = self._episodes
+        if self._resets == SAME_STEP and not now.warned and bool(now.cut_unknown.any()):
+            now.warned = True
             logger.warning(
                 "The simulator gives no final observation of episodes that are truncated (info['final_obs']): their "
                 "returns are continued by γ V(s) of the last observation but one. One that resets on request "
@@ -144,14 +174,14 @@ class VecEnv(BatchedEnv):
         self._logged.clear()
         return means
 
-    def _given(self, action: Tensor | TensorDictBase) -> Any:
+    def _to_env_format(self, action: Tensor | TensorDictBase) -> Any:
         if isinstance(action, TensorDictBase):
             return action.numpy() if self._is_array else action.to_dict()
         return action.numpy() if self._is_array else action
 
     def _read(self, observation: Any) -> Tensors:
         """The raw entries ``[N, ...]``, in new memory."""
-        shown = _shown(observation, self._seen)
+        shown = _policy_groups(observation, self._seen)
         found: Tensors = {key: torch.as_tensor(value).clone() for key, value in _leaves((OBSERVATION,), shown)}
         if self._shows_hidden:
             found[HIDDEN] = self._hidden(observation)
@@ -231,7 +261,7 @@ class VecEnv(BatchedEnv):
         super().close()
 
 
-def _begun(env: Any, **arguments: Any) -> tuple[Any, Any]:
+def _start_episodes(env: Any, **arguments: Any) -> tuple[Any, Any]:
     """The observation and the info after a reset."""
     returned = env.reset(**arguments)
     if isinstance(returned, tuple) and len(returned) == 2:
@@ -246,19 +276,19 @@ def _begun(env: Any, **arguments: Any) -> tuple[Any, Any]:
 
 
 def _partial_reset(env: Any, is_array: bool) -> Callable[[Tensor], tuple[Any, Any] | None]:
-    """Resets the environments of a mask ``[N]``, and returns what :func:`_begun` does; None if there are none."""
+    """Like :func:`_start_episodes`, for the environments in a mask ``[N]``; None if there are none."""
     parameters = parameters_of(env.reset) or {}
 
     def by_indices(mask_N: Tensor) -> tuple[Any, Any] | None:
         indices = mask_N.nonzero().squeeze(-1)
-        return _begun(env, env_ids=indices) if len(indices) else None
+        return _start_episodes(env, env_ids=indices) if len(indices) else None
 
     if "env_ids" in parameters:
         return by_indices
     if "mask" in parameters:
-        return lambda mask_N: _begun(env, mask=mask_N)
+        return lambda mask_N: _start_episodes(env, mask=mask_N)
     if "options" in parameters:
-        return lambda mask_N: _begun(env, options={"reset_mask": mask_N.numpy() if is_array else mask_N})
+        return lambda mask_N: _start_episodes(env, options={"reset_mask": mask_N.numpy() if is_array else mask_N})
     raise ConfigError(
         "env.resets=disabled needs a reset with an argument env_ids, mask or options, by which environments are reset "
         f"apart (it has {', '.join(parameters) or 'none'}). Choose env.resets=same_step, or add one."
@@ -277,7 +307,7 @@ def _groups(options: VecEnvConfig, names: list[str]) -> tuple[list[str], list[st
     return seen or [name for name in names if name not in critic], critic
 
 
-def _shown(groups: Any, seen: list[str]) -> Any:
+def _policy_groups(groups: Any, seen: list[str]) -> Any:
     """What the policy sees: the only group, or a dict of several; everything if there are no groups."""
     if not seen:
         return groups
