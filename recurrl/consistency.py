@@ -35,7 +35,7 @@ REPEATED = 1e-4
 """The difference, relative to 1 + |value|, that two runs of the same computation may have, whatever its precision."""
 
 NOT_SEEN = "The update would not see what the rollout saw:"
-ENOUGH_RESETS = 5
+MIN_RESETS = 5
 COINCIDENCE = 1e-6
 """Below this probability, equal observations around all resets are not a coincidence."""
 
@@ -152,7 +152,7 @@ def _check_resets(config: TrainConfig, batch_NT: TensorDictBase, keys: Sequence[
     ended_NT = batch_NT["next", "done"].squeeze(-1)[:, :-1]
     last_P, first_P = batch_NT["next"].select(*keys)[:, :-1][ended_NT], batch_NT.select(*keys)[:, 1:][ended_NT]
     resets = last_P.shape[0]
-    if resets < ENOUGH_RESETS:
+    if resets < MIN_RESETS:
         last_P, first_P = _forced_resets(config, keys)
     if _is_not_reset(last_P, first_P):
         raise ConsistencyError(
@@ -167,7 +167,7 @@ def _check_resets(config: TrainConfig, batch_NT: TensorDictBase, keys: Sequence[
 def _forced_resets(config: TrainConfig, keys: Sequence[Any]) -> tuple[TensorDictBase, TensorDictBase]:
     """The observations before and after resets of two new copies of the environment, with random actions."""
     with closing(make_env(config.env, 2, config.seed, privileged=(OBSERVATION, HIDDEN) in keys)) as env:
-        rollouts = [env.rollout(3, break_when_any_done=False) for _ in range(ENOUGH_RESETS)]
+        rollouts = [env.rollout(3, break_when_any_done=False) for _ in range(MIN_RESETS)]
     before = [rollout["next"].select(*keys)[:, -1] for rollout in rollouts[:-1]]
     after = [rollout.select(*keys)[:, 0] for rollout in rollouts[1:]]
     return torch.cat(before), torch.cat(after)
@@ -183,7 +183,7 @@ def _is_not_reset(last_P: TensorDictBase, first_P: TensorDictBase, most: int = 6
     equal_PP = torch.ones(count, count, dtype=torch.bool, device=last_P.device)
     for key in last_P.keys(True, True):
         equal_PP &= _any(last_P[key].unsqueeze(1) != first_P[key].unsqueeze(0)).logical_not()
-    if count < ENOUGH_RESETS or not equal_PP.diagonal().all():
+    if count < MIN_RESETS or not equal_PP.diagonal().all():
         return False
     others = count * (count - 1)
     chance = (int(equal_PP.sum()) - count + 1) / (others + 1)

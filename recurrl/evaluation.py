@@ -1,4 +1,7 @@
-"""Evaluation of a policy: complete episodes with its most probable actions."""
+"""Evaluation of a policy: complete episodes with its most probable actions.
+
+Shape legend: N environments, E the most episodes of one of them.
+"""
 
 import itertools
 import logging
@@ -24,12 +27,12 @@ from recurrl.runtime.seeds import seeds
 # Added to the run's seed, so that evaluation does not repeat the episodes of training.
 SEED_OFFSET = 1_000_003
 
-MOST_STEPS = 100_000
+MAX_STEPS = 100_000
 """Episodes that last longer, perhaps without an end, count with their return so far."""
-MOST_RANDOM_STEPS = 10_000
-"""The same with random actions."""
-MOST_COPIES = 256
-"""Environments that play many episodes."""
+MAX_RANDOM_STEPS = 10_000
+"""Like :data:`MAX_STEPS`, for episodes of random actions."""
+MAX_COPIES = 256
+"""Environments at a time, however many episodes there are."""
 
 logger = logging.getLogger(__name__)
 
@@ -39,7 +42,7 @@ Watch = Callable[[BatchedEnv, StepOutput], None]
 Act = Callable[[Tensors, Tensor], Any]
 """Chooses actions for observations and episode starts ``[N, 1]``."""
 
-# Recurrent states between two steps of an evaluation: unchanged, zeros, or those of another episode.
+# Treatments of the recurrent states between two steps: unchanged, zeros, or those of another episode.
 KEPT, ZEROED, SHUFFLED = "kept", "zeroed", "shuffled"
 
 
@@ -89,39 +92,65 @@ def evaluate(
         StoppedError: ``stopped`` returned True.
         RunError: an environment failed.
     """
-    most_steps = MOST_RANDOM_STEPS if policy is None else MOST_STEPS
+    max_steps = MAX_RANDOM_STEPS if policy is None else MAX_STEPS
     copies = max(episodes, 2) if states == SHUFFLED else episodes
     privileged = policy is not None and HIDDEN in policy.critic_only
     with closing(make_batched_env(config, copies, seed + SEED_OFFSET, privileged=privileged)) as env:
-        act: Act = lambda observation, _: random_action(env, observation)  # noqa: E731
-        if policy is not None:
-            act = _acting(env, policy, states, seed, deterministic, watch)
-        copies = env.batch_size[0]
-        left = episodes - 1 - torch.arange(copies, device=env.device).unsqueeze(1)
-        each = left.div(copies, rounding_mode="floor") + 1
-        returns = torch.zeros(copies, 1 + (episodes - 1) // copies, dtype=torch.float64, device=env.device)
-        ended, number = torch.zeros_like(each), torch.arange(returns.shape[1], device=env.device)
+        act = _random(env) if policy is None else _acting(env, policy, states, seed, deterministic, watch)
+        returns = _Returns(episodes, env.batch_size[0], env.device)
         observation = env.reset_tensors(None)
         env.check_step(observation)
-        done = torch.ones(copies, 1, dtype=torch.bool, device=env.device)
-        for _ in range(most_steps):
+        done = torch.ones(*env.batch_size, 1, dtype=torch.bool, device=env.device)
+        for _ in range(max_steps):
             if stopped():
                 raise StoppedError
             after = env.step_tensors(act(observation, done))
             env.check_step(after)
-            returns += torch.where((ended == number) & (ended < each), after["reward"], 0.0)
-            ended, done = ended + episodes_ended(after), after["done"]
-            if (ended >= each).all():
+            returns.add(after["reward"], episodes_ended(after))
+            if not returns.unfinished:
                 break
+            done = after["done"]
             observation = env.reset_tensors(done)
         else:
             logger.warning(
                 "%d of %d evaluation episodes of %s had not ended after %d steps; their returns so far are "
                 "counted. Give env.max_episode_steps.",
-                *(int((each - ended).clamp(min=0).sum()), episodes, config.id, most_steps),
+                *(returns.unfinished, episodes, config.id, max_steps),
             )
-    found: list[float] = returns.T[number.unsqueeze(1) < each.T].tolist()
-    return found
+    return returns.of_episodes()
+
+
+class _Returns:
+    """The returns of the first episodes of N environments, equally many of each up to one.
+
+    Args:
+        episodes: the number of episodes.
+        copies: N.
+        device: of the environments.
+    """
+
+    def __init__(self, episodes: int, copies: int, device: torch.device) -> None:
+        most = 1 + (episodes - 1) // copies
+        self._wanted_N1 = most - (torch.arange(copies, device=device).unsqueeze(1) > (episodes - 1) % copies).long()
+        self._ended_N1 = torch.zeros_like(self._wanted_N1)
+        self._number_E = torch.arange(most, device=device)
+        self._returns_NE = torch.zeros(copies, most, dtype=torch.float64, device=device)
+
+    def add(self, reward_N1: Tensor, ended_N1: Tensor) -> None:
+        """Adds the rewards of a step to the current episodes, which are over where ``ended_N1`` is true."""
+        counts_NE = (self._ended_N1 == self._number_E) & (self._ended_N1 < self._wanted_N1)
+        self._returns_NE += torch.where(counts_NE, reward_N1, 0.0)
+        self._ended_N1 = self._ended_N1 + ended_N1
+
+    @property
+    def unfinished(self) -> int:
+        """The number of episodes that have not ended."""
+        return int((self._wanted_N1 - self._ended_N1).clamp(min=0).sum())
+
+    def of_episodes(self) -> list[float]:
+        """The returns, first those of each environment's first episode."""
+        returns: list[float] = self._returns_NE.T[self._number_E.unsqueeze(1) < self._wanted_N1.T].tolist()
+        return returns
 
 
 @random_numbers_restored()
@@ -136,7 +165,7 @@ def evaluate_many(
 ) -> list[float]:
     """:func:`evaluate` with each of several seeds, and with any number of episodes.
 
-    At most :data:`MOST_COPIES` environments exist at a time. Single environments get the seeds that they would get if
+    At most :data:`MAX_COPIES` environments exist at a time. Single environments get the seeds that they would get if
     there were as many as episodes.
 
     Args:
@@ -150,17 +179,22 @@ def evaluate_many(
     """
     returns = []
     for seed, watch in itertools.zip_longest(all_seeds, watching):
-        starts = seeds(seed + SEED_OFFSET, episodes)[::MOST_COPIES]
-        for first, start in zip(range(0, episodes, MOST_COPIES), starts, strict=True):
-            count, began = min(MOST_COPIES, episodes - first), start - SEED_OFFSET
-            torch.manual_seed(began)
-            seen_by = watch if first == 0 else None
-            returns += evaluate(config, policy, count, began, states, deterministic=deterministic, watch=seen_by)
+        starts = seeds(seed + SEED_OFFSET, episodes)[::MAX_COPIES]
+        for first, start in zip(range(0, episodes, MAX_COPIES), starts, strict=True):
+            count, own_seed = min(MAX_COPIES, episodes - first), start - SEED_OFFSET
+            torch.manual_seed(own_seed)
+            watched_by = watch if first == 0 else None
+            returns += evaluate(config, policy, count, own_seed, states, deterministic=deterministic, watch=watched_by)
     return returns
 
 
+def _random(env: BatchedEnv) -> Act:
+    """Chooses random actions."""
+    return lambda observation, _: random_action(env, observation)
+
+
 def _acting(env: BatchedEnv, policy: Policy, states: str, seed: int, deterministic: bool, watch: Watch | None) -> Act:
-    """A function of observations and episode starts ``[N, 1]`` that returns the policy's actions."""
+    """Chooses the policy's actions."""
     device, count = policy.device, env.batch_size[0]
     generator = torch.Generator().manual_seed(seed)
     state: State = policy.initial_state(count)
@@ -168,7 +202,7 @@ def _acting(env: BatchedEnv, policy: Policy, states: str, seed: int, determinist
     def act(observation: Tensors, is_init: Tensor) -> Any:
         nonlocal state
         entries = observation_in({key: value.to(device) for key, value in observation.items()})
-        state = _treated(policy.reset(state, is_init.to(device).squeeze(-1)), policy.state_keys, states, generator)
+        state = _with_states(policy.reset(state, is_init.to(device).squeeze(-1)), policy.state_keys, states, generator)
         noise = None if deterministic else torch.randn(count, policy.noise_size, device=device)
         output = policy.step(entries, state, None, noise)
         state = output.state
@@ -179,8 +213,8 @@ def _acting(env: BatchedEnv, policy: Policy, states: str, seed: int, determinist
     return act
 
 
-def _treated(state: State, keys: Sequence[NestedKey], states: str, generator: torch.Generator) -> State:
-    """The recurrent states with which the policy acts."""
+def _with_states(state: State, keys: Sequence[NestedKey], states: str, generator: torch.Generator) -> State:
+    """The state with its recurrent entries treated as ``states`` says."""
     if states == KEPT:
         return state
     if states == ZEROED:

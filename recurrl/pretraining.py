@@ -32,7 +32,7 @@ RECORDED = "recorded"
 """True for the steps of episodes, false for those that fill up a row."""
 MAX_NORM = 0.5
 """Gradients are clipped to it."""
-_MOST_BYTES = 2**33
+_MAX_BYTES = 2**33
 """Of all arrays of a file."""
 _ROUNDING = 1e-4
 """By which an action may lie outside its bounds, relative to their distance."""
@@ -205,7 +205,7 @@ def _arrays(file: Path) -> Mapping[str, Array]:
     try:
         with zipfile.ZipFile(file) as members:
             size = sum(member.file_size for member in members.infolist())
-        if size <= _MOST_BYTES:
+        if size <= _MAX_BYTES:
             with np.load(file, allow_pickle=False) as stored:
                 return {name: np.asarray(stored[name]) for name in stored}
     except _UNREADABLE as error:

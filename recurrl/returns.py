@@ -12,7 +12,7 @@ WINDOW = 100
 """The number of episodes that the means and deviations of returns and lengths of training are about."""
 STATISTICS = ("mean", "std", "95% interval", "interquartile mean", "min", "max")
 """The heads of tables of statistics."""
-FEWEST = 3
+MIN_VALUES = 3
 """The number of values from which on their mean has an interval."""
 _T_975 = (4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
 """Student's t for a two-sided interval of 95%, by degrees of freedom from 2."""
@@ -69,11 +69,11 @@ def interval_95(mean: float, std: float, count: int) -> tuple[float, float] | No
     None for fewer than three: that of two is 9 deviations wide on either side. Right for three that are about normal; a
     bootstrap's would contain the mean of three normal values in 74% of cases, of five in 82%.
     """
-    if count < FEWEST:
+    if count < MIN_VALUES:
         return None
     degrees, z = count - 1, NormalDist().inv_cdf(0.975)
-    if count < FEWEST + len(_T_975):
-        t = _T_975[count - FEWEST]
+    if count < MIN_VALUES + len(_T_975):
+        t = _T_975[count - MIN_VALUES]
     else:  # Abramowitz and Stegun 26.7.5
         t = z + (z**3 + z) / (4 * degrees) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * degrees**2)
     half = t * std / math.sqrt(count)

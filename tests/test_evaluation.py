@@ -11,7 +11,7 @@ from gymnasium import spaces
 
 from recurrl.build import make_policy_for
 from recurrl.callbacks.builtin import EpisodeStatistics
-from recurrl.evaluation import KEPT, SHUFFLED, ZEROED, _treated, evaluate, memory_metrics, random_metrics
+from recurrl.evaluation import KEPT, SHUFFLED, ZEROED, _with_states, evaluate, memory_metrics, random_metrics
 from recurrl.runtime.seeds import seed_process
 
 
@@ -83,7 +83,7 @@ def test_shuffling_gives_everybody_all_the_states_of_somebody_else():
     generator = torch.Generator().manual_seed(0)
     for _ in range(20):
         own = torch.arange(5.0).reshape(5, 1, 1)
-        treated = _treated({"h": own, "c": own, "action_noise": own}, ["h", "c"], SHUFFLED, generator)
+        treated = _with_states({"h": own, "c": own, "action_noise": own}, ["h", "c"], SHUFFLED, generator)
         assert (treated["h"] != own).all()
         assert torch.equal(treated["h"].sort(0).values, own)
         assert torch.equal(treated["h"], treated["c"])
@@ -156,8 +156,8 @@ def test_an_episode_that_never_ends_counts_with_the_return_it_has_and_is_a_warni
     compose, register, monkeypatch, caplog
 ):
     config = compose("env=gym", f"env.id={register(Endless)}", "device=cpu")
-    monkeypatch.setattr("recurrl.evaluation.MOST_STEPS", 7)
-    monkeypatch.setattr("recurrl.evaluation.MOST_RANDOM_STEPS", 5)
+    monkeypatch.setattr("recurrl.evaluation.MAX_STEPS", 7)
+    monkeypatch.setattr("recurrl.evaluation.MAX_RANDOM_STEPS", 5)
     assert evaluate(config.env, make_policy_for(config), 2, 0) == [7.0, 7.0]
     assert "2 of 2 evaluation episodes of Registered-v0 had not ended after 7 steps" in caplog.text
     assert random_metrics(config.env, 2, 0) == {"eval/return_mean_random": 5.0, "eval/return_std_random": 0.0}

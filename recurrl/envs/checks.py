@@ -22,7 +22,7 @@ from recurrl.specs import choices
 
 Array = np.ndarray[Any, Any]
 
-_LARGEST = float(np.finfo(np.float32).max)
+_MAX_FLOAT32 = float(np.finfo(np.float32).max)
 _RETURNS = {"step": "(observation, reward, terminated, truncated, info)", "reset": "(observation, info)"}
 _LENGTHS = {call: returned.count(",") + 1 for call, returned in _RETURNS.items()}
 _REWARD, _FLAG = ("biuf", "a finite number"), ("biu", "True or False")
@@ -91,9 +91,9 @@ class EnvChecks:
     def check_finite(self, what: str, values_N: Array) -> None:
         """Rejects values that are NaN or infinite, or would be in float32."""
         # A sum of squares is finite only if all values are, and takes half the time.
-        if values_N.dtype.kind != "f" or float(np.vdot(values_N, values_N)) < _LARGEST:
+        if values_N.dtype.kind != "f" or float(np.vdot(values_N, values_N)) < _MAX_FLOAT32:
             return
-        wrong = ~(np.abs(values_N) <= min(_LARGEST, float(np.finfo(values_N.dtype).max)))
+        wrong = ~(np.abs(values_N) <= min(_MAX_FLOAT32, float(np.finfo(values_N.dtype).max)))
         advice = "Have the environment clip it, or end the episode earlier."
         self.reject(wrong, values_N, f"a non-finite {what}", advice)
 

@@ -43,9 +43,9 @@ _GENERATORS: dict[str, Any] = {
     for kind in (np.random.PCG64, np.random.PCG64DXSM, np.random.MT19937, np.random.Philox, np.random.SFC64)
 }
 
-MOST_BYTES = 2**28
+MAX_BYTES = 2**28
 """Of one environment's state: data sets that an environment reads from do not belong in every checkpoint."""
-MOST_NESTED = 50
+MAX_DEPTH = 50
 _BYTES_OF_ONE = 256  # of a number or a name, encoded
 
 
@@ -93,7 +93,7 @@ class _Walk:
 
     def __init__(self) -> None:
         self.within: list[int] = []
-        self.bytes = MOST_BYTES
+        self.bytes = MAX_BYTES
 
     def attributes(self, owner: object, path: str) -> dict[str, Any]:
         with self._visiting(owner, path):
@@ -162,8 +162,8 @@ class _Walk:
     def _visiting(self, holder: object, path: str) -> Iterator[None]:
         if id(holder) in self.within:
             raise UnsavableError(f"{path} is a reference cycle")
-        if len(self.within) == MOST_NESTED:
-            raise UnsavableError(f"{path[:100]}… is nested more than {MOST_NESTED} deep")
+        if len(self.within) == MAX_DEPTH:
+            raise UnsavableError(f"{path[:100]}… is nested more than {MAX_DEPTH} deep")
         self.within.append(id(holder))
         yield
         self.within.pop()
@@ -171,7 +171,7 @@ class _Walk:
     def _spend(self, count: int, path: str) -> None:
         self.bytes -= count
         if self.bytes < 0:
-            raise UnsavableError(f"with {path}, the state of one environment exceeds {MOST_BYTES >> 20} MiB")
+            raise UnsavableError(f"with {path}, the state of one environment exceeds {MAX_BYTES >> 20} MiB")
 
 
 _CONSTANT = object()

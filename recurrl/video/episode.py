@@ -16,7 +16,7 @@ from recurrl.policy.policy import StepOutput
 from recurrl.video.recording import Watched, first_watched
 
 Array = np.ndarray[Any, Any]
-_MOST_CURVES = 16
+_MAX_CURVES = 16
 
 
 @dataclass(frozen=True)
@@ -93,5 +93,5 @@ def _curves(key: int | str, observations: list[Any]) -> Iterator[tuple[int | str
     """The numbers of an entry of observations, ``[T]`` each, with the place of each; the first few of a large entry."""
     values_TD = np.stack([np.ravel(each[key]) for each in observations])
     if values_TD.dtype.kind in "biuf":
-        for i, values_T in enumerate(values_TD.T[:_MOST_CURVES]):
+        for i, values_T in enumerate(values_TD.T[:_MAX_CURVES]):
             yield key if values_TD.shape[1] == 1 else f"{key}.{i}", values_T

@@ -17,7 +17,7 @@ from recurrl.errors import ConfigError, require
 
 PICTURES = "rgb_array"
 """Gymnasium's ``render_mode``."""
-MOST_STEPS = 3000
+MAX_STEPS = 3000
 """Of an episode that are kept."""
 
 
@@ -29,7 +29,7 @@ class Watched(gymnasium.Wrapper[Any, Any, Any, Any]):
         observations: as the environment returned them; as many as pictures.
         actions: as the environment received them.
         rewards: after each action.
-        is_over: the episode has ended, or has had :data:`MOST_STEPS`.
+        is_over: the episode has ended, or has had :data:`MAX_STEPS`.
     """
 
     def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
@@ -54,7 +54,7 @@ class Watched(gymnasium.Wrapper[Any, Any, Any, Any]):
             self.actions.append(action)
             self.rewards.append(returned[1])
             self._show(returned[0])
-            self.is_over = len(self.actions) == MOST_STEPS
+            self.is_over = len(self.actions) == MAX_STEPS
         return returned
 
     def begin(self) -> None:

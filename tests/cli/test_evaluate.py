@@ -138,5 +138,5 @@ def test_the_best_checkpoint_is_the_default_of_all_that_open_runs(evaluate, recu
 
 def test_many_episodes_are_played_by_fewer_environments_with_the_same_returns(finished_run, monkeypatch):
     whole = evaluate_run(finished_run, episodes=7, seed=2)
-    monkeypatch.setattr(evaluation, "MOST_COPIES", 3)
+    monkeypatch.setattr(evaluation, "MAX_COPIES", 3)
     assert evaluate_run(finished_run, episodes=7, seed=2) == whole

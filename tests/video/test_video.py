@@ -125,7 +125,7 @@ def test_the_states_and_values_shown_are_the_policys(agent_of):
 
 
 def test_of_a_long_episode_the_first_steps_are_kept(agent_of, monkeypatch):
-    monkeypatch.setattr(recording, "MOST_STEPS", 4)
+    monkeypatch.setattr(recording, "MAX_STEPS", 4)
     agent, config = agent_of("Pendulum-v1", "env.max_episode_steps=9")
     returns, episode = recorded(agent.policy, config)
     assert (len(episode.actions), len(episode.pictures), len(episode.states["recurrent_state"])) == (4, 5, 4)
