@@ -24,8 +24,8 @@ Call = Callable[[Tensors], Tensors]
 
 
 @torch.no_grad()
-def played(agent: Agent, steps: int) -> Tensors:
-    """The inputs of the policy in one environment, over so many steps: each step in a row."""
+def recorded_inputs(agent: Agent, steps: int) -> Tensors:
+    """The policy's inputs in ``steps`` steps of one environment, ``[steps, ...]``."""
     state = agent.initial_state()
     rows: list[Tensors] = []
     reward: Any = 0.0
@@ -43,17 +43,17 @@ def played(agent: Agent, steps: int) -> Tensors:
     return {name: torch.cat([row[name] for row in rows]) for name in rows[0]}
 
 
-def example(step: Step, pool: Tensors, batch: int, generator: torch.Generator, sampled: bool = False) -> Tensors:
+def example_inputs(step: Step, pool: Tensors, batch: int, generator: torch.Generator, sampled: bool = False) -> Tensors:
     """Inputs of ``batch`` environments: rows of the pool at random, and states as at the beginning."""
     rows_B = torch.randint(len(pool[IS_INIT]), (batch,), generator=generator)
     states = {name: torch.zeros(batch, *shape) for name, shape in step.state_shapes(sampled).items()}
-    found = {name: values[rows_B] for name, values in pool.items() if name not in step.state_shapes(sampled=True)}
-    found[IS_INIT] = torch.rand(batch, generator=generator) < RESETS
-    if PREVIOUS_REWARD in found:
-        found[PREVIOUS_REWARD] = torch.randn(batch, 1, generator=generator)
+    inputs = {name: values[rows_B] for name, values in pool.items() if name not in step.state_shapes(sampled=True)}
+    inputs[IS_INIT] = torch.rand(batch, generator=generator) < RESETS
+    if PREVIOUS_REWARD in inputs:
+        inputs[PREVIOUS_REWARD] = torch.randn(batch, 1, generator=generator)
     if sampled:
-        found[NOISE_INPUT] = torch.randn(batch, step.policy.noise_size, generator=generator)
-    return {**found, **states}
+        inputs[NOISE_INPUT] = torch.randn(batch, step.policy.noise_size, generator=generator)
+    return {**inputs, **states}
 
 
 @torch.no_grad()
@@ -73,18 +73,18 @@ def largest_difference(step: Step, call: Call, pool: Tensors, steps: int, batch:
     theirs: Tensors = {}
     wrong = 0
     for _ in range(steps):
-        inputs = example(step, pool, batch, generator, sampled)
+        inputs = example_inputs(step, pool, batch, generator, sampled)
         # The previous action is an input here: where a tie fell the other way, all that follows would differ.
-        shown = {name: value for name, value in theirs.items() if name == PREVIOUS_ACTION}
-        ours, found = step({**inputs, **states, **shown}), call({**inputs, **theirs})
+        previous = {name: value for name, value in theirs.items() if name == PREVIOUS_ACTION}
+        ours, exported = step({**inputs, **states, **previous}), call({**inputs, **theirs})
         for name, value in ours.items():
             if not value.is_floating_point():
-                wrong += int((found[name] != value).sum())
+                wrong += int((exported[name] != value).sum())
             elif name != NEXT + PREVIOUS_ACTION:
-                off = (found[name].double() - value.double()).abs().max().item()
+                off = (exported[name].double() - value.double()).abs().max().item()
                 differences[name] = max(differences.get(name, 0.0), off)
                 scales[name] = max(scales.get(name, 1.0), value.abs().max().item())
-        states, theirs = (_next(each) for each in (ours, found))
+        states, theirs = (_next(each) for each in (ours, exported))
     difference = max((differences[name] / scales[name] for name in differences), default=0.0)
     if difference <= TOLERANCE and wrong > steps * batch / 1000:
         raise ConfigError(f"{wrong} of the actions in {steps * batch} steps are not the policy's.")

@@ -16,10 +16,10 @@ import torch
 from recurrl import __version__
 from recurrl.agent import Agent
 from recurrl.agent.named_arrays import Tensors
-from recurrl.agent.step import IS_INIT, NEXT, NOISE_INPUT
+from recurrl.agent.step import IS_INIT, NOISE_INPUT
 from recurrl.errors import require
-from recurrl.export.checking import TOLERANCE, Call, example, largest_difference, played
-from recurrl.export.layouts import LAYERS_FIRST, RSL_RL, RslRl
+from recurrl.export.checking import TOLERANCE, Call, example_inputs, largest_difference, recorded_inputs
+from recurrl.export.layouts import LAYERS_FIRST, RSL_RL, Recurrl, RslRl
 from recurrl.keys import ACTION_MASK, PREVIOUS_REWARD
 
 OPSET = 18
@@ -59,6 +59,46 @@ def export(
         ConfigError: a package is missing, the layout cannot hold the policy, or what was exported does not do what the
             policy does; nothing is written.
     """
+    _check_request(formats, sampled, layout)
+    step = agent.step
+    arranged = Recurrl(step, sampled) if layout is None else RslRl(step)
+    pool = recorded_inputs(agent, STEPS)
+    inputs = arranged.inputs_of(example_inputs(step, pool, BATCH, torch.Generator().manual_seed(0), sampled))
+    with TemporaryDirectory() as temporary, torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the exporter's remarks on packages that it does not need
+        logging.getLogger("torch.onnx").setLevel(logging.ERROR)
+        outputs = arranged(inputs)
+        batch = torch.export.Dim("batch", min=1)
+        dims = {name: {int(name in LAYERS_FIRST): batch} for name in inputs}
+        program = torch.export.export(arranged, (inputs,), dynamic_shapes=(dims,))
+        files = {}
+        for name in formats:
+            path = Path(temporary) / f"policy.{name}"
+            call = _write_onnx(program, path, inputs, outputs) if name == ONNX else _write_pt2(program, path)
+            as_step = arranged.as_step(call)
+            difference = max(largest_difference(step, as_step, pool, STEPS, each, sampled) for each in (1, BATCH))
+            require(
+                difference <= TOLERANCE,
+                f"The policy as {name} differs from the policy by {difference:.1e} of the scale within {STEPS} steps, "
+                f"more than {TOLERANCE:.0e}. Nothing was written. Its encoder or cell may compute something that does "
+                "not export exactly; give the other --format.",
+            )
+            files[path.name] = {
+                "sha256": hashlib.sha256(path.read_bytes()).hexdigest(),
+                "largest_difference": difference,
+                **({"opset": OPSET} if name == ONNX else {"torch": torch.__version__}),
+            }
+        description = _described(agent, inputs, outputs, arranged.outputs_by_state, run) | {"files": files}
+        text = json.dumps(description, indent=2, ensure_ascii=False)
+        (Path(temporary) / DESCRIPTION).write_text(text + "\n", encoding="utf-8")
+        folder.mkdir(parents=True, exist_ok=True)
+        for path in Path(temporary).iterdir():
+            shutil.move(path, folder / path.name)
+    return description
+
+
+def _check_request(formats: Collection[str], sampled: bool, layout: str | None) -> None:
+    """Rejects formats and layouts that do not exist or do not go together, and missing packages."""
     for name in formats:
         require(name in FORMATS, f"--format {name} does not exist. Choose one of: {', '.join(FORMATS)}.")
         missing = [package for package in _NEEDED[name] if importlib.util.find_spec(package) is None]
@@ -71,47 +111,6 @@ def export(
         layout is None or (set(formats) == {ONNX} and not sampled),
         f"--layout {layout} is of ONNX files with the most probable actions. Give --format onnx, without --sampled.",
     )
-    step = agent.step
-    other = None if layout is None else RslRl(step)
-    pool = played(agent, STEPS)
-    inputs = example(step, pool, BATCH, torch.Generator().manual_seed(0), sampled)
-    inputs = inputs if other is None else other.of_inputs(inputs)
-    states = {name: NEXT + name for name in step.state_shapes(sampled)} if other is None else other.states_by_input
-    with TemporaryDirectory() as temporary, torch.no_grad(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the exporter's remarks on packages that it does not need
-        logging.getLogger("torch.onnx").setLevel(logging.ERROR)
-        outputs = (other or step)(inputs)
-        batch = torch.export.Dim("batch", min=1)
-        dims = {name: {int(name in LAYERS_FIRST): batch} for name in inputs}
-        program = torch.export.export(other or step, (inputs,), dynamic_shapes=(dims,))
-        files = {}
-        for name in formats:
-            path = Path(temporary) / f"policy.{name}"
-            if name == ONNX:
-                _write_onnx(program, path, inputs, outputs)
-            else:
-                torch.export.save(program, path)
-            load = load_onnx if name == ONNX else load_pt2
-            call = load(path) if other is None else other.as_step(load(path))
-            difference = max(largest_difference(step, call, pool, STEPS, each, sampled) for each in (1, BATCH))
-            require(
-                difference <= TOLERANCE,
-                f"The policy as {name} differs from the policy by {difference:.1e} of the scale within {STEPS} steps, "
-                f"more than {TOLERANCE:.0e}. Nothing was written. Its encoder or cell may compute something that does "
-                "not export exactly; give the other --format.",
-            )
-            files[path.name] = {
-                "sha256": hashlib.sha256(path.read_bytes()).hexdigest(),
-                "largest_difference": difference,
-                **({"opset": OPSET} if name == ONNX else {"torch": torch.__version__}),
-            }
-        description = _described(agent, inputs, outputs, states, run) | {"files": files}
-        text = json.dumps(description, indent=2, ensure_ascii=False)
-        (Path(temporary) / DESCRIPTION).write_text(text + "\n", encoding="utf-8")
-        folder.mkdir(parents=True, exist_ok=True)
-        for path in Path(temporary).iterdir():
-            shutil.move(path, folder / path.name)
-    return description
 
 
 def load_onnx(path: Path) -> Call:
@@ -136,12 +135,18 @@ def load_pt2(path: Path) -> Call:
     return lambda inputs: module(inputs)
 
 
-def _write_onnx(program: Any, path: Path, inputs: Tensors, outputs: Tensors) -> None:
-    made = torch.onnx.export(
+def _write_onnx(program: Any, path: Path, inputs: Tensors, outputs: Tensors) -> Call:
+    onnx_program = torch.onnx.export(
         program, (inputs,), input_names=list(inputs), output_names=list(outputs), opset_version=OPSET, verbose=False
     )
-    assert made is not None
-    made.save(path)
+    assert onnx_program is not None
+    onnx_program.save(path)
+    return load_onnx(path)
+
+
+def _write_pt2(program: Any, path: Path) -> Call:
+    torch.export.save(program, path)
+    return load_pt2(path)
 
 
 def _described(

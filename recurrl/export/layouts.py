@@ -1,4 +1,4 @@
-"""Policies with the names and shapes that other runtimes expect.
+"""The names and shapes of a file's inputs and outputs: recurrl's, or those that other runtimes expect.
 
 Shape legend: B batch, L layers.
 """
@@ -18,6 +18,36 @@ LAYERS_FIRST = ("h_in", "c_in", "h_out", "c_out")
 """The inputs and outputs whose second dimension is the batch."""
 
 
+class Recurrl(nn.Module):
+    """A step as it is: recurrl's own layout, with the methods that every layout has.
+
+    Args:
+        step: of the policy.
+        sampled: actions are drawn with an input of noise.
+
+    Attributes:
+        outputs_by_state: the output that the next step takes for each input of a state.
+    """
+
+    def __init__(self, step: Step, sampled: bool) -> None:
+        super().__init__()
+        self.step = step
+        self.outputs_by_state = {name: NEXT + name for name in step.state_shapes(sampled)}
+
+    def forward(self, inputs: Tensors) -> Tensors:
+        """One step."""
+        outputs: Tensors = self.step(inputs)
+        return outputs
+
+    def inputs_of(self, inputs: Tensors) -> Tensors:
+        """This layout's inputs for those of a step."""
+        return inputs
+
+    def as_step(self, call: Call) -> Call:
+        """A function with the inputs and outputs of a step, which calls a file of this layout."""
+        return call
+
+
 class RslRl(nn.Module):
     """A step as rsl_rl exports its policies: ``obs, h_in, c_in`` to ``actions, h_out, c_out``.
 
@@ -29,7 +59,7 @@ class RslRl(nn.Module):
 
     Attributes:
         states: h and c, by the names of states.
-        states_by_input: the output that the next step takes for each input.
+        outputs_by_state: the output that the next step takes for each input of a state.
 
     Raises:
         ConfigError: the layout cannot hold the policy.
@@ -42,43 +72,40 @@ class RslRl(nn.Module):
             ("observes", interface.observed, OBSERVATION),
             ("acts by", interface.actions, ACTION),
         ):
-            found = {entry.name: f"{entry.spec.dtype} {tuple(entry.spec.shape)}" for entry in entries}
-            whole = [entry.spec.dtype.is_floating_point and len(entry.spec.shape) == 1 for entry in entries]
-            _holds(list(found) == [name] and all(whole), f"{what} one vector of numbers", f"{found}")
-        _holds(not interface.added, "observes nothing besides", ", ".join(interface.added))
-        vectors = len(shapes) <= 2 and all(len(shape) == 2 for shape in shapes.values())
-        _holds(vectors, "has one or two states, a vector in each layer", f"{shapes}")
+            kinds = {entry.name: f"{entry.spec.dtype} {tuple(entry.spec.shape)}" for entry in entries}
+            vectors = [entry.spec.dtype.is_floating_point and len(entry.spec.shape) == 1 for entry in entries]
+            _require_policy(list(kinds) == [name] and all(vectors), f"{what} one vector of numbers", f"{kinds}")
+        _require_policy(not interface.added, "observes nothing besides", ", ".join(interface.added))
+        fits = len(shapes) <= 2 and all(len(shape) == 2 for shape in shapes.values())
+        _require_policy(fits, "has one or two states, a vector in each layer", f"{shapes}")
         self.states = dict(zip(shapes, "hc", strict=False))
-        self.states_by_input = {f"{short}_in": f"{short}_out" for short in self.states.values()}
+        self.outputs_by_state = {f"{short}_in": f"{short}_out" for short in self.states.values()}
 
     def forward(self, inputs: Tensors) -> Tensors:
         """One step."""
         states = {name: inputs[f"{short}_in"].transpose(0, 1) for name, short in self.states.items()}
         observed = inputs["obs"]
         is_init_B = torch.zeros_like(observed[:, 0], dtype=torch.bool)
-        return self.of_outputs(self.step({OBSERVATION: observed, IS_INIT: is_init_B, **states}))
+        outputs = self.step({OBSERVATION: observed, IS_INIT: is_init_B, **states})
+        new = {f"{short}_out": outputs[NEXT + name].transpose(0, 1) for name, short in self.states.items()}
+        return {"actions": outputs[ACTION], **new}
 
-    def of_inputs(self, inputs: Tensors) -> Tensors:
-        """The inputs that stand for a step's."""
+    def inputs_of(self, inputs: Tensors) -> Tensors:
+        """This layout's inputs for those of a step."""
         entering = (reset_state(inputs[name], inputs[IS_INIT]) for name in self.states)
         layers_first = (state.transpose(0, 1).contiguous() for state in entering)
-        return {"obs": inputs[OBSERVATION], **dict(zip(self.states_by_input, layers_first, strict=True))}
-
-    def of_outputs(self, outputs: Tensors) -> Tensors:
-        """The outputs that stand for a step's."""
-        states = {f"{short}_out": outputs[NEXT + name].transpose(0, 1) for name, short in self.states.items()}
-        return {"actions": outputs[ACTION], **states}
+        return {"obs": inputs[OBSERVATION], **dict(zip(self.outputs_by_state, layers_first, strict=True))}
 
     def as_step(self, call: Call) -> Call:
-        """What calls a file of this layout, with the inputs and outputs of a step, for comparing the two."""
+        """A function with the inputs and outputs of a step, which calls a file of this layout."""
 
         def step(inputs: Tensors) -> Tensors:
-            found = call(self.of_inputs(inputs))
-            states = {NEXT + name: found[f"{short}_out"].transpose(0, 1) for name, short in self.states.items()}
-            return {**self.step(inputs), ACTION: found["actions"], **states}
+            outputs = call(self.inputs_of(inputs))
+            states = {NEXT + name: outputs[f"{short}_out"].transpose(0, 1) for name, short in self.states.items()}
+            return {**self.step(inputs), ACTION: outputs["actions"], **states}
 
         return step
 
 
-def _holds(condition: bool, what: str, found: str) -> None:
-    require(condition, f"--layout rsl_rl needs a policy that {what} (got {found}). Leave --layout out.")
+def _require_policy(condition: bool, what: str, got: str) -> None:
+    require(condition, f"--layout rsl_rl needs a policy that {what} (got {got}). Leave --layout out.")

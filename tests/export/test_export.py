@@ -16,7 +16,7 @@ from torch import nn
 
 import recurrl
 from recurrl.errors import ConfigError
-from recurrl.export.checking import largest_difference, played
+from recurrl.export.checking import largest_difference, recorded_inputs
 from recurrl.export.export import export, load_onnx, load_pt2
 from recurrl.recurrent.cells import cell_names
 
@@ -153,7 +153,7 @@ def test_wrong_choices_are_noticed(agent_of):
         return {**outputs, "action": (outputs["action"] + 1) % 4}
 
     with pytest.raises(ConfigError, match="are not the policy's"):
-        largest_difference(step, wrong, played(agent, 10), 10, 2)
+        largest_difference(step, wrong, recorded_inputs(agent, 10), 10, 2)
 
 
 def test_missing_packages_are_named_with_the_command_that_installs_them(agent_of, tmp_path, monkeypatch):
@@ -171,7 +171,9 @@ def test_missing_packages_are_named_with_the_command_that_installs_them(agent_of
 def test_every_cell_is_exported(agent_of, tmp_path, cell):
     agent, _ = agent_of(CUE, f"cell={cell}", "cell.num_layers=2")
     export(agent, tmp_path, {}, formats=["onnx"])
-    assert largest_difference(agent.step, load_onnx(tmp_path / "policy.onnx"), played(agent, 20), 200, 3) <= 1e-5
+    assert (
+        largest_difference(agent.step, load_onnx(tmp_path / "policy.onnx"), recorded_inputs(agent, 20), 200, 3) <= 1e-5
+    )
 
 
 @pytest.mark.slow
@@ -181,7 +183,7 @@ def test_every_cell_is_exported(agent_of, tmp_path, cell):
 def test_the_largest_difference_in_10_000_steps_is_rounding(agent_of, tmp_path, cell, observation, action):
     agent, _ = agent_of(CUE, f"cell={cell}", "cell.hidden_size=64", observation=observation, action=action, delay=6)
     export(agent, tmp_path, {})
-    pool = played(agent, 100)
+    pool = recorded_inputs(agent, 100)
     # The program of torch.export calls the same operations, and is compared less.
     for load, name, steps in ((load_onnx, "onnx", 10_000), (load_pt2, "pt2", 1000)):
         call = load(tmp_path / f"policy.{name}")
