@@ -197,8 +197,8 @@ def _any(mask: Tensor) -> Tensor:
 
 def _first(wrong_NT: Tensor) -> tuple[int, int] | None:
     """Environment and step of the earliest true entry; None if no entry is true."""
-    found = wrong_NT.T.nonzero()
-    return None if len(found) == 0 else (int(found[0, 1]), int(found[0, 0]))
+    places = wrong_NT.T.nonzero()
+    return None if len(places) == 0 else (int(places[0, 1]), int(places[0, 0]))
 
 
 def _place(n: int, t: int) -> str:
@@ -238,7 +238,7 @@ def check_network(
             wrong.append((*at, entry))
     if wrong:
         # Report the earliest step, and the cause of the first comparison, from which the others follow.
-        n, t, entry = min(wrong, key=lambda found: found[1])
+        n, t, entry = min(wrong, key=lambda place: place[1])
         replayed, recorded = entry.replayed_NT[n, t].flatten(), batch_NT[entry.key][n, t].flatten()
         worst = int(_difference(replayed, recorded).argmax())
         raise ConsistencyError(

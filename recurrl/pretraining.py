@@ -17,7 +17,7 @@ from tensordict import TensorDict, TensorDictBase
 from torch import Tensor, nn
 from torch.nn import functional
 
-from recurrl.agent.named_arrays import REWARD, Entry, NamedInterface
+from recurrl.agent.named_arrays import REWARD, NamedArray, NamedInterface
 from recurrl.config import EnvConfig, PretrainConfig
 from recurrl.errors import ConfigError, require
 from recurrl.keys import ACTION, ACTION_MASK, OBSERVATION, PREVIOUS_ACTION, PREVIOUS_REWARD
@@ -158,7 +158,7 @@ def _episode(file: Path, interface: NamedInterface) -> TensorDictBase:
     first = arrays.get(_plural(interface.actions[0].name, ACTION))
     steps = 0 if first is None or first.ndim == 0 else len(first)
 
-    def read(entry: Entry, name: str) -> Tensor:
+    def read(entry: NamedArray, name: str) -> Tensor:
         """An array, checked, as a tensor of ``steps`` steps; one after the last step is left out."""
         require(name in arrays, f"{what}: it holds {', '.join(arrays) or 'nothing'} and lacks {name}. {page}")
         require(steps > 0, f"{what}: the actions hold no steps. {page}")

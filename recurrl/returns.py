@@ -56,11 +56,11 @@ def interval_text(interval: Iterable[float] | None, form: str, of: str) -> str:
     return f"too few {of}" if interval is None else " to ".join(f"{end:{form}}" for end in interval)
 
 
-def table_row(found: Mapping[str, Any], of: str) -> tuple[str, ...]:
+def table_row(statistics: Mapping[str, Any], of: str) -> tuple[str, ...]:
     """Statistics of :func:`summarized` as text, below the heads :data:`STATISTICS`; ``of`` names what they are over."""
-    form = return_format(found["mean"], found["std"])
-    mean, std, *others = (f"{found[key]:{form}}" for key in ("mean", "std", "interquartile_mean", "min", "max"))
-    return (mean, std, interval_text(found["interval_95"], form, of), *others)
+    form = return_format(statistics["mean"], statistics["std"])
+    mean, std, *others = (f"{statistics[key]:{form}}" for key in ("mean", "std", "interquartile_mean", "min", "max"))
+    return (mean, std, interval_text(statistics["interval_95"], form, of), *others)
 
 
 def interval_95(mean: float, std: float, count: int) -> tuple[float, float] | None:

@@ -14,7 +14,7 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
-from recurrl.agent.named_arrays import REWARD, Entry, NamedInterface, Tensors
+from recurrl.agent.named_arrays import REWARD, NamedArray, NamedInterface, Tensors
 from recurrl.agent.step import IS_INIT, NEXT, NOISE_INPUT, Step
 from recurrl.config import EnvConfig
 from recurrl.envs.checks import allows_actions
@@ -25,7 +25,7 @@ from recurrl.evaluation import KEPT, evaluate_many
 from recurrl.keys import ACTION_MASK, OBSERVATION, PREVIOUS_REWARD, nested
 from recurrl.policy import Policy
 
-_FLAG = Entry(IS_INIT, spaces.Discrete(2))
+_FLAG = NamedArray(IS_INIT, spaces.Discrete(2))
 _ADVICE = (
     "Pass what the environment returns: with a batch dimension for initial_state(B), without one for initial_state()."
 )
@@ -205,14 +205,14 @@ class Agent:
                 f"state must be an AgentState (got a {type(state).__name__}). Pass initial_state(), then what act "
                 "returned last."
             )
-        found = {name: tuple(value.shape) for name, value in state.tensors.items()}
+        got = {name: tuple(value.shape) for name, value in state.tensors.items()}
         expected = {name: (state.batch or 1, *shape) for name, shape in self._shapes.items()}
-        require(found == expected, f"state must have the shapes {expected} (got {found}). Pass a state of this agent.")
+        require(got == expected, f"state must have the shapes {expected} (got {got}). Pass a state of this agent.")
 
-    def _read(self, entry: Entry, value: Any, batch: int | None) -> Tensor:
+    def _read(self, entry: NamedArray, value: Any, batch: int | None) -> Tensor:
         """An argument as a tensor with a batch dimension, checked."""
-        read = entry.read(value, () if batch is None else (batch,), _ADVICE)
-        return (read if batch is not None else read.unsqueeze(0)).to(self.policy.device)
+        tensor = entry.read(value, () if batch is None else (batch,), _ADVICE)
+        return (tensor.unsqueeze(0) if batch is None else tensor).to(self.policy.device)
 
     def _check_mask(self, mask_BK: Tensor) -> None:
         """Rejects masks that allow no action, where any choice would be a forbidden one."""

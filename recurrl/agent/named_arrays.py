@@ -30,7 +30,7 @@ Tensors = dict[str, Tensor]
 
 
 @dataclass(frozen=True)
-class Entry:
+class NamedArray:
     """One array of a plain environment's observations or actions.
 
     Attributes:
@@ -81,8 +81,8 @@ class Entry:
         limit = limit_of(spec)
         if limit is None:
             # What is hidden may be anything.
-            seen = cast if self.columns is None else cast[..., self.columns]
-            _require_all(np.isfinite(seen), seen, f"{name} must be finite", advice)
+            visible = cast if self.columns is None else cast[..., self.columns]
+            _require_all(np.isfinite(visible), visible, f"{name} must be finite", advice)
         else:
             whole = (array >= 0) & (array < np.asarray(limit)) & (array == cast)
             _require_all(whole, array, f"{name} must hold integers from 0 to {np.asarray(limit) - 1}", advice)
@@ -121,13 +121,13 @@ class NamedInterface(Interface):
         specs, action_spec = raw_specs(observation, action, env.action_mask_from_info, 1)
         super().__init__(env, Composite(specs, shape=[1])[0], action_spec[0], without=critic_only)
         self.observation_space, self.action_space = observation, action
-        columns = {each.raw: each.columns for each in self.shown}
+        columns = {each.raw: each.columns for each in self.entries}
         entries = _entries(OBSERVATION, named(observation, text=False))
-        self.observed = [Entry(key, space, columns[key]) for key, space in entries.items() if key in columns]
+        self.observed = [NamedArray(key, space, columns[key]) for key, space in entries.items() if key in columns]
         self.added = [name for name in (ACTION_MASK, PREVIOUS_ACTION, PREVIOUS_REWARD) if name in columns]
-        self.actions = [Entry(key, space) for key, space in _entries(ACTION, named(action)).items()]
+        self.actions = [NamedArray(key, space) for key, space in _entries(ACTION, named(action)).items()]
         self._shapes = {entry.key: entry.spec.shape for entry in self.observed}
-        self.mask = Entry(ACTION_MASK, spaces.MultiBinary(spaces.flatdim(action)))
+        self.mask = NamedArray(ACTION_MASK, spaces.MultiBinary(spaces.flatdim(action)))
 
     def policy_observation(self, inputs: Tensors, is_init_B: Tensor) -> Any:
         """The observation as the policy takes it: a tensor, or nested dicts.
@@ -147,7 +147,7 @@ class NamedInterface(Interface):
         return {PREVIOUS_ACTION: (size,)} if PREVIOUS_ACTION in self.added else {}
 
 
-REWARD = Entry("reward", spaces.Box(-np.inf, np.inf, ()))
+REWARD = NamedArray("reward", spaces.Box(-np.inf, np.inf, ()))
 
 
 def _entries(root: str, space: Space) -> dict[NestedKey, Space]:

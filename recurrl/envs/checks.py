@@ -197,7 +197,7 @@ class Observations:
             UnnamedEnvError: an entry is missing, or differs from its space in shape or dtype.
         """
         try:
-            found = [as_array(value) for value in _leaves_in(self._space, observation)]
+            entries = [as_array(value) for value in _leaves_in(self._space, observation)]
         except KeyError as error:
             keys = ", ".join(".".join(path_of(key)[1:]) for key in self.keys)
             raise UnnamedEnvError(
@@ -205,9 +205,9 @@ class Observations:
                 f"observation_space: {keys}."
             ) from error
         for i, (key, dtype, shape) in enumerate(self._entries):
-            if found[i].dtype != dtype or found[i].shape != shape:
-                found[i] = _fitted(key, found[i], shape, dtype)
-        return found
+            if entries[i].dtype != dtype or entries[i].shape != shape:
+                entries[i] = _fitted(key, entries[i], shape, dtype)
+        return entries
 
 
 def _leaves_in(space: Space, value: Any) -> Iterator[Any]:
@@ -265,10 +265,10 @@ def _fitted(key: NestedKey, entry: Array, shape: tuple[int, ...], dtype: np.dtyp
     )
 
 
-def is_castable(found: np.dtype[Any], wanted: np.dtype[Any]) -> bool:
-    """True if an entry of an observation may have the dtype ``found`` instead of that of its space."""
+def is_castable(dtype: np.dtype[Any], of_space: np.dtype[Any]) -> bool:
+    """True if an entry of an observation may have another dtype than its space."""
     # Bytes instead of floats are usually an image that was not divided by 255.
-    return np.can_cast(found, wanted, "same_kind") and not (found == np.uint8 and wanted.kind == "f")
+    return np.can_cast(dtype, of_space, "same_kind") and not (dtype == np.uint8 and of_space.kind == "f")
 
 
 @contextmanager
@@ -293,8 +293,8 @@ def making(setting: str) -> Iterator[None]:
 def unpacked(call: str, returned: Any) -> Any:
     """The tuple that a call returned; anything but the length that Gymnasium's interface requires is an error."""
     if not isinstance(returned, (tuple, list)) or len(returned) != _LENGTHS[call]:
-        found = f"{len(returned)} values" if isinstance(returned, (tuple, list)) else f"a {type(returned).__name__}"
-        raise UnnamedEnvError(f"returned {found} from {call}. Have it return {_RETURNS[call]}.")
+        what = f"{len(returned)} values" if isinstance(returned, (tuple, list)) else f"a {type(returned).__name__}"
+        raise UnnamedEnvError(f"returned {what} from {call}. Have it return {_RETURNS[call]}.")
     return returned
 
 

@@ -25,7 +25,7 @@ FLOAT32 = torch.finfo(torch.float32)
 
 
 @dataclass(frozen=True)
-class Shown:
+class Entry:
     """An entry of the policy's observation.
 
     Attributes:
@@ -59,7 +59,7 @@ class Interface(nn.Module):
 
     Attributes:
         env: options of the environment.
-        shown: the entries of the policy's observation.
+        entries: the entries of the policy's observation.
         parts: of the action.
         observation_spec: of one environment's observation, with the entry ``observation``.
         action_spec: of the policy's action for one environment.
@@ -82,20 +82,21 @@ class Interface(nn.Module):
         self._modules_of_parts = nn.ModuleList(self.parts)
         parts = {part.path: part.spec for part in self.parts}
         self.action_spec = parts[()] if () in parts else Composite(parts)
-        seen = _seen(observation[OBSERVATION], env.mask, privileged)
-        entries = [*seen, *self._added(observation, seen, privileged and not env.mask)]
-        is_plain = len(entries) == 1 and not without and not isinstance(observation[OBSERVATION], Composite)
-        self.shown = sorted((each for each in entries if each.path[0] not in without), key=lambda each: each.path[0])
-        specs = {each.path: each.spec for each in self.shown}
+        own = _own_entries(observation[OBSERVATION], env.mask, privileged)
+        all_entries = [*own, *self._added_entries(observation, own, privileged and not env.mask)]
+        is_plain = len(all_entries) == 1 and not without and not isinstance(observation[OBSERVATION], Composite)
+        entries = [entry for entry in all_entries if entry.path[0] not in without]
+        self.entries = sorted(entries, key=lambda entry: entry.path[0])
+        specs = {each.path: each.spec for each in self.entries}
         self.observation_spec = Composite({OBSERVATION: specs[OBSERVATION,] if is_plain else Composite(specs)})
         self._table: list[tuple[NestedKey, NestedKey, str | None]] = []
-        for number, each in enumerate(self.shown):
+        for number, each in enumerate(self.entries):
             name = None if each.columns is None else f"_columns_{number}"
             if name is not None:
                 self.register_buffer(name, torch.tensor(each.columns))
             self._table.append((each.raw, OBSERVATION if is_plain else (OBSERVATION, *each.path), name))
 
-    def _added(self, observation: Composite, seen: Sequence[Shown], hidden: bool) -> list[Shown]:
+    def _added_entries(self, observation: Composite, own: Sequence[Entry], hidden: bool) -> list[Entry]:
         """What the policy sees beside the environment's own observation."""
         masked, present = self.env.action_mask_from_info, set(observation.keys())
         require(
@@ -110,28 +111,28 @@ class Interface(nn.Module):
             specs[PREVIOUS_ACTION] = box_spec(low, high)
         if self.env.previous_reward:
             specs[PREVIOUS_REWARD] = Unbounded((1,))
-        for name in specs.keys() & {each.path[0] for each in seen}:
+        for name in specs.keys() & {each.path[0] for each in own}:
             key = "action_mask_from_info" if name == ACTION_MASK else name
             raise ConfigError(
                 f"env.{key} adds the entry {name} to the observation, which already has one. Set it to false, or "
                 "rename the environment's entry."
             )
-        return [Shown(name, (name,), spec) for name, spec in specs.items()]
+        return [Entry(name, (name,), spec) for name, spec in specs.items()]
 
     def observation(self, raw: Mapping[NestedKey, Tensor]) -> Tensors:
-        """The leaves of the policy's observation ``[N, ...]``, for raw entries, those of :attr:`shown` at least."""
-        found: Tensors = {}
-        for key, shown, columns in self._table:
+        """The leaves of the policy's observation ``[N, ...]``, for raw entries, those of :attr:`entries` at least."""
+        leaves: Tensors = {}
+        for key, leaf, columns in self._table:
             value = raw[key]
-            found[shown] = value if columns is None else value.index_select(-1, self.get_buffer(columns))
-        return found
+            leaves[leaf] = value if columns is None else value.index_select(-1, self.get_buffer(columns))
+        return leaves
 
     def raw(self, observation: Mapping[Any, Tensor]) -> Tensors:
         """The reverse of :meth:`observation`, for a mapping with those leaves: raw entries, without hidden columns."""
         parts: dict[NestedKey, list[Tensor]] = {}
         columns: dict[NestedKey, list[Tensor]] = {}
-        for key, shown, name in self._table:
-            parts.setdefault(key, []).append(observation[shown])
+        for key, leaf, name in self._table:
+            parts.setdefault(key, []).append(observation[leaf])
             columns.setdefault(key, []).extend([] if name is None else [self.get_buffer(name)])
         return {
             key: torch.cat(values, -1).index_select(-1, torch.cat(columns[key]).argsort())
@@ -234,12 +235,12 @@ def normalised(raw: TensorSpec) -> tuple[TensorSpec, Tensor]:
     return spec, torch.stack((middle, half, low, high))
 
 
-def _seen(observation: TensorSpec, mask: Collection[int | str], privileged: bool) -> list[Shown]:
+def _own_entries(observation: TensorSpec, mask: Collection[int | str], privileged: bool) -> list[Entry]:
     """The environment's own entries that the policy sees."""
     if isinstance(observation, Composite):
-        return _seen_of_dict(observation, mask, privileged)
+        return _own_entries_of_dict(observation, mask, privileged)
     if not mask:
-        return [Shown(OBSERVATION, (OBSERVATION,), observation)]
+        return [Entry(OBSERVATION, (OBSERVATION,), observation)]
     if not isinstance(observation, Bounded | Unbounded) or len(observation.shape) != 1:
         raise ConfigError(
             f"env.mask={list(mask)} hides entries of a vector or a dict, but the observation space is "
@@ -252,13 +253,13 @@ def _seen(observation: TensorSpec, mask: Collection[int | str], privileged: bool
             "least one visible."
         )
     low, high = _bounds_of(observation)
-    shown = {OBSERVATION: [i for i in range(size) if i not in mask]}
+    columns = {OBSERVATION: [i for i in range(size) if i not in mask]}
     if privileged:
-        shown[HIDDEN] = [i for i in range(size) if i in mask]
-    return [Shown(OBSERVATION, (name,), box_spec(low[each], high[each]), each) for name, each in shown.items()]
+        columns[HIDDEN] = [i for i in range(size) if i in mask]
+    return [Entry(OBSERVATION, (name,), box_spec(low[each], high[each]), each) for name, each in columns.items()]
 
 
-def _seen_of_dict(observation: Composite, mask: Collection[int | str], privileged: bool) -> list[Shown]:
+def _own_entries_of_dict(observation: Composite, mask: Collection[int | str], privileged: bool) -> list[Entry]:
     """The entries of a dict that are not hidden; those of a tuple are called 0, 1, and so on."""
     hidden, names = set(map(str, mask)), list(observation.keys())
     if hidden and not hidden < set(names):
@@ -270,8 +271,8 @@ def _seen_of_dict(observation: Composite, mask: Collection[int | str], privilege
             "algorithm.critic_observation must name the entries of a dict that only the critic sees (got hidden). "
             f"Give [{', '.join(map(str, mask))}], and leave env.mask out."
         )
-    seen = [(path, spec) for path, spec in leaves_of(observation) if path[0] not in hidden]
-    return [Shown((OBSERVATION, *path), path, spec) for path, spec in seen]
+    visible = [(path, spec) for path, spec in leaves_of(observation) if path[0] not in hidden]
+    return [Entry((OBSERVATION, *path), path, spec) for path, spec in visible]
 
 
 def _bounds_of(spec: TensorSpec) -> tuple[Tensor, Tensor]:

@@ -38,10 +38,10 @@ def id_of(env: Any) -> str:
     """
     if isinstance(env, str):
         return env
-    found = f"the environment {type(env).__name__}" if isinstance(env, _ENVIRONMENTS) else f"a {type(env).__name__}"
+    got = f"the environment {type(env).__name__}" if isinstance(env, _ENVIRONMENTS) else f"a {type(env).__name__}"
     require(
         callable(env) and not isinstance(env, _ENVIRONMENTS),
-        f"env must be a class or function that makes environments, or an id (got {found}). A run makes several "
+        f"env must be a class or function that makes environments, or an id (got {got}). A run makes several "
         "environments: pass a class, or a function that returns a new one at each call.",
     )
     module, name = str(getattr(env, "__module__", "")), getattr(env, "__qualname__", type(env).__name__)

@@ -72,17 +72,17 @@ def make_env(
 
 def _make(config: EnvConfig, num_envs: int, privileged: bool = False) -> PolicyEnv:
     source = source_of(config)
-    made = simulator(source) if source.is_simulator else source.make(num_envs)
-    _check_made(made, config, config.num_envs if source.is_simulator else num_envs)
-    return PolicyEnv(made if isinstance(made, BatchedEnv) else TorchRLEnv(made), config, privileged)
+    env = simulator(source) if source.is_simulator else source.make(num_envs)
+    _check_env(env, config, config.num_envs if source.is_simulator else num_envs)
+    return PolicyEnv(env if isinstance(env, BatchedEnv) else TorchRLEnv(env), config, privileged)
 
 
-def _check_made(env: EnvBase, config: EnvConfig, num_envs: int) -> None:
+def _check_env(env: EnvBase, config: EnvConfig, num_envs: int) -> None:
     """Rejects what a source may make by mistake."""
     if not isinstance(env, EnvBase) or env.batch_size != (num_envs,):
-        made = f"one of batch size {list(env.batch_size)}" if isinstance(env, EnvBase) else f"a {type(env).__name__}"
+        got = f"one of batch size {list(env.batch_size)}" if isinstance(env, EnvBase) else f"a {type(env).__name__}"
         raise ConfigError(
-            f"env.source={config.source} must make a TorchRL environment of batch size [{num_envs}] (got {made}). Have "
+            f"env.source={config.source} must make a TorchRL environment of batch size [{num_envs}] (got {got}). Have "
             "its make(num_envs) return one."
         )
     entries = {OBSERVATION: env.observation_spec, ACTION: env.full_action_spec, "reward": env.full_reward_spec}

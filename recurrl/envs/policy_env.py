@@ -71,7 +71,7 @@ class PolicyEnv(BatchedEnv):
         # Replaced, never written to.
         self._last: Tensors = {}
         self._token = object()
-        specs = {each.raw: each.spec for each in interface.shown}
+        specs = {each.raw: each.spec for each in interface.entries}
         self._previous: Tensors = {
             key: specs[key].expand(count, *specs[key].shape).zero().to(raw.device)
             for key in (PREVIOUS_ACTION, PREVIOUS_REWARD)
@@ -106,8 +106,8 @@ class PolicyEnv(BatchedEnv):
             return dict(self._last)
         if mask is None:
             self.raw.user = self._token
-        begun = torch.ones(*self.batch_size, 1, dtype=torch.bool, device=self.device) if mask is None else mask
-        self._previous.update({key: reset_state(value, begun.squeeze(-1)) for key, value in self._previous.items()})
+        begins = torch.ones(*self.batch_size, 1, dtype=torch.bool, device=self.device) if mask is None else mask
+        self._previous.update({key: reset_state(value, begins.squeeze(-1)) for key, value in self._previous.items()})
         with self._guarded("reset"):
             return self._observed(self.raw.reset_tensors(mask), None)
 

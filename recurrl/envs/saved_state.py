@@ -97,8 +97,8 @@ class _Walk:
 
     def attributes(self, owner: object, path: str) -> dict[str, Any]:
         with self._visiting(owner, path):
-            found = {name: self.encoded(value, f"{path}.{name}") for name, value in list(vars(owner).items())}
-        return {name: value for name, value in found.items() if value is not _CONSTANT}
+            encoded = {name: self.encoded(value, f"{path}.{name}") for name, value in list(vars(owner).items())}
+        return {name: value for name, value in encoded.items() if value is not _CONSTANT}
 
     def encoded(self, value: Any, path: str) -> Any:
         with _reading(path):

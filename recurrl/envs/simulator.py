@@ -8,7 +8,7 @@ from recurrl.config import EnvConfig
 from recurrl.envs.source import Source
 from recurrl.envs.vec_env import VecEnv
 
-_made: list[tuple[EnvConfig, VecEnv]] = []
+_simulators: list[tuple[EnvConfig, VecEnv]] = []
 
 
 def simulator(source: Source) -> VecEnv:
@@ -18,16 +18,16 @@ def simulator(source: Source) -> VecEnv:
         ConfigError: it cannot be made as configured.
     """
     options = source.options
-    if not _made or _made[0][0] != options:
+    if not _simulators or _simulators[0][0] != options:
         release()
-        _made.append((replace(options), cast(VecEnv, source.make(options.num_envs))))
-    return _made[0][1]
+        _simulators.append((replace(options), cast(VecEnv, source.make(options.num_envs))))
+    return _simulators[0][1]
 
 
 def release() -> None:
     """Closes the simulator, if there is one."""
-    while _made:
-        _made.pop()[1].shut_down()
+    while _simulators:
+        _simulators.pop()[1].shut_down()
 
 
 atexit.register(release)

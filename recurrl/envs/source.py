@@ -77,9 +77,9 @@ class Source(ABC):
         for name, unused in values("env", "gym").items():
             value = getattr(self.options, name)
             if name not in (*_ALWAYS, *self.supported_options) and value != unused:
-                shown, instead = (json.dumps(each, default=str).strip('"') for each in (value, unused))
+                got, instead = (json.dumps(each, default=str).strip('"') for each in (value, unused))
                 raise ConfigError(
-                    f"env.source={self.options.source} does not support env.{name}={shown}. Give env.{name}={instead}."
+                    f"env.source={self.options.source} does not support env.{name}={got}. Give env.{name}={instead}."
                 )
 
     def episode_limit(self) -> int | None:
@@ -106,12 +106,12 @@ class GymnasiumSource(Source):
 
     def make(self, num_envs: int) -> EnvBase:
         """The environments as one of batch size ``[num_envs]``."""
-        return self.inline([self.created() for _ in range(num_envs)])
+        return self.inline([self.create_named() for _ in range(num_envs)])
 
     def inline(self, envs: Sequence[gymnasium.Env[Any, Any]]) -> InlineEnv:
         """Single environments, as :meth:`create` made them, as one of as many."""
         options = self.options
-        return InlineEnv([self.wrapped(env) for env in envs], options.id, options.action_mask_from_info)
+        return InlineEnv([self.wrap(env) for env in envs], options.id, options.action_mask_from_info)
 
     def plain(self) -> gymnasium.Env[Any, Any]:
         """One environment as its user knows it: within the time limit and the wrappers of the configuration.
@@ -120,15 +120,15 @@ class GymnasiumSource(Source):
             ConfigError: a package is missing, a wrapper does not fit, or it has no spaces.
             EnvError: the environment's constructor raised.
         """
-        return self.wrapped(self.created())
+        return self.wrap(self.create_named())
 
-    def created(self, **arguments: Any) -> Any:
+    def create_named(self, **arguments: Any) -> Any:
         """What :meth:`create` makes; what it raises names the environment."""
         options = self.options
         with making(f"env.id={options.id}" + (f" with env.kwargs={options.kwargs}" if options.kwargs else "")):
             return self.create(**arguments)
 
-    def wrapped(self, env: gymnasium.Env[Any, Any]) -> gymnasium.Env[Any, Any]:
+    def wrap(self, env: gymnasium.Env[Any, Any]) -> gymnasium.Env[Any, Any]:
         """A single environment within the time limit and the wrappers of the configuration, the last one outermost."""
         options = self.options
         for name, wrapper, arguments in _load_wrappers(options.wrappers):
@@ -165,7 +165,7 @@ def _load_wrappers(
     Raises:
         ConfigError: an entry does not name a wrapper of Gymnasium, or its arguments do not fit.
     """
-    found = []
+    loaded = []
     for entry in entries:
         name, arguments = wrapper_and_arguments(entry)
         setting = f"env.wrappers={name}"
@@ -175,5 +175,5 @@ def _load_wrappers(
                 f"{setting} is not a wrapper of single environments. Give a class derived from gymnasium.Wrapper."
             )
         check_arguments(wrapper, ["env", *arguments], setting)
-        found.append((name, wrapper, arguments))
-    return found
+        loaded.append((name, wrapper, arguments))
+    return loaded

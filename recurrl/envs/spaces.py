@@ -46,8 +46,8 @@ def check_supported(env_id: str, observation: Space, action: Space) -> None:
                     f"{env_id} has unsupported {kind} {space}{entry}: {reason}. recurrl trains on {supported}. Wrap "
                     "the environment to have one of these."
                 )
-    seen = dict(leaves(observation))
-    if text := [".".join(path) for path, _ in leaves(everything) if path not in seen]:
+    visible = dict(leaves(observation))
+    if text := [".".join(path) for path, _ in leaves(everything) if path not in visible]:
         _log_once(env_id, ", ".join(text))
 
 
@@ -63,8 +63,8 @@ def named(space: Space, text: bool = True) -> Space:
     if not isinstance(space, spaces.Dict | spaces.Tuple):
         return space
     parts = parts_of(space)
-    kept = parts if text else {key: part for key, part in parts.items() if not is_text(part)}
-    return spaces.Dict({key: named(part, text) for key, part in (kept or parts).items()})
+    chosen = parts if text else {key: part for key, part in parts.items() if not is_text(part)}
+    return spaces.Dict({key: named(part, text) for key, part in (chosen or parts).items()})
 
 
 def is_text(space: Space) -> bool:

@@ -26,7 +26,7 @@ from recurrl.keys import FINAL_UNKNOWN, HIDDEN, INSERTED, OBSERVATION, path_of
 
 logger = logging.getLogger(__name__)
 
-SEEN, PRIVILEGED = ("policy", "actor"), ("critic",)
+ACTOR, CRITIC = ("policy", "actor"), ("critic",)
 """The groups of observations that the policy sees, and the critic, if the configuration names none."""
 
 
@@ -79,13 +79,13 @@ class VecEnv(BatchedEnv):
         observation, _ = _start_episodes(env)
         first = next(_leaves((), observation))[1]
         count, is_dict = len(first), _is_dict(observation)
-        seen, privileged = _groups(options, list(observation.keys()) if is_dict else [])
-        shown, action = _policy_groups(_observation_spec(env, observation, count), seen), _action_spec(env, count)
-        shown = Composite(shown, shape=[count]) if isinstance(shown, dict) else shown
-        check_supported(options.id, space_of(shown[0]), space_of(action[0]))
-        super().__init__(count, {OBSERVATION: shown}, action, torch.as_tensor(first).device)
+        actor, privileged = _groups(options, list(observation.keys()) if is_dict else [])
+        spec, action = _policy_groups(_observation_spec(env, observation, count), actor), _action_spec(env, count)
+        spec = Composite(spec, shape=[count]) if isinstance(spec, dict) else spec
+        check_supported(options.id, space_of(spec[0]), space_of(action[0]))
+        super().__init__(count, {OBSERVATION: spec}, action, torch.as_tensor(first).device)
         self._env, self._resets, self._is_array = env, options.resets, isinstance(first, np.ndarray)
-        self._seen, self._privileged, self._shows_hidden = seen, privileged, False
+        self._actor_groups, self._privileged, self._shows_hidden = actor, privileged, False
         self._expected = {key: (spec.dtype, spec.shape) for key, spec in self.observation_spec.items(True, True)}
         self._reset_some = _partial_reset(env, self._is_array) if self._resets == DISABLED else None
         none = torch.zeros(count, 1, dtype=torch.bool, device=self.device)
@@ -181,20 +181,20 @@ class VecEnv(BatchedEnv):
 
     def _read(self, observation: Any) -> Tensors:
         """The raw entries ``[N, ...]``, in new memory."""
-        shown = _policy_groups(observation, self._seen)
-        found: Tensors = {key: torch.as_tensor(value).clone() for key, value in _leaves((OBSERVATION,), shown)}
+        groups = _policy_groups(observation, self._actor_groups)
+        entries: Tensors = {key: torch.as_tensor(value).clone() for key, value in _leaves((OBSERVATION,), groups)}
         if self._shows_hidden:
-            found[HIDDEN] = self._hidden(observation)
+            entries[HIDDEN] = self._hidden(observation)
         for key, (dtype, shape) in self._expected.items():
-            if key not in found:
+            if key not in entries:
                 raise UnnamedEnvError(f"returned an observation without the entry {path_of(key)[-1]!r}.")
-            value = found[key]
+            value = entries[key]
             if value.shape != shape or value.dtype != dtype or value.device != self.device:
                 raise UnnamedEnvError(
                     f"gave the observation {key!r} the shape {tuple(value.shape)} and {value.dtype} on {value.device}, "
                     f"but it must have {tuple(shape)} and {dtype} on {self.device}, as at the first reset."
                 )
-        return {key: found[key] for key in self._expected}
+        return {key: entries[key] for key in self._expected}
 
     def _hidden(self, observation: Any) -> Tensor:
         parts = [torch.as_tensor(observation[name]) for name in self._privileged]
@@ -213,9 +213,9 @@ class VecEnv(BatchedEnv):
             cut = done & self._flag("time_outs", info["time_outs"]) if "time_outs" in info else torch.zeros_like(done)
             flags = done & ~cut, cut
         else:
-            found = f"{len(returned)} values" if isinstance(returned, tuple) else f"a {type(returned).__name__}"
+            got = f"{len(returned)} values" if isinstance(returned, tuple) else f"a {type(returned).__name__}"
             raise UnnamedEnvError(
-                f"returned {found} from step. Have it return (observation, reward, terminated, truncated, info) or "
+                f"returned {got} from step. Have it return (observation, reward, terminated, truncated, info) or "
                 "(observation, reward, done, extras)."
             )
         rewards = self._column("reward", reward)
@@ -297,21 +297,21 @@ def _partial_reset(env: Any, is_array: bool) -> Callable[[Tensor], tuple[Any, An
 
 def _groups(options: VecEnvConfig, names: list[str]) -> tuple[list[str], list[str]]:
     """The groups of observations that the policy sees, none where there is but one observation; and the critic's."""
-    critic = options.critic_groups or [name for name in names if name in PRIVILEGED]
-    seen = options.actor_groups or [name for name in SEEN if name in names][:1]
-    if unknown := [name for name in (*seen, *critic) if name not in names]:
+    critic = options.critic_groups or [name for name in names if name in CRITIC]
+    actor = options.actor_groups or [name for name in ACTOR if name in names][:1]
+    if unknown := [name for name in (*actor, *critic) if name not in names]:
         raise ConfigError(
             f"env.actor_groups and env.critic_groups must name groups of observations (got {unknown[0]}). The "
             f"environment has {', '.join(names) or 'none'}."
         )
-    return seen or [name for name in names if name not in critic], critic
+    return actor or [name for name in names if name not in critic], critic
 
 
-def _policy_groups(groups: Any, seen: list[str]) -> Any:
+def _policy_groups(groups: Any, actor: list[str]) -> Any:
     """What the policy sees: the only group, or a dict of several; everything if there are no groups."""
-    if not seen:
+    if not actor:
         return groups
-    return groups[seen[0]] if len(seen) == 1 else {name: groups[name] for name in seen}
+    return groups[actor[0]] if len(actor) == 1 else {name: groups[name] for name in actor}
 
 
 def _is_dict(value: Any) -> bool:

@@ -68,8 +68,8 @@ class GymnasiumVectorEnv(BatchedEnv):
                 )
         else:
             options = None if mask is None else {"reset_mask": begun_N.copy()}
-            begun = self._read(*unpacked("reset", self._vector.reset(options=options)))
-            for key, values in begun.items():
+            first = self._read(*unpacked("reset", self._vector.reset(options=options)))
+            for key, values in first.items():
                 begins_N = begun_N.reshape(-1, *[1] * (values.ndim - 1))
                 self._last[key] = values if mask is None else np.where(begins_N, values, self._last[key])
         self._restarted[...] = False
@@ -111,8 +111,8 @@ class GymnasiumVectorEnv(BatchedEnv):
     def _read(self, observation: Any, info: Any) -> Observed:
         """A batch of observations, in new memory, with their masks of actions."""
         entries = self._reader.read(observation)
-        read: Observed = {key: entry.copy() for key, entry in zip(self._reader.keys, entries, strict=True)}
-        return read | ({ACTION_MASK: mask_in(info, self.observation_spec[ACTION_MASK].shape)} if self._masked else {})
+        copies: Observed = {key: entry.copy() for key, entry in zip(self._reader.keys, entries, strict=True)}
+        return copies | ({ACTION_MASK: mask_in(info, self.observation_spec[ACTION_MASK].shape)} if self._masked else {})
 
     def _with_final(self, which: Array, info: dict[str, Any]) -> Observed:
         """The observations, with those of new episodes replaced by the previous episodes' last ones."""

@@ -30,7 +30,7 @@ _NO_LICENSE = "No license was given: ask the author before you use it."
 
 def model_card(
     config: TrainConfig,
-    found: Mapping[str, Any],
+    statistics: Mapping[str, Any],
     *,
     frames: int,
     evaluation_seed: int,
@@ -43,7 +43,7 @@ def model_card(
 
     Args:
         config: of the run.
-        found: the statistics of an evaluation, see :func:`recurrl.returns.summarized`.
+        statistics: the statistics of an evaluation, see :func:`recurrl.returns.summarized`.
         frames: of training.
         evaluation_seed: of the evaluation.
         version: of recurrl.
@@ -52,7 +52,7 @@ def model_card(
         needs_trust: the configuration names packages to import.
     """
     env, cell, algorithm = config.env.id, config.cell.name, config.algorithm.name
-    mean, spread, interval, *_ = table_row(found, "episodes")
+    mean, spread, interval, *_ = table_row(statistics, "episodes")
     metric = {"type": "mean_reward", "name": "mean_reward", "value": f"{mean} +/- {spread}", "verified": False}
     task, dataset = {"type": _KIND, "name": _KIND}, {"type": env, "name": env}
     header = {
@@ -68,11 +68,11 @@ def model_card(
     facts = f"""| | |
 |---|---|
 | task | `{env}`{hides} |
-| return | {mean} ± {spread} over {found["episodes"]} episodes; 95% interval of the mean: {interval} |
+| return | {mean} ± {spread} over {statistics["episodes"]} episodes; 95% interval of the mean: {interval} |
 | evaluated with | the most probable actions, seed {evaluation_seed}, which training did not use |
 | trained for | {frames:,} frames, seed {config.seed} |
 | network | {cell}, {config.cell.hidden_size} features |"""
-    evaluation = f"--device cpu --seed {evaluation_seed} --episodes {found['episodes']}"
+    evaluation = f"--device cpu --seed {evaluation_seed} --episodes {statistics['episodes']}"
     evaluation += " --trust-packages" if needs_trust else ""
     paragraphs = [
         f"---\n{yaml.safe_dump(header, sort_keys=False, allow_unicode=True)}---",

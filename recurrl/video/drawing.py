@@ -83,14 +83,14 @@ class _Curves:
 
     def at(self, step: int) -> Array:
         """The curves ``[height, width, 3]`` after so many steps."""
-        shown, height = self._pixels.copy(), len(self._pixels)
+        pixels, height = self._pixels.copy(), len(self._pixels)
         for axes in self._axes:
             box = axes.get_window_extent()
             x = round(box.x0 + box.width * step / self._steps)
             rows = slice(round(height - box.y1), round(height - box.y0))
-            shown[rows, x : round(box.x1)] = self._faded[rows, x : round(box.x1)]
-            shown[rows, max(x - 1, 0) : x + 1] = 40
-        return shown
+            pixels[rows, x : round(box.x1)] = self._faded[rows, x : round(box.x1)]
+            pixels[rows, max(x - 1, 0) : x + 1] = 40
+        return pixels
 
 
 def _draw(figure: Figure, episode: Episode) -> list[Axes]:

@@ -72,20 +72,20 @@ class Recorder:
 
     def episode(self) -> Episode:
         """The episode, once the evaluation has ended."""
-        shown = self._watched
-        assert shown is not None
-        steps = len(shown.actions)
+        watched = self._watched
+        assert watched is not None
+        steps = len(watched.actions)
         states = [np.stack(each) for each in zip(*self._states[:steps], strict=True)]
         return Episode(
             self._title,
-            shown.pictures,
-            shown.actions,
+            watched.pictures,
+            watched.actions,
             # Rounded as those that the evaluation adds up.
-            np.cumsum(np.array(shown.rewards, np.float32).reshape(-1), dtype=np.float64),
-            {place: values for key in self._mask for place, values in _curves(key, shown.observations[:steps])},
+            np.cumsum(np.array(watched.rewards, np.float32).reshape(-1), dtype=np.float64),
+            {place: values for key in self._mask for place, values in _curves(key, watched.observations[:steps])},
             {path_of(key)[-1]: values for key, values in zip(self._keys, states, strict=True)},
             np.array(self._values[:steps]) if self._values else None,
-            float(shown.metadata.get("render_fps") or 30),
+            float(watched.metadata.get("render_fps") or 30),
         )
 
 

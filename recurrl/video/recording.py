@@ -42,13 +42,13 @@ class Watched(gymnasium.Wrapper[Any, Any, Any, Any]):
         self._observation: Any = None
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        """As the environment."""
+        """Like ``gymnasium.Env.reset``; also notes the first observation."""
         self._observation, info = unpacked("reset", self.env.reset(seed=seed, options=options))
         self.is_over = bool(self.pictures)
         return self._observation, info
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-        """As the environment."""
+        """Like ``gymnasium.Env.step``; also keeps what the environment shows."""
         returned = unpacked("step", self.env.step(action))
         if self.pictures and not self.is_over:
             self.actions.append(action)
@@ -105,22 +105,22 @@ def watched(config: EnvConfig) -> EnvConfig:
     return replace(config, kwargs=kwargs, wrappers=[*config.wrappers, f"{__name__}:{Watched.__name__}"])
 
 
-def first_watched(env: PolicyEnv) -> Watched:
+def first_watched(envs: PolicyEnv) -> Watched:
     """The first environment of those that :func:`recurrl.envs.make_batched_env` made.
 
     Raises:
         ConfigError: the environment's source does not make single environments.
     """
-    raw = env.raw
+    raw = envs.raw
     if not isinstance(raw, InlineEnv):
         raise ConfigError(
             f"A video was requested, but the environment's source makes a {type(raw).__name__}, not single "
             "environments. Leave out --video."
         )
-    found: Any = raw.envs[0]
-    while not isinstance(found, Watched):
-        found = found.env
-    return found
+    env: Any = raw.envs[0]
+    while not isinstance(env, Watched):
+        env = env.env
+    return env
 
 
 def _as_png(picture: Any) -> bytes:

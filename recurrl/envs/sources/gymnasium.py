@@ -36,7 +36,7 @@ def make(options: EnvConfig) -> Source:
         ConfigError: a package is missing, or there is no such name in the module.
     """
     maker = _maker_of(options)
-    return Registered(options) if maker is None else Made(options, maker)
+    return Registered(options) if maker is None else ByMaker(options, maker)
 
 
 def _maker_of(options: EnvConfig) -> Callable[..., Any] | None:
@@ -68,7 +68,7 @@ def _log_warnings_of_mujoco() -> None:
         mujoco.set_mju_user_warning(_warn_once)
 
 
-class Made(GymnasiumSource):
+class ByMaker(GymnasiumSource):
     """What a class or function makes.
 
     With a parameter ``num_envs`` it makes all environments at once: a vector environment of Gymnasium, or an
@@ -94,51 +94,51 @@ class Made(GymnasiumSource):
 
     def make(self, num_envs: int) -> EnvBase:
         """The environments as one of batch size ``[num_envs]``."""
-        made = self.created(num_envs=num_envs)
-        if isinstance(made, gymnasium.Env):
-            return self.inline([made, *(self.created() for _ in range(num_envs - 1))])
-        return self._batched(made)
+        env = self.create_named(num_envs=num_envs)
+        if isinstance(env, gymnasium.Env):
+            return self.inline([env, *(self.create_named() for _ in range(num_envs - 1))])
+        return self._batched(env)
 
     def plain(self) -> gymnasium.Env[Any, Any]:
         """One environment as its user knows it, within the wrappers of the configuration."""
-        made = self.created()
-        return self.wrapped(made) if isinstance(made, gymnasium.Env) else SingleEnv(self._batched(made))
+        env = self.create_named()
+        return self.wrap(env) if isinstance(env, gymnasium.Env) else SingleEnv(self._batched(env))
 
-    def _batched(self, made: VectorEnv[Any, Any, Any] | EnvBase) -> EnvBase:
+    def _batched(self, env: VectorEnv[Any, Any, Any] | EnvBase) -> EnvBase:
         """Environments that are stepped in one call."""
-        options, is_vector = self.options, isinstance(made, VectorEnv)
+        options, is_vector = self.options, isinstance(env, VectorEnv)
         kind = "vector environment" if is_vector else "environment of TorchRL"
         for name in ("wrappers", "max_episode_steps"):
             require(
                 not getattr(options, name),
                 f"env.{name} works on single environments, but {self._id} makes one {kind}. Leave it out.",
             )
-        return GymnasiumVectorEnv(made, options.id, options.action_mask_from_info) if is_vector else made
+        return GymnasiumVectorEnv(env, options.id, options.action_mask_from_info) if is_vector else env
 
     def create(self, num_envs: int = 1) -> Any:
         """What is made, of a kind and number that can be stepped."""
         kwargs = self.options.kwargs
         _log_warnings_of_mujoco()
-        made = self._maker(num_envs=num_envs, **kwargs) if self._takes_count else self._maker(**kwargs)
-        kind = type(made).__name__
+        env = self._maker(num_envs=num_envs, **kwargs) if self._takes_count else self._maker(**kwargs)
+        kind = type(env).__name__
         require(
-            isinstance(made, gymnasium.Env | VectorEnv | EnvBase),
+            isinstance(env, gymnasium.Env | VectorEnv | EnvBase),
             f"{self._id} makes a {kind}. Have it return an environment of Gymnasium or TorchRL.",
         )
-        if isinstance(made, gymnasium.Env) or (isinstance(made, EnvBase) and not made.batch_size):
+        if isinstance(env, gymnasium.Env) or (isinstance(env, EnvBase) and not env.batch_size):
             require(
                 not self._takes_count,
                 f"{self._id} takes num_envs but makes a single {kind}. Have it make a vector environment, or leave "
                 "that parameter out.",
             )
-            if isinstance(made, gymnasium.Env):
-                return made
-            made.close()
+            if isinstance(env, gymnasium.Env):
+                return env
+            env.close()
             return SerialEnv(num_envs, partial(self._maker, **kwargs))
-        found = made.num_envs if isinstance(made, VectorEnv) else made.batch_size.numel()
+        count = env.num_envs if isinstance(env, VectorEnv) else env.batch_size.numel()
         advice = "Have it make as many." if self._takes_count else "Give it a parameter num_envs, and make as many."
-        require(found == num_envs, f"{self._id} makes {found} environments where {num_envs} are needed. {advice}")
-        return made
+        require(count == num_envs, f"{self._id} makes {count} environments where {num_envs} are needed. {advice}")
+        return env
 
 
 class Registered(GymnasiumSource):

@@ -36,11 +36,11 @@ class Memory(Source):
         Raises:
             ConfigError: there is no such task.
         """
-        found, tasks = self.options.id, tasks_of(globals())
-        task = load(found, f"env.id={found}") if is_custom(found) else tasks.get(found)
+        name, tasks = self.options.id, tasks_of(globals())
+        task = load(name, f"env.id={name}") if is_custom(name) else tasks.get(name)
         if not (inspect.isclass(task) and issubclass(task, MemoryTask)):
             raise ConfigError(
-                f"env.id={found} is not a memory task. Choose one of: {', '.join(tasks)}; or give module:Class, a "
+                f"env.id={name} is not a memory task. Choose one of: {', '.join(tasks)}; or give module:Class, a "
                 "MemoryTask of your own."
             )
         return task
@@ -151,7 +151,7 @@ class MemoryTask(BatchedEnv):
         return {"tensors": tensors, "generator": self._generator.get_state()}
 
     def restore_episodes(self, state: dict[str, Any]) -> None:
-        """Restores them."""
+        """Restores what :meth:`episodes` returned."""
         if any(getattr(self, name).shape != value.shape for name, value in state["tensors"].items()):
             raise UnsavableError("the number of environments or the task's arguments have changed")
         for name, value in state["tensors"].items():
@@ -270,8 +270,8 @@ class MemoryChain(MemoryTask):
         clock = (self.time - 1).clamp(min=0)
         left = 1 - clock / self.length
         query = torch.where(clock == self.length - 1, self.query, 0)
-        shown = torch.where((clock == 0).unsqueeze(-1), 2 * self.context - 1, 0)
-        return torch.cat((left.unsqueeze(-1), query.unsqueeze(-1), shown), -1).float()
+        bits = torch.where((clock == 0).unsqueeze(-1), 2 * self.context - 1, 0)
+        return torch.cat((left.unsqueeze(-1), query.unsqueeze(-1), bits), -1).float()
 
     def hidden(self) -> Tensor:
         """Query and bits."""

@@ -41,11 +41,11 @@ class Mjlab(VecEnvs):
 def _replace(of: Any, values: Mapping[str, Any], key: str) -> None:
     """Replaces values of nested dataclasses and dicts."""
     for name, value in values.items():
-        found = of if isinstance(of, dict) else vars(of)
-        if name not in found:
-            raise ConfigError(f"{key} has no {name} to replace. It has: {', '.join(found)}.")
+        present = of if isinstance(of, dict) else vars(of)
+        if name not in present:
+            raise ConfigError(f"{key} has no {name} to replace. It has: {', '.join(present)}.")
         if isinstance(value, Mapping):
-            _replace(found[name], value, f"{key}.{name}")
+            _replace(present[name], value, f"{key}.{name}")
         elif isinstance(of, dict):
             of[name] = value
         else:

@@ -67,9 +67,9 @@ class VecEnvs(Source):
             created = self.create(num_envs)
         with EnvChecks(options.id, num_envs).attributed("reset"):
             env = VecEnv(created, options)
-        found, device = env.batch_size[0], torch.device(self.device())
+        count, device = env.batch_size[0], torch.device(self.device())
         advice = "Have it take num_envs, and make as many."
-        require(found == num_envs, f"env.id={options.id} must make {num_envs} environments (got {found}). {advice}")
+        require(count == num_envs, f"env.id={options.id} must make {num_envs} environments (got {count}). {advice}")
         require(
             env.device.type == device.type,
             f"env.device must be where env.id={options.id} runs, which is {env.device.type} (got {options.device}). "
