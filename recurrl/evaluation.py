@@ -8,7 +8,7 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from statistics import fmean, pstdev
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from tensordict import NestedKey
@@ -19,6 +19,7 @@ from recurrl.config import EnvConfig
 from recurrl.envs import make_batched_env
 from recurrl.envs.batched import BatchedEnv, Tensors, episodes_ended, observation_in
 from recurrl.envs.making import random_action
+from recurrl.envs.policy_env import PolicyEnv
 from recurrl.keys import HIDDEN
 from recurrl.policy import Policy
 from recurrl.policy.policy import State, StepOutput
@@ -36,14 +37,21 @@ MAX_COPIES = 256
 
 logger = logging.getLogger(__name__)
 
-Watch = Callable[[BatchedEnv, StepOutput], None]
-"""Sees the environments of an evaluation before each step, and the policy's output."""
-
-Act = Callable[[Tensors, Tensor], Any]
-"""Chooses actions for observations and episode starts ``[N, 1]``."""
+Act = Callable[[Tensors, Tensor], tuple[Any, StepOutput | None]]
+"""Chooses actions for observations and episode starts ``[N, 1]``; also returns the policy's output, if there is one."""
 
 # Treatments of the recurrent states between two steps: unchanged, zeros, or those of another episode.
 KEPT, ZEROED, SHUFFLED = "kept", "zeroed", "shuffled"
+
+
+class Watch(Protocol):
+    """Sees what happens in an evaluation."""
+
+    def begin(self, env: PolicyEnv) -> None:
+        """Called after the first reset."""
+
+    def step(self, env: PolicyEnv, output: StepOutput, after: Tensors) -> None:
+        """Called after each step and before the resets, with the policy's output and what the step returned."""
 
 
 class StoppedError(Exception):
@@ -86,7 +94,7 @@ def evaluate(
             gives each environment the states of another one; there are at least two.
         stopped: called before each step; True ends the evaluation.
         deterministic: take the most probable actions; False to sample them with torch's global generator.
-        watch: called with the environments before each of their steps, and with the policy's output.
+        watch: sees the environments, if a policy acts.
 
     Raises:
         StoppedError: ``stopped`` returned True.
@@ -96,16 +104,21 @@ def evaluate(
     copies = max(episodes, 2) if states == SHUFFLED else episodes
     privileged = policy is not None and HIDDEN in policy.critic_only
     with closing(make_batched_env(config, copies, seed + SEED_OFFSET, privileged=privileged)) as env:
-        act = _random(env) if policy is None else _acting(env, policy, states, seed, deterministic, watch)
+        act = _random(env) if policy is None else _acting(env, policy, states, seed, deterministic)
         returns = _Returns(episodes, env.batch_size[0], env.device)
         observation = env.reset_tensors(None)
         env.check_step(observation)
+        if watch is not None:
+            watch.begin(env)
         done = torch.ones(*env.batch_size, 1, dtype=torch.bool, device=env.device)
         for _ in range(max_steps):
             if stopped():
                 raise StoppedError
-            after = env.step_tensors(act(observation, done))
+            action, output = act(observation, done)
+            after = env.step_tensors(action)
             env.check_step(after)
+            if watch is not None and output is not None:
+                watch.step(env, output, after)
             returns.add(after["reward"], episodes_ended(after))
             if not returns.unfinished:
                 break
@@ -190,25 +203,23 @@ def evaluate_many(
 
 def _random(env: BatchedEnv) -> Act:
     """Chooses random actions."""
-    return lambda observation, _: random_action(env, observation)
+    return lambda observation, _: (random_action(env, observation), None)
 
 
-def _acting(env: BatchedEnv, policy: Policy, states: str, seed: int, deterministic: bool, watch: Watch | None) -> Act:
+def _acting(env: BatchedEnv, policy: Policy, states: str, seed: int, deterministic: bool) -> Act:
     """Chooses the policy's actions."""
     device, count = policy.device, env.batch_size[0]
     generator = torch.Generator().manual_seed(seed)
     state: State = policy.initial_state(count)
 
-    def act(observation: Tensors, is_init: Tensor) -> Any:
+    def act(observation: Tensors, is_init: Tensor) -> tuple[Any, StepOutput]:
         nonlocal state
         entries = observation_in({key: value.to(device) for key, value in observation.items()})
         state = _with_states(policy.reset(state, is_init.to(device).squeeze(-1)), policy.state_keys, states, generator)
         noise = None if deterministic else torch.randn(count, policy.noise_size, device=device)
         output = policy.step(entries, state, None, noise)
         state = output.state
-        if watch is not None:
-            watch(env, output)
-        return output.action.to(env.device)
+        return output.action.to(env.device), output
 
     return act
 

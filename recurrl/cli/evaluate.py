@@ -87,7 +87,7 @@ def evaluate_run(
     from recurrl.evaluation import KEPT, evaluate_many
     from recurrl.runtime.time_limit import time_limit
     from recurrl.video.episode import Recorder
-    from recurrl.video.recording import watched
+    from recurrl.video.rendering import drawable
     from recurrl.video.writing import write
 
     opened = open_run(path, which, device, trust_packages, overrides)
@@ -100,7 +100,7 @@ def evaluate_run(
         policy = opened.make_policy()
         if set(states) != {KEPT} and not policy.state_keys:
             raise ConfigError(f"--memory needs recurrent states, but the policy of {path} has none. Leave it out.")
-        env = watched(config.env) if video else config.env
+        env = drawable(config.env) if video else config.env
         recorders = [Recorder(policy, env.mask, f"{env.id}, seed {each}") for each in seeds] if video else []
         seen_by = {KEPT: recorders}
         returns = {

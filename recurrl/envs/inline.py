@@ -31,6 +31,7 @@ class InlineEnv(BatchedEnv):
 
     Attributes:
         envs: the environments.
+        observed: the last observations of all environments.
 
     Raises:
         ConfigError: policies cannot handle their spaces.
@@ -48,7 +49,7 @@ class InlineEnv(BatchedEnv):
         self._reader, self._masked = Observations(space, count), masked
         # The last observation of each environment, by entry: what environments write into, and a copy to return.
         self._last = {key: values.numpy() for key, values in self.observation_spec.zero().items(True, True)}
-        self._returned: Tensors = {}
+        self.observed: Tensors = {}
         self._plain = next(iter(self._last.values()))
         self._dtype, self._shape = self._plain.dtype, None if parts_of(space) else self._plain.shape[1:]
         # What the reset seeds of groups derive from: the seed, the group, the number of resets of all, the episode.
@@ -95,7 +96,7 @@ class InlineEnv(BatchedEnv):
     def episodes(self) -> dict[str, Any]:
         """The state of each environment, and the last observations."""
         groups = {} if self._groups_N4 is None else {"groups": torch.from_numpy(self._groups_N4.copy())}
-        return {"environments": [state_of(env) for env in self.envs], "observed": dict(self._returned), **groups}
+        return {"environments": [state_of(env) for env in self.envs], "observed": dict(self.observed), **groups}
 
     def restore_episodes(self, state: dict[str, Any]) -> None:
         """Restores the state of each environment."""
@@ -107,7 +108,7 @@ class InlineEnv(BatchedEnv):
             restore(env, of_one)
         for key, values in self._last.items():
             values[...] = state["observed"][key].numpy()
-        self._returned.update(state["observed"])
+        self.observed.update(state["observed"])
         if self._groups_N4 is not None:
             self._groups_N4[...] = state["groups"].numpy()
 
@@ -123,8 +124,8 @@ class InlineEnv(BatchedEnv):
             self._last[key][i] = entry
 
     def _observed(self) -> Tensors:
-        self._returned.update((key, torch.from_numpy(values.copy())) for key, values in self._last.items())
-        return dict(self._returned)
+        self.observed.update((key, torch.from_numpy(values.copy())) for key, values in self._last.items())
+        return dict(self.observed)
 
     def _set_seed(self, seed: int | None) -> None:
         chain = [None] * len(self.envs) if seed is None else seeds(seed, len(self.envs))

@@ -48,6 +48,7 @@ class PolicyEnv(BatchedEnv):
 
     Attributes:
         raw: the environments behind the interface.
+        interface: to the policy.
 
     Raises:
         ConfigError: the options do not fit the environments.
@@ -64,7 +65,7 @@ class PolicyEnv(BatchedEnv):
         specs = Composite({OBSERVATION: observation[OBSERVATION], ACTION: action}).expand(count)
         super().__init__(count, {OBSERVATION: specs[OBSERVATION]}, specs[ACTION], raw.device)
         self.raw, self.checks = raw, raw.checks or EnvChecks(options.id, count)
-        self._interface = interface.to(raw.device)
+        self.interface = interface.to(raw.device)
         leaves = observation.items(include_nested=True, leaves_only=True)
         self._limits = {key: limit_of(spec) for key, spec in leaves}
         self._action = raw.full_action_spec[0][ACTION]
@@ -91,11 +92,11 @@ class PolicyEnv(BatchedEnv):
     def step_tensors(self, action: Tensor | TensorDictBase) -> Tensors:
         """Steps the environments with the policy's actions."""
         with self._guarded("step"):
-            parts = self._interface.env_action(action)
+            parts = self.interface.env_action(action)
             after = self.raw.step_tensors(parts[()] if () in parts else TensorDict(parts, self.batch_size))
             results: Tensors = {key: after[key] for key in _RESULTS if key in after}
             if PREVIOUS_ACTION in self._previous:
-                self._previous[PREVIOUS_ACTION] = self._interface.previous_action(action)
+                self._previous[PREVIOUS_ACTION] = self.interface.previous_action(action)
             if PREVIOUS_REWARD in self._previous:
                 self._previous[PREVIOUS_REWARD] = results["reward"].float()
             return {**self._observed(after, ~results["done"]), **results}
@@ -122,7 +123,7 @@ class PolicyEnv(BatchedEnv):
 
     def _observed(self, raw: Tensors, acting: Tensor | None) -> Tensors:
         """The policy's observation, checked. Only environments in ``acting`` ``[N, 1]`` act on it; None for all."""
-        observation = self._interface.observation({**raw, **self._previous} if self._previous else raw)
+        observation = self.interface.observation({**raw, **self._previous} if self._previous else raw)
         if self.raw.checks is not None:
             self.checks.check_values(observation, self._limits)
             mask = observation.get((OBSERVATION, ACTION_MASK))

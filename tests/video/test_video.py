@@ -17,10 +17,10 @@ from recurrl.envs import GymnasiumSource
 from recurrl.errors import ConfigError
 from recurrl.evaluation import SEED_OFFSET, evaluate
 from recurrl.runtime.seeds import seeds
-from recurrl.video import recording
+from recurrl.video import episode as recording
 from recurrl.video.drawing import HEIGHT, WIDTH, frames
 from recurrl.video.episode import Episode, Recorder
-from recurrl.video.recording import watched
+from recurrl.video.rendering import drawable
 from recurrl.video.writing import files_of
 
 
@@ -83,7 +83,7 @@ TASKS = [
 def recorded(policy, config, episodes=3):
     """The returns of an evaluation, and its first episode."""
     recorder = Recorder(policy, config.env.mask, "an episode")
-    returns = evaluate(watched(config.env), policy, episodes, 5, watch=recorder)
+    returns = evaluate(drawable(config.env), policy, episodes, 5, watch=recorder)
     return returns, recorder.episode()
 
 
@@ -191,7 +191,7 @@ def test_whatever_an_episode_has_is_drawn_and_the_future_is_faded(values, states
 def test_environments_that_cannot_be_drawn_are_rejected(small, overrides, message):
     config = small(*overrides.split())
     with pytest.raises(ConfigError) as caught:
-        watched(config.env)
+        drawable(config.env)
     assert f"A video of env.id={config.env.id} was requested, but" in str(caught.value)
     assert message in str(caught.value)
 
