@@ -20,7 +20,7 @@ from benchmarks.configuration import configuration
 from benchmarks.measuring import machine
 from recurrl.algorithms.algorithm import Algorithm
 from recurrl.build import make_algorithm, make_policy_for, make_rollout_spec, set_process_state
-from recurrl.collector import rollout as collection
+from recurrl.collector import single as collection
 from recurrl.collector.single import SingleCollector
 from recurrl.config import TrainConfig
 

@@ -52,7 +52,7 @@ def check_consistency(policy: Policy, batch_NT: TensorDictBase, config: TrainCon
     Args:
         policy: the behaviour policy of the batch, with unchanged weights.
         batch_NT: the first rollout.
-        config: of the run, or of a rank's share of it.
+        config: the configuration of the run, or of a rank's share of it.
         resumed: rows may continue episodes of an earlier run; otherwise each must begin with an episode.
 
     Raises:
@@ -210,8 +210,8 @@ class _Comparison(NamedTuple):
     """One entry of the batch, as recorded and as replayed.
 
     Attributes:
-        name: of the quantity, for the line that is printed.
-        key: of the recorded entry.
+        name: the quantity's name in the printed line.
+        key: the key of the recorded entry.
         replayed_NT: ``[N, T, ...]``.
         cause: the likely cause of a difference, and what to do.
     """

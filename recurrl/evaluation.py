@@ -89,7 +89,7 @@ def evaluate(
         config: the environment.
         policy: acts on its own device; None for random actions.
         episodes: number of episodes.
-        seed: of the environments, to which an offset is added.
+        seed: the environments' seed, to which an offset is added.
         states: ``kept`` leaves the recurrent states alone. ``zeroed`` sets them to zero before each step. ``shuffled``
             gives each environment the states of another one; there are at least two.
         stopped: called before each step; True ends the evaluation.
@@ -139,7 +139,7 @@ class _Returns:
     Args:
         episodes: the number of episodes.
         copies: N.
-        device: of the environments.
+        device: the environments' device.
     """
 
     def __init__(self, episodes: int, copies: int, device: torch.device) -> None:
@@ -185,7 +185,7 @@ def evaluate_many(
         config: the environment.
         policy: acts on its own device.
         episodes: for each seed.
-        all_seeds: of the environments.
+        all_seeds: the environments' seeds.
         states: as for :func:`evaluate`.
         deterministic: as for :func:`evaluate`.
         watching: one for each seed, for its first environments; or none.

@@ -60,8 +60,8 @@ class Agent:
     Attributes:
         policy: the policy.
         step: what :meth:`act` computes on tensors, as one module for export.
-        observation_space: of one environment, as :meth:`act` takes observations.
-        action_space: of one environment, as :meth:`act` returns actions.
+        observation_space: the space of one environment's observation, which :meth:`act` takes.
+        action_space: the space of one environment's action, which :meth:`act` returns.
     """
 
     def __init__(self, policy: Policy, env: EnvConfig) -> None:
@@ -76,13 +76,13 @@ class Agent:
         return f"Agent({env.id}, {spaces_of}, {count:,} parameters on {self.policy.device})"
 
     def evaluate(self, episodes: int = 20, seed: int = 0, deterministic: bool = True) -> list[float]:
-        """The undiscounted return of each of so many episodes in new environments, made as :meth:`make_env` does.
+        """Plays episodes in new environments, and returns the undiscounted return of each.
 
-        No random numbers of the process are used up.
+        The process's random number generators stay as they are.
 
         Args:
-            episodes: one for each environment, so that short ones count no more than long ones.
-            seed: of the environments; those of a run's own evaluation have the run's.
+            episodes: the number of episodes, each in an environment of its own.
+            seed: the environments' seed; a run's own evaluation uses the run's.
             deterministic: the most probable actions; False to sample.
 
         Raises:
@@ -137,8 +137,8 @@ class Agent:
         """The action for an observation, and the state for the next call.
 
         Args:
-            observation: of one environment, or of B with a first dimension of B, as the plain environment returns it:
-                an array or a tensor, or a dict or tuple of them.
+            observation: what the plain environment returned, or B of them with a first dimension of B: an array or a
+                tensor, or a dict or tuple of them.
             state: what the last call returned, or :meth:`initial_state`.
             is_init: true where an episode begins, ``[B]`` or one flag: the state starts over there. None for nowhere; a
                 state from :meth:`initial_state` needs no flag.

@@ -1,4 +1,4 @@
-"""What a user passes to a policy, and gets from it: named arrays of a plain environment, and the interface behind them.
+"""Named arrays, which a user passes to a policy and gets from it, and the interface between them and the policy.
 
 Shape legend: B batch.
 """
@@ -34,9 +34,9 @@ class NamedArray:
     """One array of a plain environment's observations or actions.
 
     Attributes:
-        key: of the tensor in a batched environment.
-        space: of one environment.
-        columns: the indices of what the policy sees of a vector; None for everything.
+        key: the key of the tensor in a batched environment.
+        space: the space of one environment's array.
+        columns: the indices of a vector that the policy sees; None for all.
     """
 
     key: NestedKey
@@ -50,12 +50,12 @@ class NamedArray:
 
     @property
     def path(self) -> tuple[str, ...]:
-        """Leads to it within the observation or action; the entries of a tuple are 0, 1, and so on."""
+        """The place within the observation or action; the entries of a tuple are 0, 1, and so on."""
         return () if isinstance(self.key, str) else self.key[1:]
 
     @cached_property
     def spec(self) -> TensorSpec:
-        """Of one environment."""
+        """The spec of one environment's array."""
         return spec_of(self.space, 1)[0]
 
     def read(self, value: Any, batch: tuple[int, ...], advice: str, name: str = "") -> Tensor:
@@ -65,7 +65,7 @@ class NamedArray:
             value: an array or a tensor.
             batch: the expected batch dimensions.
             advice: ends the error message.
-            name: for the error message; that of the entry by default.
+            name: the name in error messages; default: the entry's.
 
         Raises:
             ConfigError: it has another shape or dtype, is not finite, or has values that the space does not have.
@@ -105,8 +105,8 @@ class NamedInterface(Interface):
         critic_only: entries of the observation that acting does not need.
 
     Attributes:
-        observation_space: of the environment within its user's wrappers.
-        action_space: of the same environment.
+        observation_space: the observation space of the environment within its user's wrappers.
+        action_space: the action space of the same environment.
         observed: the entries of an observation that the policy acts on.
         added: further entries: the mask of actions in the info, the previous action, the previous reward.
         actions: the entries of an action.

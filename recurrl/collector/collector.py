@@ -21,9 +21,9 @@ class RolloutSpec:
 
     Attributes:
         env: the environments.
-        policy: it acts, on its device, where the rollouts are stored too.
+        policy: the policy to act with, on its device, where the rollouts are stored too.
         frames: frames per rollout, summed over environments.
-        seed: of environments and workers.
+        seed: the seed of environments and workers.
         group_size: environments that start each row from the same state; each row then begins with a reset. None:
             episodes continue from one rollout to the next.
     """
@@ -52,7 +52,7 @@ class Collector(Protocol):
         """The unfinished episodes; ``why_not`` is the reason if they cannot be saved, else None."""
 
     def load_state_dict(self, state: Mapping[str, Any], /) -> None:
-        """Restores them, in another process. Those that could not be saved are restarted.
+        """Restores unfinished episodes in another process. Those that could not be saved are restarted.
 
         Raises:
             UnsavableError: the environments are constructed differently from the saved ones.
@@ -62,7 +62,7 @@ class Collector(Protocol):
         """Replaces what failed by new environments and workers, which begin new episodes.
 
         Args:
-            seed: of the new environments.
+            seed: the new environments' seed.
 
         Raises:
             RunError: they failed too.
@@ -73,7 +73,7 @@ class Collector(Protocol):
 
 
 def why_not_resumable(collector: Collector) -> str | None:
-    """Tries to save and restore the unfinished episodes. Returns the reason if that fails."""
+    """Tries to save and restore the unfinished episodes. Returns the reason if that fails, else None."""
     try:
         state = from_bytes(to_bytes(collector.state_dict()))
         if state["why_not"] is None:

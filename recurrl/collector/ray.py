@@ -46,7 +46,7 @@ class ActorWorker(Worker):
         Args:
             path: where the main process looks for modules; directories that are not on this machine's path are added.
             pickled: the collector's options, and what this worker collects.
-            seed: of the actor's random numbers.
+            seed: the seed of the actor's random numbers.
         """
         sys.path += [each for each in path if each not in sys.path]
         self._options, spec = cloudpickle.loads(pickled)

@@ -140,7 +140,7 @@ class SingleCollector:
         """Replaces the environments by new ones, after an error.
 
         Args:
-            seed: of the new ones.
+            seed: the new environments' seed.
         """
         # Environments that failed may not close either.
         self.shutdown(raise_on_error=False)

@@ -84,7 +84,7 @@ def ended(exitcode: int, frames: int) -> Failure:
     """The failure of a worker whose process ended.
 
     Args:
-        exitcode: of the process; negative for a signal.
+        exitcode: the process's exit code; negative for a signal.
         frames: frames that it had collected.
     """
     after = f"after {frames} of its frames"

@@ -42,7 +42,7 @@ class Worker:
 
         Args:
             spec: what this worker collects.
-            seed: of the random numbers of this process.
+            seed: the seed of this process's random numbers.
         """
         seed_process(seed)
         self.collector = SingleCollector(spec)
@@ -131,7 +131,7 @@ class WorkerCollector:
         """Starts the workers that do not run; the others keep their episodes and their rows.
 
         Args:
-            seed: of the first environment of worker 0; all other seeds derive from it.
+            seed: the seed of worker 0's first environment, from which all others derive.
 
         Raises:
             RunError: a new worker failed.

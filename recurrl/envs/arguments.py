@@ -14,10 +14,10 @@ def check_arguments(
 
     Args:
         make: the constructor.
-        names: of the arguments.
-        what: names the constructor in the error.
-        prefix: of an argument's key in the configuration.
-        ours: names of arguments that are passed anyway.
+        names: the names of the configured arguments.
+        what: the constructor's description, for errors.
+        prefix: what precedes a name in the configuration's keys.
+        ours: the names of arguments that are passed anyway.
 
     Raises:
         ConfigError: with the arguments it takes.

@@ -36,13 +36,13 @@ class EnvChecks:
     """Checks what environments return, and names the environment and the step in errors.
 
     Args:
-        env_id: the environments' registered id.
+        env_id: the environments' id.
         count: number of environments, N.
 
     Attributes:
-        env_id: the environments' registered id.
+        env_id: the environments' id.
         at: index of the environment being called; None if all are called at once.
-        steps: steps so far, of each.
+        steps: steps of each environment so far.
     """
 
     def __init__(self, env_id: str, count: int) -> None:
@@ -122,11 +122,11 @@ class EnvChecks:
         return one.item()
 
     def error(self, i: int | None, problem: str) -> EnvError:
-        """An error of one of them, or of all."""
+        """An error of environment ``i``, or of all."""
         return EnvError(f"{self.name(i)} {problem}")
 
     def name(self, i: int | None = None) -> str:
-        """The beginning of a message about one environment, or about all."""
+        """The beginning of a message about environment ``i``, or about all."""
         which = f"Environment {i} of {self._count}" if i is not None else f"The vector environment of {self._count}"
         return f"{which} ({self.env_id}), at step {self.steps},"
 
@@ -175,12 +175,12 @@ class Observations:
     """Reads the entries of raw observations, without text.
 
     Args:
-        space: of an environment's observation.
+        space: the space of one environment's observation.
         count: number of environments, N.
         batched: observations of all environments are read at once rather than one by one.
 
     Attributes:
-        keys: of the entries, in the order in which they are read.
+        keys: the keys of the entries, in the order in which they are read.
         zeros_N: an array of each entry for all environments, by key.
     """
 

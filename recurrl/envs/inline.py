@@ -62,7 +62,7 @@ class InlineEnv(BatchedEnv):
         self._groups_N4[:, 0], self._groups_N4[:, 1] = seed, np.arange(count) // size
 
     def reset_tensors(self, mask: Tensor | None) -> Tensors:
-        """Resets them one by one."""
+        """Resets the environments one by one."""
         begun_N = np.ones(len(self.envs), bool) if mask is None else mask.numpy().reshape(-1)
         if self._groups_N4 is not None and mask is None:
             self._groups_N4 += (0, 0, 1, 0)
@@ -74,7 +74,7 @@ class InlineEnv(BatchedEnv):
         return self._observed()
 
     def step_tensors(self, action: Tensor | TensorDictBase) -> Tensors:
-        """Steps them one by one."""
+        """Steps the environments one by one."""
         actions = _one_by_one(action, self._action_space)
         rewards: list[Any] = []
         terminated_N: list[Any] = []

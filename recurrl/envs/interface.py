@@ -29,10 +29,10 @@ class Entry:
     """An entry of the policy's observation.
 
     Attributes:
-        raw: the key of what the environment gives.
-        path: leads to it within the policy's observation.
-        spec: of one environment's, as the policy sees it.
-        columns: the indices of what is shown of a vector; None for everything.
+        raw: the key of the environment's entry.
+        path: the entry's place within the policy's observation.
+        spec: the spec of one environment's entry, as the policy sees it.
+        columns: the visible indices of a vector; None for all.
     """
 
     raw: NestedKey
@@ -50,19 +50,19 @@ class Interface(nn.Module):
     choice; those of several discrete actions are concatenated.
 
     Args:
-        env: options of the environment.
+        env: the environment's options.
         observation: the spec of one environment's raw entries, with the entry ``observation``.
-        action: that of its action; composite if it has several parts.
-        privileged: there is an entry ``hidden``: what ``env.mask`` hides of a vector, or without a mask the
-            environment's own.
+        action: the spec of its action; composite if it has several parts.
+        privileged: add the entry ``hidden``: what ``env.mask`` hides of a vector, or without a mask the environment's
+            own entry of that name.
         without: entries of the policy's observation to leave out.
 
     Attributes:
-        env: options of the environment.
+        env: the environment's options.
         entries: the entries of the policy's observation.
-        parts: of the action.
-        observation_spec: of one environment's observation, with the entry ``observation``.
-        action_spec: of the policy's action for one environment.
+        parts: the parts of the action.
+        observation_spec: the spec of one environment's observation, with the entry ``observation``.
+        action_spec: the spec of the policy's action for one environment.
 
     Raises:
         ConfigError: the options do not fit the environment.
@@ -150,29 +150,29 @@ class Interface(nn.Module):
         return {part.path: part.from_env(action[part.path]) for part in self.parts}
 
     def previous_action(self, action: Any) -> Tensor:
-        """The policy's action as it is shown to it at the next step, ``[N, A]``.
+        """The policy's action as it sees it at the next step, ``[N, A]``.
 
-        As the environment received it, after clipping: continuous entries normalised, discrete ones as one-hot vectors,
-        the parts concatenated.
+        It is the action that the environment received, after clipping: continuous entries normalised, discrete ones as
+        one-hot vectors, the parts concatenated.
         """
         return torch.cat([part.flat(part.of(action)) for part in self.parts], -1)
 
 
 class ActionPart(nn.Module):
-    """One part of an action, whole if it has a single one.
+    """One part of an action, or all of it.
 
     Continuous actions of a policy are normalised, each dimension for itself: between two finite bounds they are in
     units of half the range, so that −1 and 1 stand for the bounds; one with equal bounds always has that value, and
     zero as its only action. Any other is clipped to the bound that it has.
 
     Args:
-        path: leads to it within the action.
+        path: the part's place within the action; empty for all of it.
         raw: the spec of one environment's action.
 
     Attributes:
-        path: leads to it within the action.
+        path: the part's place within the action; empty for all of it.
         raw: the spec of one environment's action.
-        spec: of the policy's action.
+        spec: the spec of the policy's action.
         flat_bounds: the lowest and highest numbers of what :meth:`flat` returns, ``[A]`` each.
     """
 
@@ -214,7 +214,7 @@ class ActionPart(nn.Module):
         return torch.where(half > 0, (action.double() - middle) / half, 0.0).to(torch.get_default_dtype())
 
     def flat(self, chosen: Tensor) -> Tensor:
-        """The policy's action as it is shown afterwards, ``[N, A]``."""
+        """The policy's action as it sees it at the next step, ``[N, A]``."""
         if self.is_continuous:
             return chosen.flatten(1).float().maximum(self._bounds[0]).minimum(self._bounds[1])
         if not self._sizes:

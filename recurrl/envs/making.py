@@ -34,7 +34,7 @@ def make_batched_env(
     Args:
         config: options of the environment.
         num_envs: copies.
-        seed: of the first copy.
+        seed: the first copy's seed.
         groups: the number of neighbours whose episodes start from the same states; None for independent copies.
         privileged: observations have the entry ``hidden``, what is hidden from the policy, for the critic.
 

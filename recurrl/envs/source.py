@@ -33,13 +33,13 @@ class Source(ABC):
     For further options, its constructor's first parameter is annotated with a dataclass derived from ``EnvConfig``.
 
     Args:
-        options: of the environment.
+        options: the environment's options.
 
     Attributes:
-        options: of the environment.
-        supported_options: those of ``env=gym`` that this source supports. A run that uses another one is rejected.
-        is_simulator: it makes a :class:`recurrl.envs.vec_env.VecEnv` of ``env.num_envs`` environments, once in a
-            process, which is used in turn for whatever needs environments.
+        options: the environment's options.
+        supported_options: the options of ``env=gym`` that this source supports. Others are rejected.
+        is_simulator: true if it makes a :class:`recurrl.envs.vec_env.VecEnv` of ``env.num_envs`` environments, once in
+            a process, which training, checks and evaluation use in turn.
     """
 
     supported_options: Collection[str] = ()
@@ -69,7 +69,7 @@ class Source(ABC):
             return env.observation_space, env.action_space
 
     def check(self) -> None:
-        """Rejects what cannot be honoured, before any environment is made.
+        """Rejects unsupported options, before any environment is made.
 
         Raises:
             ConfigError: with what to do.
@@ -97,24 +97,24 @@ class GymnasiumSource(Source):
 
     @abstractmethod
     def create(self) -> gymnasium.Env[Any, Any]:
-        """One environment, without the time limit and the wrappers of the configuration."""
+        """One environment, without the configured time limit and wrappers."""
 
     def check(self) -> None:
-        """Rejects what cannot be honoured, and wrappers that do not exist."""
+        """Rejects unsupported options, and wrappers that do not exist."""
         super().check()
         _load_wrappers(self.options.wrappers)
 
     def make(self, num_envs: int) -> EnvBase:
-        """The environments as one of batch size ``[num_envs]``."""
+        """The environments as one batched environment."""
         return self.inline([self.create_named() for _ in range(num_envs)])
 
     def inline(self, envs: Sequence[gymnasium.Env[Any, Any]]) -> InlineEnv:
-        """Single environments, as :meth:`create` made them, as one of as many."""
+        """Environments that :meth:`create` made, as one batched environment."""
         options = self.options
         return InlineEnv([self.wrap(env) for env in envs], options.id, options.action_mask_from_info)
 
     def plain(self) -> gymnasium.Env[Any, Any]:
-        """One environment as its user knows it: within the time limit and the wrappers of the configuration.
+        """One environment as its user knows it, within the configured time limit and wrappers.
 
         Raises:
             ConfigError: a package is missing, a wrapper does not fit, or it has no spaces.
@@ -123,13 +123,13 @@ class GymnasiumSource(Source):
         return self.wrap(self.create_named())
 
     def create_named(self, **arguments: Any) -> Any:
-        """What :meth:`create` makes; what it raises names the environment."""
+        """Calls :meth:`create`; errors name the environment."""
         options = self.options
         with making(f"env.id={options.id}" + (f" with env.kwargs={options.kwargs}" if options.kwargs else "")):
             return self.create(**arguments)
 
     def wrap(self, env: gymnasium.Env[Any, Any]) -> gymnasium.Env[Any, Any]:
-        """A single environment within the time limit and the wrappers of the configuration, the last one outermost."""
+        """The environment within the configured time limit and wrappers, the last wrapper outermost."""
         options = self.options
         for name, wrapper, arguments in _load_wrappers(options.wrappers):
             with making(f"env.wrappers={name} around env.id={options.id}"):

@@ -88,7 +88,7 @@ def raw_specs(observation: Space, action: Space, masked: bool, count: int) -> tu
         observation: the space of one environment's observation.
         action: the space of its action.
         masked: the info has a mask of actions.
-        count: of environments.
+        count: the number of environments.
     """
     specs = {OBSERVATION: spec_of(named(observation, text=False), count)}
     if masked:

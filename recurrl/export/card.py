@@ -42,11 +42,11 @@ def model_card(
     """The text of a model card.
 
     Args:
-        config: of the run.
+        config: the run's configuration.
         statistics: the statistics of an evaluation, see :func:`recurrl.returns.summarized`.
-        frames: of training.
-        evaluation_seed: of the evaluation.
-        version: of recurrl.
+        frames: frames of training.
+        evaluation_seed: the seed of the evaluation.
+        version: recurrl's version.
         license: the identifier of its license; None without a license.
         files: in the folder.
         needs_trust: the configuration names packages to import.

@@ -22,7 +22,7 @@ class Recurrl(nn.Module):
     """A step as it is: recurrl's own layout, with the methods that every layout has.
 
     Args:
-        step: of the policy.
+        step: the policy's step.
         sampled: actions are drawn with an input of noise.
 
     Attributes:
@@ -55,7 +55,7 @@ class RslRl(nn.Module):
     state has no ``c_in``. Nothing resets them: zeros are passed at the beginning of an episode.
 
     Args:
-        step: of the policy.
+        step: the policy's step.
 
     Attributes:
         states: h and c, by the names of states.

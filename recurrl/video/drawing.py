@@ -34,8 +34,8 @@ def frames(episode: Episode, every: int = 1) -> Iterator[Image.Image]:
     """The frames of an episode: one for the beginning and one after each step, and the last one for a while.
 
     Args:
-        episode: of at least one step.
-        every: leave out all but each ``every``-th frame.
+        episode: an episode of at least one step.
+        every: draw each ``every``-th frame only.
     """
     curves, steps = _Curves(episode), len(episode.actions)
     form = return_format(float(np.abs(episode.returns).max()))

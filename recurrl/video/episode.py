@@ -20,7 +20,7 @@ from recurrl.video.rendering import picture_of
 
 Array = np.ndarray[Any, Any]
 MAX_STEPS = 3000
-"""Of an episode that are recorded."""
+"""Steps of an episode that are recorded."""
 _MAX_CURVES = 16
 
 
@@ -55,7 +55,7 @@ class Recorder:
     Args:
         policy: the policy that acts.
         mask: what it does not see: indices of a vector observation, or names of a dict's entries.
-        title: of the episode.
+        title: the episode's title.
     """
 
     def __init__(self, policy: Policy, mask: Sequence[int | str], title: str) -> None:

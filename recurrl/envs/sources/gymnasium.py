@@ -75,7 +75,7 @@ class ByMaker(GymnasiumSource):
     environment of TorchRL with that batch size. Without one it makes a single environment at each call.
 
     Args:
-        options: as configured.
+        options: the environment's options.
         maker: the class or function.
     """
 
@@ -93,14 +93,14 @@ class ByMaker(GymnasiumSource):
         check_arguments(self._maker, self.options.kwargs, self._id, "env.kwargs.", ours=("num_envs",))
 
     def make(self, num_envs: int) -> EnvBase:
-        """The environments as one of batch size ``[num_envs]``."""
+        """The environments as one batched environment."""
         env = self.create_named(num_envs=num_envs)
         if isinstance(env, gymnasium.Env):
             return self.inline([env, *(self.create_named() for _ in range(num_envs - 1))])
         return self._batched(env)
 
     def plain(self) -> gymnasium.Env[Any, Any]:
-        """One environment as its user knows it, within the wrappers of the configuration."""
+        """One environment as its user knows it, within the configured wrappers."""
         env = self.create_named()
         return self.wrap(env) if isinstance(env, gymnasium.Env) else SingleEnv(self._batched(env))
 
