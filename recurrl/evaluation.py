@@ -45,7 +45,7 @@ KEPT, ZEROED, SHUFFLED = "kept", "zeroed", "shuffled"
 
 
 class Watch(Protocol):
-    """Sees what happens in an evaluation."""
+    """Follows an evaluation, such as what records a video."""
 
     def begin(self, env: PolicyEnv) -> None:
         """Called after the first reset."""

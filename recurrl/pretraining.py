@@ -153,7 +153,7 @@ def read_episodes(folder: Path, policy: Policy, env: EnvConfig) -> list[TensorDi
 
 
 def _episode(file: Path, interface: NamedInterface) -> TensorDictBase:
-    """One file, in the form that the policy learns."""
+    """The episode of one file, in the form that the policy learns."""
     arrays, what, page = _arrays(file), f"{file} is not an episode of {interface.env.id}", "See docs/pretraining.md."
     first = arrays.get(_plural(interface.actions[0].name, ACTION))
     steps = 0 if first is None or first.ndim == 0 else len(first)

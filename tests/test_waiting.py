@@ -12,7 +12,7 @@ from waiting import Nowhere, Waits
 
 from recurrl.algorithms import algorithm as algorithm_module
 from recurrl.build import make_algorithm, make_policy_for
-from recurrl.collector import rollout as rollout_module
+from recurrl.collector import single as rollout_module
 from recurrl.collector.single import RolloutSpec, SingleCollector
 from recurrl.envs.policy_env import PolicyEnv
 from recurrl.policy import make_policy

@@ -78,7 +78,7 @@ class Processes:
         self._due_W = torch.full((options.num_workers,), torch.inf, dtype=torch.float64).share_memory_()
 
     def start(self, worker: int, spec: RolloutSpec, seed: int) -> None:
-        """Starts a process; all start in parallel."""
+        """Starts a process, without waiting until it is ready."""
         if worker in self.processes:
             self._end(worker)
         mine, its = self._context.Pipe()

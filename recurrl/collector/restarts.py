@@ -87,7 +87,7 @@ class RestartingCollector:
                     self.collector.restart(self._seed_after(self._restarts.count))
 
     def metrics(self) -> dict[str, float]:
-        """The collector's, and the number of restarts."""
+        """The metrics of the collector, and the number of restarts."""
         return {**self.collector.metrics(), **self._restarts.metrics()}
 
     def state_dict(self) -> dict[str, Any]:
@@ -109,7 +109,7 @@ class RestartingCollector:
             self.collector.load_state_dict(state)
 
     def restart(self, seed: int) -> None:
-        """Replaces what failed."""
+        """Replaces environments and workers that failed."""
         self.collector.restart(seed)
 
     @contextmanager
@@ -123,5 +123,5 @@ class RestartingCollector:
             self._error = error
 
     def shutdown(self, *, raise_on_error: bool = True) -> None:
-        """Shuts the collector down."""
+        """Closes environments and ends processes."""
         self.collector.shutdown(raise_on_error=raise_on_error)

@@ -78,7 +78,7 @@ def _make(config: EnvConfig, num_envs: int, privileged: bool = False) -> PolicyE
 
 
 def _check_env(env: EnvBase, config: EnvConfig, num_envs: int) -> None:
-    """Rejects what a source may make by mistake."""
+    """Rejects an environment of another kind or size than a source must make."""
     if not isinstance(env, EnvBase) or env.batch_size != (num_envs,):
         got = f"one of batch size {list(env.batch_size)}" if isinstance(env, EnvBase) else f"a {type(env).__name__}"
         raise ConfigError(

@@ -23,14 +23,14 @@ class SingleEnv(gymnasium.Env[Any, Any]):
         self._current: Any = None
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        """Starts an episode."""
+        """Starts an episode, and returns its first observation and an info."""
         if seed is not None:
             self._env.set_seed(seed)
         self._current = self._env.reset()
         return self._observed()
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        """Takes a step."""
+        """Steps with an action of :attr:`action_space`."""
         self._current[ACTION] = _tensor(action).expand(
             *self._env.batch_size, *self._env.full_action_spec[0][ACTION].shape
         )

@@ -125,7 +125,7 @@ class VecEnv(BatchedEnv):
         return dict(now.observed)
 
     def step_tensors(self, action: Tensor | TensorDictBase) -> Tensors:
-        """Steps all in one call."""
+        """Steps all environments in one call."""
         before = self._episodes.observed
         observation, reward, terminated, truncated, info = self._results(self._env.step(self._to_env_format(action)))
         self._log(info)
@@ -262,7 +262,7 @@ class VecEnv(BatchedEnv):
 
 
 def _start_episodes(env: Any, **arguments: Any) -> tuple[Any, Any]:
-    """The observation and the info after a reset."""
+    """Resets a simulator, and returns the observation and the info."""
     returned = env.reset(**arguments)
     if isinstance(returned, tuple) and len(returned) == 2:
         return returned

@@ -76,7 +76,7 @@ class GymnasiumVectorEnv(BatchedEnv):
         return _tensors(self._last)
 
     def step_tensors(self, action: Tensor | TensorDictBase) -> Tensors:
-        """Steps all in one call."""
+        """Steps all environments in one call."""
         returned = unpacked("step", self._vector.step(self._batched(action)))
         observation, rewards, terminated, truncated, info = returned
         entries = self._read(observation, info)
@@ -90,7 +90,7 @@ class GymnasiumVectorEnv(BatchedEnv):
         return {"environment": state_of(self._vector), "observed": _tensors(self._last)}
 
     def restore_episodes(self, state: dict[str, Any]) -> None:
-        """Gives the vector environment its state."""
+        """Restores the state of the vector environment, and the last observations."""
         saved = {len(values) for values in state["observed"].values()}
         if saved != {self._vector.num_envs}:
             raise UnsavableError(f"{saved} environments were saved, but there are now {self._vector.num_envs}")

@@ -35,7 +35,7 @@ class Recurrl(nn.Module):
         self.outputs_by_state = {name: NEXT + name for name in step.state_shapes(sampled)}
 
     def forward(self, inputs: Tensors) -> Tensors:
-        """One step."""
+        """One step, with this layout's inputs and outputs."""
         outputs: Tensors = self.step(inputs)
         return outputs
 
@@ -82,7 +82,7 @@ class RslRl(nn.Module):
         self.outputs_by_state = {f"{short}_in": f"{short}_out" for short in self.states.values()}
 
     def forward(self, inputs: Tensors) -> Tensors:
-        """One step."""
+        """One step, with this layout's inputs and outputs."""
         states = {name: inputs[f"{short}_in"].transpose(0, 1) for name, short in self.states.items()}
         observed = inputs["obs"]
         is_init_B = torch.zeros_like(observed[:, 0], dtype=torch.bool)

@@ -65,7 +65,7 @@ def _write_mp4(path: Path, episodes: Sequence[Episode]) -> None:
 
 
 def _write_gif(path: Path, episodes: Sequence[Episode]) -> None:
-    """Writes the first seconds."""
+    """Writes the first seconds, small enough for a page."""
     fps = episodes[0].fps
     every = max(1, round(fps / _GIF_FPS))
     pages = chain.from_iterable(frames(each, every) for each in episodes)

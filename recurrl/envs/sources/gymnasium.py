@@ -105,7 +105,7 @@ class ByMaker(GymnasiumSource):
         return self.wrap(env) if isinstance(env, gymnasium.Env) else SingleEnv(self._batched(env))
 
     def _batched(self, env: VectorEnv[Any, Any, Any] | EnvBase) -> EnvBase:
-        """Environments that are stepped in one call."""
+        """The batched environment of environments that are stepped in one call."""
         options, is_vector = self.options, isinstance(env, VectorEnv)
         kind = "vector environment" if is_vector else "environment of TorchRL"
         for name in ("wrappers", "max_episode_steps"):

@@ -146,7 +146,7 @@ class MemoryTask(BatchedEnv):
         return {**self._observed(), **{name: values.unsqueeze(-1) for name, values in results.items()}}
 
     def episodes(self) -> dict[str, Any]:
-        """All tensors, and the generator."""
+        """The task's tensors, and the state of its generator."""
         tensors = {name: value.clone() for name, value in vars(self).items() if isinstance(value, Tensor)}
         return {"tensors": tensors, "generator": self._generator.get_state()}
 
@@ -208,7 +208,7 @@ class TMaze(MemoryTask):
         self.position.masked_fill_(chosen, self.start)
 
     def move(self, action: Tensor) -> tuple[Tensor, Tensor]:
-        """Goes, turns, or stands still."""
+        """Moves along the corridor, or ends the episode by a turn at the junction."""
         turned = (self.position == self.length) & ((action == NORTH) | (action == SOUTH))
         wanted = self.position + (action == EAST).long() - (action == WEST).long()
         position = wanted.clamp(0, self.length)
@@ -218,7 +218,7 @@ class TMaze(MemoryTask):
         return reward, turned
 
     def observe(self) -> Tensor:
-        """The bits of where the agent is."""
+        """The bits of the agent's position."""
         place = torch.where(self.position == self.length, 3, 2)
         return self._bits[torch.where(self.position == 0, self.way // SOUTH, place)]
 
@@ -259,13 +259,13 @@ class MemoryChain(MemoryTask):
         self.query = torch.where(chosen, self.draw(self.bits, count), self.query)
 
     def move(self, action: Tensor) -> tuple[Tensor, Tensor]:
-        """Counts at the last step."""
+        """Rewards the last step's action if it is the queried bit."""
         ends = self.time == self.length + 1
         bit = self.context.gather(1, self.query.unsqueeze(-1)).squeeze(-1)
         return torch.where(ends, torch.where(action == bit, 1.0, -1.0), 0.0), ends
 
     def observe(self) -> Tensor:
-        """Time, query, bits."""
+        """The time left, the index of the queried bit, and the bits."""
         # bsuite's first step shows the reset's observation again: its clock runs one behind.
         clock = (self.time - 1).clamp(min=0)
         left = 1 - clock / self.length
@@ -274,7 +274,7 @@ class MemoryChain(MemoryTask):
         return torch.cat((left.unsqueeze(-1), query.unsqueeze(-1), bits), -1).float()
 
     def hidden(self) -> Tensor:
-        """Query and bits."""
+        """The index of the queried bit, and the bits."""
         return torch.cat((self.query.unsqueeze(-1), 2 * self.context - 1), -1).float()
 
 
@@ -305,12 +305,12 @@ class RepeatPrevious(MemoryTask):
         self._suits = torch.arange(count, device=device) % 4
 
     def begin(self, chosen: Tensor) -> None:
-        """Shuffles."""
+        """Shuffles the deck."""
         noise = torch.rand(self.cards.shape, generator=self._generator, device=self.device)
         self.cards = torch.where(chosen.unsqueeze(-1), self._suits[noise.argsort(-1)], self.cards)
 
     def move(self, action: Tensor) -> tuple[Tensor, Tensor]:
-        """Compares."""
+        """Rewards the suit of the card seen ``k`` − 1 steps before."""
         suit = self.cards.gather(1, (self.time - self.k).clamp(min=0).unsqueeze(-1)).squeeze(-1)
         unit = 1 / (self.count - self.k)
         reward = torch.where(self.time >= self.k, torch.where(action == suit, unit, -unit), 0.0)
