@@ -41,7 +41,7 @@ def _checked(overrides: Sequence[str], config_dir: Path | None) -> str:
         raise ConfigError("recurrl-check checks new runs; a resumed run checks itself. Leave resume out.")
     # With torch, which typos need not wait for.
     from recurrl.build import make_collector, make_policy_for, set_process_state, warm_start
-    from recurrl.collector.collector import why_not_resumable
+    from recurrl.collector.collector import unsavable_reason
     from recurrl.consistency import check_consistency
     from recurrl.runtime.time_limit import time_limit
     from recurrl.validation import check_config
@@ -58,8 +58,8 @@ def _checked(overrides: Sequence[str], config_dir: Path | None) -> str:
         collector = make_collector(config, policy)
         try:
             line = check_consistency(policy, collector.collect(), config)
-            why_not = why_not_resumable(collector)
-            lost = f"\nCheckpoints cannot hold unfinished episodes; a resumed run starts new ones. {why_not}."
-            return line if why_not is None else line + lost
+            reason = unsavable_reason(collector)
+            lost = f"\nCheckpoints cannot hold unfinished episodes; a resumed run starts new ones. {reason}."
+            return line if reason is None else line + lost
         finally:
             collector.shutdown()

@@ -49,7 +49,7 @@ class Collector(Protocol):
         """Metrics of the last rollout's collection."""
 
     def state_dict(self) -> dict[str, Any]:
-        """The unfinished episodes; ``why_not`` is the reason if they cannot be saved, else None."""
+        """The unfinished episodes; ``unsavable_reason`` is the reason if they cannot be saved, else None."""
 
     def load_state_dict(self, state: Mapping[str, Any], /) -> None:
         """Restores unfinished episodes in another process. Those that could not be saved are restarted.
@@ -72,12 +72,12 @@ class Collector(Protocol):
         """Closes environments and ends processes."""
 
 
-def why_not_resumable(collector: Collector) -> str | None:
+def unsavable_reason(collector: Collector) -> str | None:
     """Tries to save and restore the unfinished episodes. Returns the reason if that fails, else None."""
     try:
         state = from_bytes(to_bytes(collector.state_dict()))
-        if state["why_not"] is None:
+        if state["unsavable_reason"] is None:
             collector.load_state_dict(state)
     except UnsavableError as error:
         return str(error)
-    return state["why_not"]
+    return state["unsavable_reason"]

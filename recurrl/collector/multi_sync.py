@@ -8,4 +8,4 @@ from recurrl.config import WorkersConfig
 
 def make(options: WorkersConfig, spec: RolloutSpec) -> WorkerCollector:
     """The collector of worker processes."""
-    return WorkerCollector(options, spec, Processes(options, spec.policy, options.ahead + 1), options.ahead)
+    return WorkerCollector(options, spec, Processes(options, spec.policy))

@@ -65,16 +65,15 @@ class Processes:
     Args:
         options: the collector's options.
         policy: the policy to collect with.
-        slots: versions of the weights that are in use at the same time.
     """
 
-    def __init__(self, options: WorkersConfig, policy: Policy, slots: int) -> None:
+    def __init__(self, options: WorkersConfig, policy: Policy) -> None:
         self._options, self.frames = options, 0
         self._context = multiprocessing.get_context("spawn")
         self.processes: dict[int, BaseProcess] = {}
         self._pipes: dict[int, Any] = {}
         self._policy = deepcopy(policy).cpu()
-        self._weights: list[Weights] = [_shared_copy(self._policy.state_dict()) for _ in range(slots)]
+        self._weights: list[Weights] = [_shared_copy(self._policy.state_dict()) for _ in range(options.ahead + 1)]
         self._due_W = torch.full((options.num_workers,), torch.inf, dtype=torch.float64).share_memory_()
 
     def start(self, worker: int, spec: RolloutSpec, seed: int) -> None:

@@ -195,4 +195,4 @@ def _described(resources: Mapping[str, float]) -> str:
 
 def make(options: RayConfig, spec: RolloutSpec) -> WorkerCollector:
     """The collector of a Ray cluster."""
-    return WorkerCollector(options, spec, Actors(options), options.ahead)
+    return WorkerCollector(options, spec, Actors(options))

@@ -92,7 +92,7 @@ class RestartingCollector:
 
     def state_dict(self) -> dict[str, Any]:
         """The collector's state, and the number of restarts."""
-        state = {"why_not": "their environments had failed"}
+        state = {"unsavable_reason": "their environments had failed"}
         with self._error_stored():
             state = self.collector.state_dict()
         return {**state, "restarts": self._restarts.count}

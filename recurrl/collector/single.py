@@ -116,11 +116,11 @@ class SingleCollector:
         return self._metrics
 
     def state_dict(self) -> dict[str, Any]:
-        """The unfinished episodes, as plain values and tensors; or ``why_not``, the reason why they cannot be saved."""
+        """The unfinished episodes, as plain values and tensors; or ``unsavable_reason``, why they cannot be saved."""
         try:
-            return {"why_not": None, "episodes": self.env.episodes(), "carrier": dict(self._current)}
+            return {"unsavable_reason": None, "episodes": self.env.episodes(), "carrier": dict(self._current)}
         except UnsavableError as reason:
-            return {"why_not": str(reason)}
+            return {"unsavable_reason": str(reason)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restores unfinished episodes. Those that could not be saved begin anew.
@@ -128,8 +128,8 @@ class SingleCollector:
         Raises:
             UnsavableError: the environments are constructed differently from the saved ones.
         """
-        if state["why_not"] is not None:
-            logger.warning("Unfinished episodes are restarted: %s.", state["why_not"])
+        if state["unsavable_reason"] is not None:
+            logger.warning("Unfinished episodes are restarted: %s.", state["unsavable_reason"])
         else:
             self.env.restore_episodes(state["episodes"])
             self._current = {

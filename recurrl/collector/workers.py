@@ -61,7 +61,7 @@ class Worker:
     def restore(self, saved: bytes) -> None:
         """Restores what :meth:`saved` returned; the main process logs which episodes could not be saved."""
         state = from_bytes(saved)
-        if state["why_not"] is None:
+        if state["unsavable_reason"] is None:
             self.collector.load_state_dict(state)
         GlobalRNGState().load_state_dict(state["rng"])
 
@@ -99,21 +99,21 @@ class Host(Protocol):
 class WorkerCollector:
     """Rollouts ``[N, T]`` of several workers, with the environments and seeds of ``collector=single`` split among them.
 
-    A rollout is collected with the weights of ``ahead`` updates before the newest. All results are deterministic.
+    A rollout is collected with the weights of ``options.ahead`` updates before the newest; with 0 the workers wait
+    while the policy learns. All results are deterministic.
 
     Args:
         options: the collector's options.
         spec: what to collect.
         host: runs the workers.
-        ahead: rollouts that workers collect ahead of learning; with 0 they wait while it learns.
 
     Raises:
         ConfigError: a worker raised it.
         RunError: a worker raised something else or ended; no worker is left running.
     """
 
-    def __init__(self, options: WorkersConfig, spec: RolloutSpec, host: Host, ahead: int) -> None:
-        self._options, self._spec, self._ahead = options, spec, ahead
+    def __init__(self, options: WorkersConfig, spec: RolloutSpec, host: Host) -> None:
+        self._options, self._spec, self._ahead = options, spec, options.ahead
         self._workers, self._size = range(options.num_workers), spec.env.num_envs // options.num_workers
         self._running: set[int] = set()
         self._returned, self._staleness = 0, 0.0
@@ -218,7 +218,8 @@ class WorkerCollector:
             self.host.call(worker, "saved")
         saved = self._receive(self._workers)
         states = [from_bytes(saved[worker]) for worker in self._workers]
-        state = {"why_not": next((each["why_not"] for each in states if each["why_not"]), None), "workers": states}
+        reasons = [each["unsavable_reason"] for each in states if each["unsavable_reason"]]
+        state = {"unsavable_reason": reasons[0] if reasons else None, "workers": states}
         if self._ahead:
             state["ahead"] = [
                 [(dict(part.items(True, True)), self._returned - update) for part, update in rows]
@@ -233,8 +234,8 @@ class WorkerCollector:
             UnsavableError: the environments are constructed differently from the saved ones.
             RunError: a worker failed.
         """
-        if state["why_not"] is not None:
-            logger.warning("Unfinished episodes are restarted: %s.", state["why_not"])
+        if state["unsavable_reason"] is not None:
+            logger.warning("Unfinished episodes are restarted: %s.", state["unsavable_reason"])
         self._wait_for(self._ahead + 1)
         # None of a collector that had failed.
         for worker, each in enumerate(state.get("workers", ())):

@@ -2,6 +2,7 @@
 
 from collections import defaultdict, deque
 from copy import deepcopy
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -21,8 +22,8 @@ class InProcess:
         self.frames, self.workers = 0, defaultdict(Worker)
         self.results = defaultdict(deque)
 
-    def start(self, worker, rollouts, seed):
-        self.call(worker, "start", deepcopy(rollouts), seed)
+    def start(self, worker, spec, seed):
+        self.call(worker, "start", deepcopy(spec), seed)
 
     def publish(self, policy, slot):
         return deepcopy(policy.state_dict())
@@ -40,10 +41,10 @@ class InProcess:
 
 
 def collector_of(config, policy, ahead):
-    rollouts = make_rollout_spec(config, policy)
+    spec = make_rollout_spec(config, policy)
     if ahead is None:
-        return SingleCollector(rollouts)
-    return WorkerCollector(config.collector, rollouts, InProcess(), ahead)
+        return SingleCollector(spec)
+    return WorkerCollector(replace(config.collector, ahead=ahead), spec, InProcess())
 
 
 @pytest.mark.parametrize("resumed_after", [0, 1, 5])

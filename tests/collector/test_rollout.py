@@ -134,7 +134,7 @@ def test_environments_of_torchrl_enter_by_an_adapter(small, caplog):
     assert (before[done[:, :-1]] != after[done[:, :-1]]).any(-1).all()
     assert after[done[:, :-1]].abs().max() <= 0.05
     state = rollout.state_dict()
-    assert state == {"why_not": "TorchRL's TransformedEnv does not expose the state of its environments"}
+    assert state == {"unsavable_reason": "TorchRL's TransformedEnv does not expose the state of its environments"}
     rollout.load_state_dict(state)
     assert "Unfinished episodes are restarted: TorchRL's TransformedEnv" in caplog.text
     rollout.shutdown()
