@@ -193,7 +193,7 @@ def test_a_step_and_a_reset_read_nothing_from_a_device(compose):
     env = PolicyEnv(Still(COUNT), compose("env=gym", "env.id=Ramp", *OPTIONS).env, privileged=True)
     env.reset_tensors(None)
     env.raw.state = env.raw.state.to("meta")
-    env._interface.to("meta")
+    env.interface.to("meta")
     after = env.step_tensors(torch.zeros(COUNT, 1, device="meta"))
     now = env.reset_tensors(after["done"])
     assert all(value.is_meta for value in (*after.values(), *now.values()))

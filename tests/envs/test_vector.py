@@ -10,7 +10,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from run_files import summary
-from tasks import CARTPOLE
+from tasks import CARTPOLE, VECTOR
 from torchrl.envs.utils import check_env_specs
 
 from recurrl.build import make_policy_for, make_rollout_spec, set_process_state
