@@ -14,7 +14,7 @@ from disks import with_a_disk_of_its_own
 from recurrl.cli import job
 from recurrl.runtime.atomic import unfinished
 
-PROGRAM = Path(__file__).parents[1] / "full_disk.py"
+PROGRAM = Path(__file__).parents[1] / "support/full_disk.py"
 FULL = "The disk is full: No space left on device"
 EVERY = ("checkpoint.every_frames=32", "total_frames=96", "resume=auto", "backend=pad")
 

@@ -15,7 +15,7 @@ from torchrl.data import Categorical, Unbounded
 
 from recurrl.envs import BatchedEnv
 
-PACKAGE = str(Path(__file__).parent.parent / "recurrl")
+PACKAGE = str(Path(__file__).parents[2] / "recurrl")
 aten = torch.ops.aten
 INDEXING = (aten.index.Tensor, aten.index_put.default, aten.index_put_.default, aten._index_put_impl_.default)
 SIZES = (aten.nonzero.default, aten.masked_select.default)

@@ -11,7 +11,7 @@ import sys
 import threading
 from pathlib import Path
 
-from conftest import _run
+from commands import run_in_process
 
 from recurrl.checkpoint import files
 from recurrl.cli import train as train_command
@@ -54,11 +54,11 @@ def main():
     run = Path(disk) / "run"
     for kib in map(int, sizes.split(",")):
         free = leave_free(Path(disk), kib)
-        full = result_of(_run(train_command.main, "recurrl-train", tuple(arguments), Path("/")), run)
+        full = result_of(run_in_process(train_command.main, "recurrl-train", tuple(arguments), Path("/")), run)
         free()
         after = None
         if full["frames"]:
-            after = result_of(_run(train_command.main, "recurrl-train", tuple(arguments), Path("/")), run)
+            after = result_of(run_in_process(train_command.main, "recurrl-train", tuple(arguments), Path("/")), run)
         sys.stdout.write(json.dumps({"free": kib, "full": full, "after": after}) + "\n")
         for entry in Path(disk).iterdir():
             shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
