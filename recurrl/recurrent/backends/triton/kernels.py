@@ -12,8 +12,8 @@ padded.
 
 Recurrent weights ``[K, H, H]`` come already rounded to the matmul format; other operands are rounded here.
 
-Gates and the gradients of projections have the four columns of :mod:`~recurrl.recurrent.backends.triton.maths`, ``[P, 4·H]``. The first K take the
-recurrent product, the last K that of the input.
+Gates and the gradients of projections have the four columns of :mod:`~recurrl.recurrent.backends.triton.maths`,
+``[P, 4·H]``. The first K take the recurrent product, the last K that of the input.
 
 Shape legend: P steps of all rows, N lanes, H hidden size, K gates.
 """
