@@ -64,7 +64,7 @@ def parsed(overrides: Sequence[str]) -> list[Override]:
         ) from error
 
 
-def prepared(command_line: Sequence[str]) -> list[str]:
+def prepared(command_line: Sequence[str], is_run: bool = True) -> list[str]:
     """A command line as Hydra takes it, checked for keys that do not exist: Hydra cannot name the nearest ones.
 
     ``group=package.module:Name`` becomes a choice of the group, without a yaml. Keys that a yaml need not have (an
@@ -72,6 +72,7 @@ def prepared(command_line: Sequence[str]) -> list[str]:
 
     Args:
         command_line: options of Hydra and overrides.
+        is_run: the configuration is run, and not only shown.
 
     Raises:
         ConfigError: an option, a key or a choice does not exist.
@@ -96,7 +97,7 @@ def prepared(command_line: Sequence[str]) -> list[str]:
         changes = not (override.is_delete() or override.is_add() or override.is_force_add())
         if changes and "." in key and key.partition(".")[0] in GROUPS and key not in known:
             result[result.index(text)] = f"++{text}"
-    if not (arguments.multirun or arguments.cfg):
+    if is_run and not arguments.multirun:
         searches = any(text.startswith("hparams_search=") for text in texts)
         require(not searches, "hparams_search= searches over many runs. Add -m before it, or leave it out.")
     return result
@@ -127,13 +128,16 @@ def _check(override: Override, known: Collection[str], only_packaged: bool) -> N
         check_key(key, known)
 
 
-def compose(overrides: Sequence[str], config_dir: str | Path | None = None, with_hydra: bool = False) -> DictConfig:
+def compose(
+    overrides: Sequence[str], config_dir: str | Path | None = None, with_hydra: bool = False, is_run: bool = True
+) -> DictConfig:
     """The configuration that the overrides of a command line compose.
 
     Args:
         overrides: as for ``recurrl-train``.
         config_dir: a folder with yamls of the user.
         with_hydra: with Hydra's settings.
+        is_run: the configuration is run, and not only shown.
 
     Raises:
         ConfigError: an override is wrong.
@@ -141,7 +145,7 @@ def compose(overrides: Sequence[str], config_dir: str | Path | None = None, with
     search = [] if config_dir is None else [f"hydra.searchpath=[file://{Path(config_dir).resolve()}]"]
     try:
         with hydra.initialize_config_module("recurrl.configs", version_base="1.3"):
-            composed = hydra.compose("train", prepared([*overrides, *search]), return_hydra_config=True)
+            composed = hydra.compose("train", prepared([*overrides, *search], is_run), return_hydra_config=True)
             check_choices(composed, composed.hydra)
     except HydraException as error:
         raise ConfigError(message(error)) from error

@@ -67,12 +67,12 @@ def _command() -> None:
         "-m starts runs, and --help and --cfg start none. Leave one of them out.",
     )
     if arguments.help:
-        composed = compose(arguments.overrides, arguments.config_dir)
+        composed = compose(arguments.overrides, arguments.config_dir, is_run=False)
         sys.stdout.write(help_of(composed, bool(every_key), arguments.config_dir))
     elif arguments.cfg == "job" and arguments.package is None:
-        sys.stdout.write(explained(compose(arguments.overrides, arguments.config_dir)))
+        sys.stdout.write(explained(compose(arguments.overrides, arguments.config_dir, is_run=False)))
     else:
-        sys.argv[1:] = prepared(sys.argv[1:])
+        sys.argv[1:] = prepared(sys.argv[1:], is_run=arguments.cfg is None)
         with followed():
             _jobs()
     if launched_size() > 1:

@@ -86,7 +86,7 @@ def of_another_size(options: CellConfig):
         (not_a_cell, "must make a recurrl.recurrent.Cell with hidden_size=8 (got a str with None)"),
         (NoSize, "must make a recurrl.recurrent.Cell with hidden_size=8 (got a NoSize with None)"),
         (NoStep, "cannot be made: it fails with TypeError: Can't instantiate abstract class NoStep"),
-        (of_no_dataclass, "its options Forgotten are no dataclass. Put @dataclass above the class."),
+        (of_no_dataclass, "its options Forgotten must be a dataclass. Put @dataclass above it."),
         (of_another_size, "must make a recurrl.recurrent.Cell with hidden_size=8 (got a GRU with 9)"),
     ],
 )
