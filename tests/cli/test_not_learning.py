@@ -8,20 +8,9 @@ import pytest
 from gymnasium import spaces
 from run_files import summary
 
-from recurrl.callbacks.diagnosis import (
-    ADVANTAGES,
-    CRITIC,
-    ENTROPY,
-    GRADIENTS,
-    MEMORY,
-    MIN_ITERATIONS,
-    NOISE,
-    RANDOM,
-    SAMPLED,
-    TRUNCATED,
-    WARNINGS,
-)
+from recurrl.callbacks import diagnosis
 
+FAST = (diagnosis.RANDOM, diagnosis.ENTROPY, diagnosis.MEMORY)
 SMALL = (
     *("device=cpu", "backend=scan", "cell.hidden_size=8", "encoder.sizes=[8]", "epochs=4", "lr=1e-2"),
     *("frames_per_batch=64", "env.num_envs=8", "slice_len=8", "minibatch_slices=4", "total_frames=2240"),
@@ -103,48 +92,48 @@ class Change(Task):
 
 RETURNS = r"with returns of -8\.000 ± 0\.000, at first -8\.000 ± 0\.000\. "
 FAILURES = {
-    RANDOM: (Noise, ("seed=1",), r"a return of \S+ ± \S+, against \S+ ± \S+\. "),
-    ENTROPY: (Lost, ("lr=1",), rf"\S+ nats, below 0\.02; for \d+ iterations, {RETURNS}"),
-    ADVANTAGES: (
+    diagnosis.RANDOM: (Noise, ("seed=1",), r"a return of \S+ ± \S+, against \S+ ± \S+\. "),
+    diagnosis.ENTROPY: (Lost, ("lr=1",), rf"\S+ nats, below 0\.02; for \d+ iterations, {RETURNS}"),
+    diagnosis.ADVANTAGES: (
         Lost,
         ("lr=3e-2", "algorithm.gamma=0.5", "seed=3"),
         r"a standard deviation of \S+, where values reach \S+; for \d+ iterations, ",
     ),
-    GRADIENTS: (
+    diagnosis.GRADIENTS: (
         Task,
         ("lr=3e-2", "algorithm.entropy_coeff=0", "algorithm.lmbda=0.9", "min_epochs_fraction=1"),
         r"a norm of \S+; for \d+ ",
     ),
-    CRITIC: (Noise, ("seed=1",), r"above 0\.05 in \d of 35 iterations; for \d+ iterations, "),
-    NOISE: (Noise, ("seed=1", "lr=1e-5"), r"a share of signal of \S+, below 0\.02; for \d+ iterations, "),
-    TRUNCATED: (Lost, (), rf"after 8 steps on average; for 35 iterations, {RETURNS}"),
-    MEMORY: (Button, (), r"a return of 8\.000, 8\.000 with zeros and 8\.000 with another episode's\. "),
-    SAMPLED: (Change, ("lr=1e-9",), r"a return of 1\.000 ± 0\.000, against 4\.\S+ ± \S+ in training\. "),
+    diagnosis.CRITIC: (Noise, ("seed=1",), r"above 0\.05 in \d of 35 iterations; for \d+ iterations, "),
+    diagnosis.NOISE: (Noise, ("seed=1", "lr=1e-5"), r"a share of signal of \S+, below 0\.02; for \d+ iterations, "),
+    diagnosis.TRUNCATED: (Lost, (), rf"after 8 steps on average; for 35 iterations, {RETURNS}"),
+    diagnosis.MEMORY: (Button, (), r"a return of 8\.000, 8\.000 with zeros and 8\.000 with another episode's\. "),
+    diagnosis.SAMPLED: (Change, ("lr=1e-9",), r"a return of 1\.000 ± 0\.000, against 4\.\S+ ± \S+ in training\. "),
 }
 
 
 def test_every_warning_has_a_run_that_fails_in_its_way():
-    assert FAILURES.keys() == WARNINGS.keys()
+    assert FAILURES.keys() == diagnosis.WARNINGS.keys()
 
 
 # One of each kind: by random actions, over iterations, by memory. The others by `pytest -m slow`.
 @pytest.mark.parametrize(
     "title",
-    [pytest.param(title, marks=() if title in (RANDOM, ENTROPY, MEMORY) else pytest.mark.slow) for title in FAILURES],
+    [pytest.param(title, marks=() if title in FAST else pytest.mark.slow) for title in FAILURES],
 )
 def test_a_run_that_does_not_learn_says_so_once_while_it_runs_and_at_its_end(title, train, register, tmp_path):
     task, overrides, figure = FAILURES[title]
     outcome = train(*SMALL, "env=gym", f"env.id={register(task)}", *overrides, "hydra.run.dir=run").succeeded()
     (line,) = re.findall(rf"^warning: ({title}: .*)$", outcome.err, re.MULTILINE)
     assert re.match(rf"{title}: {figure}", line), line
-    assert line.endswith(f" Try {WARNINGS[title]}.")
+    assert line.endswith(f" Try {diagnosis.WARNINGS[title]}.")
     assert summary(tmp_path / "run")["warnings"][title] == line
     logged = re.findall(rf"WARNING\] - After (\d+) frames: {title}: ", outcome.out)
-    if title in (RANDOM, MEMORY, SAMPLED):  # known from the last evaluation only
+    if title in (diagnosis.RANDOM, diagnosis.MEMORY, diagnosis.SAMPLED):  # known from the last evaluation only
         assert not logged
     else:
         (frames,) = logged
-        assert MIN_ITERATIONS * 64 <= int(frames) < 2240
+        assert diagnosis.MIN_ITERATIONS * 64 <= int(frames) < 2240
 
 
 @pytest.mark.parametrize("task", [Button, Cue])

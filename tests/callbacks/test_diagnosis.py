@@ -7,20 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from recurrl.callbacks.diagnosis import (
-    ADVANTAGES,
-    CRITIC,
-    ENTROPY,
-    GRADIENTS,
-    MEMORY,
-    MIN_ITERATIONS,
-    NOISE,
-    RANDOM,
-    SAMPLED,
-    TRUNCATED,
-    WARNINGS,
-    Diagnosis,
-)
+from recurrl.callbacks import diagnosis
 from recurrl.config.keys import packaged_keys
 
 DOCS = Path(__file__).parents[2] / "docs" / "not-learning.md"
@@ -31,29 +18,29 @@ HEALTHY = (
     | {"train/episode_length_mean": 20.0, "train/truncated_fraction": 0.5}
 )
 ILL = {
-    ENTROPY: {"policy/entropy": 0.01},
-    ADVANTAGES: {"advantage/std": 0.039},
-    GRADIENTS: {"optim/grad_norm": 0.0004},
-    CRITIC: {"value/explained_variance": -0.3},
-    NOISE: {"optim/signal": 0.01},
-    TRUNCATED: {"train/truncated_fraction": 1.0},
+    diagnosis.ENTROPY: {"policy/entropy": 0.01},
+    diagnosis.ADVANTAGES: {"advantage/std": 0.039},
+    diagnosis.GRADIENTS: {"optim/grad_norm": 0.0004},
+    diagnosis.CRITIC: {"value/explained_variance": -0.3},
+    diagnosis.NOISE: {"optim/signal": 0.01},
+    diagnosis.TRUNCATED: {"train/truncated_fraction": 1.0},
 }
 EVALUATED = {"eval/return_mean": 12.0, "eval/return_std": 4.0, "eval/episodes": 20.0}
 ACTED_AT_RANDOM = {"eval/return_mean_random": 2.0, "eval/return_std_random": 4.0}
 NO_BETTER = EVALUATED | ACTED_AT_RANDOM | {"eval/return_mean": 2.0, "train/return_mean": 2.0}
 
 
-def diagnosis(iterations=40, continuous=0, initial_std=1.0):
-    return Diagnosis(iterations, max_grad_norm=0.5, continuous=continuous, initial_std=initial_std)
+def make_diagnosis(iterations=40, continuous=0, initial_std=1.0):
+    return diagnosis.Diagnosis(iterations, max_grad_norm=0.5, continuous=continuous, initial_std=initial_std)
 
 
 def titles(warnings):
-    return [title for title in WARNINGS for line in warnings if line.startswith(f"{title}: ")]
+    return [title for title in diagnosis.WARNINGS for line in warnings if line.startswith(f"{title}: ")]
 
 
-def warned(metrics, iterations=MIN_ITERATIONS, of=None):
+def warned(metrics, iterations=diagnosis.MIN_ITERATIONS, of=None):
     """The titles of what is due in each of several iterations with the same metrics."""
-    of = of or diagnosis()
+    of = of or make_diagnosis()
     return [titles(of.update(metrics)) for _ in range(iterations)]
 
 
@@ -64,39 +51,39 @@ def test_nothing_is_wrong_with_a_healthy_run():
 @pytest.mark.parametrize("title", ILL)
 def test_a_warning_is_due_once_and_after_enough_iterations(title):
     found = warned(HEALTHY | ILL[title], 30)
-    assert [number for number, due in enumerate(found, start=1) if due == [title]] == [MIN_ITERATIONS]
+    assert [number for number, due in enumerate(found, start=1) if due == [title]] == [diagnosis.MIN_ITERATIONS]
     assert sum(map(len, found)) == 1
 
 
 @pytest.mark.parametrize("title", ILL)
 def test_in_a_long_run_it_is_due_after_a_half_or_at_the_end_after_a_quarter(title):
-    of, ill = diagnosis(iterations=200), HEALTHY | ILL[title]
+    of, ill = make_diagnosis(iterations=200), HEALTHY | ILL[title]
     at_the_end = ill | NO_BETTER
     for iteration in range(1, 110):
         due = titles(of.update(ill))
         assert due == ([title] if iteration == 100 else [])
-        assert list(of.warnings(at_the_end)) == ([RANDOM, title] if iteration >= 50 else [RANDOM])
+        assert list(of.warnings(at_the_end)) == ([diagnosis.RANDOM, title] if iteration >= 50 else [diagnosis.RANDOM])
 
 
-@pytest.mark.parametrize("title", sorted(set(ILL) - {CRITIC}))
+@pytest.mark.parametrize("title", sorted(set(ILL) - {diagnosis.CRITIC}))
 def test_an_iteration_in_which_it_does_not_hold_starts_the_count_again(title):
-    of, ill = diagnosis(), HEALTHY | ILL[title]
+    of, ill = make_diagnosis(), HEALTHY | ILL[title]
     found = [*warned(ill, 19, of), *warned(HEALTHY, 1, of), *warned(ill, 19, of)]
     assert not any(found)
     assert warned(ill, 1, of) == [[title]]
 
 
 def test_a_critic_may_explain_something_by_chance_in_a_tenth_of_the_iterations():
-    of, useless = diagnosis(), HEALTHY | ILL[CRITIC]
+    of, useless = make_diagnosis(), HEALTHY | ILL[diagnosis.CRITIC]
     assert not any([*warned(useless, 12, of), *warned(HEALTHY, 1, of)])
-    assert [CRITIC] in warned(useless, 10, of)
-    of = diagnosis()
+    assert [diagnosis.CRITIC] in warned(useless, 10, of)
+    of = make_diagnosis()
     assert not any(due for _ in range(6) for due in (*warned(useless, 6, of), *warned(HEALTHY, 1, of)))
 
 
 @pytest.mark.parametrize("title", ILL)
 def test_a_policy_that_has_learnt_is_not_warned_about(title):
-    of, learnt = diagnosis(), HEALTHY | {"train/return_mean": 11.0, "train/episodes": 500.0}  # standard error 0.28
+    of, learnt = make_diagnosis(), HEALTHY | {"train/return_mean": 11.0, "train/episodes": 500.0}  # standard error 0.28
     warned(HEALTHY, 1, of)
     assert not any(warned(learnt | ILL[title], 30, of))
     # Until returns fall back to what they were at first.
@@ -104,38 +91,41 @@ def test_a_policy_that_has_learnt_is_not_warned_about(title):
 
 
 def test_returns_that_differ_by_rounding_alone_have_not_improved():
-    of, metrics = diagnosis(), HEALTHY | ILL[ADVANTAGES] | {"train/return_mean": 8.1, "train/return_std": 0.0}
+    of, metrics = (
+        make_diagnosis(),
+        HEALTHY | ILL[diagnosis.ADVANTAGES] | {"train/return_mean": 8.1, "train/return_std": 0.0},
+    )
     warned(metrics, 19, of)
-    assert warned(metrics | {"train/return_mean": math.nextafter(8.1, 9.0)}, 1, of) == [[ADVANTAGES]]
+    assert warned(metrics | {"train/return_mean": math.nextafter(8.1, 9.0)}, 1, of) == [[diagnosis.ADVANTAGES]]
 
 
 def test_without_episodes_nothing_is_known():
     nan = {name: math.nan for name in HEALTHY if name.startswith("train/")}
-    metrics = HEALTHY | nan | {"train/episodes": 0.0} | ILL[ENTROPY]
-    of = diagnosis()
+    metrics = HEALTHY | nan | {"train/episodes": 0.0} | ILL[diagnosis.ENTROPY]
+    of = make_diagnosis()
     assert not any(warned(metrics, 30, of))
     ended = metrics | {**EVALUATED, **ACTED_AT_RANDOM, "eval/return_mean": 2.0}
-    assert "with returns of nan ± nan, at first nan ± nan." in of.warnings(ended)[ENTROPY]
+    assert "with returns of nan ± nan, at first nan ± nan." in of.warnings(ended)[diagnosis.ENTROPY]
 
 
 @pytest.mark.parametrize(("mean", "no_better"), [(9.0, True), (11.2, True), (11.3, False), (12.0, False)])
 def test_better_than_random_is_by_more_than_a_standard_error_of_the_difference(mean, no_better):
     random = ACTED_AT_RANDOM | {"eval/return_mean_random": 10.0}  # the standard error is 1.26; that of training 0.92
-    found = diagnosis().warnings(HEALTHY | EVALUATED | random | {"eval/return_mean": mean})
-    assert list(found) == ([RANDOM] if no_better else [])
+    found = make_diagnosis().warnings(HEALTHY | EVALUATED | random | {"eval/return_mean": mean})
+    assert list(found) == ([diagnosis.RANDOM] if no_better else [])
 
 
 @pytest.mark.parametrize("better", [True, False])
 @pytest.mark.parametrize("improved", [True, False])
 def test_after_the_evaluation_of_random_actions_they_decide(better, improved):
-    of = diagnosis()
+    of = make_diagnosis()
     warned(HEALTHY, 1, of)
-    metrics = HEALTHY | ILL[ENTROPY] | ({"train/return_mean": 20.0} if improved else {})
+    metrics = HEALTHY | ILL[diagnosis.ENTROPY] | ({"train/return_mean": 20.0} if improved else {})
     warned(metrics, 20, of)
-    assert list(of.warnings(metrics)) == ([] if improved else [ENTROPY])
-    assert list(of.warnings(metrics | EVALUATED)) == ([] if improved else [ENTROPY])
+    assert list(of.warnings(metrics)) == ([] if improved else [diagnosis.ENTROPY])
+    assert list(of.warnings(metrics | EVALUATED)) == ([] if improved else [diagnosis.ENTROPY])
     metrics |= EVALUATED | ACTED_AT_RANDOM | {"train/return_mean": 12.0} if better else NO_BETTER
-    assert list(of.warnings(metrics)) == ([] if better else [RANDOM, ENTROPY])
+    assert list(of.warnings(metrics)) == ([] if better else [diagnosis.RANDOM, diagnosis.ENTROPY])
 
 
 @pytest.mark.parametrize(
@@ -144,8 +134,8 @@ def test_after_the_evaluation_of_random_actions_they_decide(better, improved):
 )
 def test_memory_is_of_use_if_a_twentieth_of_what_was_learnt_is_lost_without_it(zeroed, shuffled, unused):
     without = {"eval/return_mean_zeroed_state": zeroed, "eval/return_mean_shuffled_state": shuffled}
-    found = diagnosis().warnings(HEALTHY | EVALUATED | ACTED_AT_RANDOM | without)
-    assert list(found) == ([MEMORY] if unused else [])
+    found = make_diagnosis().warnings(HEALTHY | EVALUATED | ACTED_AT_RANDOM | without)
+    assert list(found) == ([diagnosis.MEMORY] if unused else [])
 
 
 @pytest.mark.parametrize(
@@ -154,8 +144,8 @@ def test_memory_is_of_use_if_a_twentieth_of_what_was_learnt_is_lost_without_it(z
 )
 def test_sampled_actions_are_better_if_a_fifth_of_what_they_gain_is_lost_without_sampling(trained, random, better):
     metrics = EVALUATED | {"train/return_mean": trained, "eval/return_mean_random": random}  # two errors are 1.83
-    found = diagnosis().warnings(HEALTHY | ACTED_AT_RANDOM | metrics)
-    assert list(found) == ([SAMPLED] if better else [])
+    found = make_diagnosis().warnings(HEALTHY | ACTED_AT_RANDOM | metrics)
+    assert list(found) == ([diagnosis.SAMPLED] if better else [])
 
 
 @pytest.mark.parametrize(
@@ -170,13 +160,13 @@ def test_sampled_actions_are_better_if_a_fifth_of_what_they_gain_is_lost_without
     ],
 )
 def test_the_entropy_of_continuous_actions_is_gone_with_their_deviation(continuous, initial_std, entropy, gone):
-    of = diagnosis(continuous=continuous, initial_std=initial_std)
-    assert ([ENTROPY] in warned(HEALTHY | {"policy/entropy": entropy}, of=of)) == gone
+    of = make_diagnosis(continuous=continuous, initial_std=initial_std)
+    assert ([diagnosis.ENTROPY] in warned(HEALTHY | {"policy/entropy": entropy}, of=of)) == gone
 
 
 def test_iterations_without_a_gradient_step_count_as_without_a_gradient():
     metrics = {name: value for name, value in HEALTHY.items() if name.startswith("train/")} | {"optim/steps": 0.0}
-    assert warned(metrics)[-1] == [GRADIENTS]
+    assert warned(metrics)[-1] == [diagnosis.GRADIENTS]
 
 
 def test_an_algorithm_need_not_have_a_critic_or_an_entropy():
@@ -185,14 +175,23 @@ def test_an_algorithm_need_not_have_a_critic_or_an_entropy():
 
 
 def test_a_resumed_run_warns_like_one_that_was_not_interrupted():
-    phases = ({"train/return_mean": 12.0}, ILL[ADVANTAGES], ILL[CRITIC] | ILL[TRUNCATED], ILL[CRITIC] | ILL[ENTROPY])
+    phases = (
+        {"train/return_mean": 12.0},
+        ILL[diagnosis.ADVANTAGES],
+        ILL[diagnosis.CRITIC] | ILL[diagnosis.TRUNCATED],
+        ILL[diagnosis.CRITIC] | ILL[diagnosis.ENTROPY],
+    )
     run = [HEALTHY | phase for phase, count in zip(phases, (1, 2, 22, 30), strict=True) for _ in range(count)]
-    whole = diagnosis()
+    whole = make_diagnosis()
     expected = [whole.update(metrics) for metrics in run]
-    assert [title for due in expected for title in titles(due)] == [TRUNCATED, ENTROPY, CRITIC]
-    of = diagnosis()
+    assert [title for due in expected for title in titles(due)] == [
+        diagnosis.TRUNCATED,
+        diagnosis.ENTROPY,
+        diagnosis.CRITIC,
+    ]
+    of = make_diagnosis()
     for metrics, due in zip(run, expected, strict=True):
-        resumed = diagnosis()
+        resumed = make_diagnosis()
         resumed.load_state_dict(json.loads(json.dumps(of.state_dict())))
         of = resumed
         assert of.update(metrics) == due
@@ -201,11 +200,11 @@ def test_a_resumed_run_warns_like_one_that_was_not_interrupted():
 
 def test_the_documentation_has_every_warning():
     rows = re.findall(r"^\| (.+?) \| .+ \| (.+) \|$", DOCS.read_text(encoding="utf-8"), re.MULTILINE)
-    assert rows == [("warning", "what to try"), *WARNINGS.items()]
+    assert rows == [("warning", "what to try"), *diagnosis.WARNINGS.items()]
 
 
 def test_advice_names_keys_that_exist():
-    text = " ".join(WARNINGS.values())
+    text = " ".join(diagnosis.WARNINGS.values())
     found = set(re.findall(r"[a-z_]+\.[a-z_]+|[a-z]+_[a-z_]+|\blr\b|[a-z_.]+(?==)", text))
     assert {"lr", "cell", "algorithm.entropy_coeff", "slice_len"} <= found
     assert found <= packaged_keys() | {"cell"}
