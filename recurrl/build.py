@@ -1,4 +1,4 @@
-"""Builds the parts of a run from its configuration. Each part gets what it needs, not the whole configuration."""
+"""Builds the parts of a run from its configuration."""
 
 import logging
 from collections.abc import Collection, Mapping, Sequence
@@ -225,7 +225,7 @@ def make_collector(config: TrainConfig, policy: Policy, frames: int = 0, restart
     spec = make_rollout_spec(config, policy, frames)
 
     def seed_after(restarts: int) -> int:
-        # Those of the environments after the ones of lower ranks, as in a run alone.
+        # The environments' seeds after those of lower ranks, so that ranks use the seeds that one process would.
         lower = (restarts * world().size + world().rank) * config.env.num_envs
         return seeds(spec.seed, lower + 1)[-1]
 

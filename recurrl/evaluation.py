@@ -1,6 +1,6 @@
 """Evaluation of a policy: complete episodes with its most probable actions.
 
-Shape legend: N environments, E the most episodes of one of them.
+Shape legend: N environments, E episodes of each at most.
 """
 
 import itertools
@@ -134,7 +134,7 @@ def evaluate(
 
 
 class _Returns:
-    """The returns of the first episodes of N environments, equally many of each up to one.
+    """The returns of the first episodes of N environments, the same number from each, give or take one.
 
     Args:
         episodes: the number of episodes.

@@ -68,7 +68,7 @@ def check_losses(losses: Losses, algorithm: Algorithm, shape_SK: Size) -> None:
 
 
 def check_own_parameters(algorithm: Algorithm) -> None:
-    """Rejects what an algorithm holds to be learnt, and would not be. Called after the first gradient.
+    """Rejects parameters of an algorithm that would not be trained. Called after the first gradient.
 
     Raises:
         ConfigError: with the names of such parameters.
@@ -79,13 +79,13 @@ def check_own_parameters(algorithm: Algorithm) -> None:
     for names, why in ((without, "get no gradient from the loss"), (unknown, "are not registered")):
         require(
             not names,
-            f"{', '.join(names)} of algorithm={algorithm.options.name} {why}, so they would not be learnt. Use "
-            "nn.Parameter, nn.ModuleList or nn.Buffer, and in the loss what is to be learnt.",
+            f"{', '.join(names)} of algorithm={algorithm.options.name} {why}, so they would not be trained. "
+            "Register them as nn.Parameter, nn.ModuleList or nn.Buffer, and use them in the loss.",
         )
 
 
 def _is_learnt(value: Any) -> bool:
-    """True for tensors and modules to learn, of which torch does not know in an attribute of a module."""
+    """True for tensors and modules to train that torch does not find in an attribute of a module."""
     values = value if isinstance(value, list | tuple) else [value]
     return any(
         isinstance(each, nn.Module) or (isinstance(each, Tensor) and each.is_leaf and each.requires_grad)
@@ -97,7 +97,7 @@ def check_prepared(algorithm: Algorithm, metrics: Any) -> None:
     """Rejects what :meth:`Algorithm.prepare` returned if it is not a mapping of numbers.
 
     Raises:
-        ConfigError: it is not.
+        ConfigError: it returned something else.
     """
     if not isinstance(metrics, Mapping):
         raise ConfigError(
@@ -111,7 +111,7 @@ def check_gradient(algorithm: Algorithm, metrics: Mapping[str, float]) -> None:
     """An iteration without a gradient has lost its parameters, unless its loss is exactly zero.
 
     Raises:
-        RunError: it has.
+        RunError: all gradients of the iteration were zero.
     """
     is_zero = metrics[GRAD_NORM] == 0 and metrics[SKIPPED] < 1
     if is_zero and any(value != 0 for name, value in metrics.items() if name.startswith("loss/")):

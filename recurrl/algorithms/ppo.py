@@ -73,10 +73,10 @@ class PPO(Algorithm):
         if options.advantage == "vtrace":
             estimate = partial(vtrace, ratio=reevaluate(rows_NT, self.policy))
         value, next_value = rows_NT[VALUE], next_values(rows_NT, self.policy)
-        of_rows = reward_NT.unsqueeze(-1), value, next_value, rows_NT["next", "done"], options.gamma
-        advantage, target = estimate(*of_rows, options.lmbda)
+        inputs = reward_NT.unsqueeze(-1), value, next_value, rows_NT["next", "done"], options.gamma
+        advantage, target = estimate(*inputs, options.lmbda)
         if self.monte_carlo_head is not None:
-            rows_NT.set(MONTE_CARLO_TARGET, estimate(*of_rows, 1.0)[1])
+            rows_NT.set(MONTE_CARLO_TARGET, estimate(*inputs, 1.0)[1])
         mask = rows_NT.get(LOSS_MASK)
         metrics = advantage_metrics(counted(advantage, mask)) | _value_metrics(
             counted(value, mask), counted(target, mask)
@@ -85,7 +85,7 @@ class PPO(Algorithm):
             advantage = standardized(advantage, mask)
         if options.normalize_advantage != "minibatch":
             self.advantage_scale.update(counted(advantage, mask))
-        # Of advantages that are normalised later, the scale stays 1.
+        # With normalisation by minibatch the scale stays 1.
         coeff = self.annealed(options.entropy_coeff, options.entropy_final_fraction)
         self.entropy_coeff.copy_(coeff * self.advantage_scale.value)
         rows_NT.set(ADVANTAGE, advantage)

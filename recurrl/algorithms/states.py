@@ -78,9 +78,9 @@ class SliceStates:
             states.append(output.state)
         ends_NT = segment_ends(rows_NT, self._slice_len)
         for key in self._keys:
-            now, then = torch.cat([state[key] for state in states], 1), rows_NT["next", key]
+            current, recorded = torch.cat([state[key] for state in states], 1), rows_NT["next", key]
             rows_NT.set(key, inputs_NT[key])
-            rows_NT.set(("next", key), torch.where(expand_as_right(ends_NT, now), now, then))
+            rows_NT.set(("next", key), torch.where(expand_as_right(ends_NT, current), current, recorded))
         if values:
             rows_NT.set(VALUE, torch.cat(values, 1))
 
@@ -104,7 +104,7 @@ class SliceStates:
             self._write_initial(slices_SK, warmed_S, index_S % self._slices_per_row > 0)
 
     def drift(self, slices_SK: TensorDictBase) -> dict[str, float]:
-        """The relative distance between states of the current weights and recorded ones, ``‖now − then‖ / ‖then‖``.
+        """The relative distance between states of the current weights and recorded ones, over the norm of these.
 
         Compares the states at the ends of segments, after running these slices. Empty for a policy without states.
 
@@ -114,15 +114,15 @@ class SliceStates:
         if not self._keys:
             return {}
         # With gradients enabled, so that the backend is the one of the update.
-        now = self._policy.sequence(*self._policy.inputs(slices_SK)).state
-        then = self._recorded_SK[slices_SK["index"][:, 0]]
+        current = self._policy.sequence(*self._policy.inputs(slices_SK)).state
+        recorded = self._recorded_SK[slices_SK["index"][:, 0]]
         starts = slices_SK[IS_INIT].reshape(slices_SK.batch_size)
         ends = functional.pad(starts[:, 1:], (0, 1), value=True)
-        difference = torch.cat([(now[key].detach() - then[key])[ends].flatten() for key in self._keys])
-        recorded = torch.cat([then[key][ends].flatten() for key in self._keys])
-        squares = torch.stack([difference.square().sum(), recorded.square().sum()])
-        of_difference, of_recorded = world().gathered(squares).sum(0).sqrt()
-        return {"state/drift": float(of_difference / of_recorded)}
+        difference = torch.cat([(current[key].detach() - recorded[key])[ends].flatten() for key in self._keys])
+        reference = torch.cat([recorded[key][ends].flatten() for key in self._keys])
+        squares = torch.stack([difference.square().sum(), reference.square().sum()])
+        difference_norm, reference_norm = world().gathered(squares).sum(0).sqrt()
+        return {"state/drift": float(difference_norm / reference_norm)}
 
     def _write_initial(
         self, slices_SK: TensorDictBase, entering_S: Mapping[NestedKey, Tensor], where_S: Tensor | None = None

@@ -140,7 +140,7 @@ class ReplayRing:
         return {**state, _OLDEST: torch.tensor(oldest)}
 
     def load_state_dict(self, state: Mapping[Any, Tensor]) -> None:
-        """Restores them; of a larger ring, the newest. The same slices are drawn as from the saved ring."""
+        """Restores the frames, the newest ones if the saved ring was larger; the same slices are then drawn."""
         self.clear()
         if not state:
             return
@@ -174,7 +174,7 @@ class ReplayBuffer(SliceBuffer):
     _loaded: Mapping[Any, Tensor] = MappingProxyType({})
 
     def state_dict(self) -> dict[Any, Tensor]:
-        """The ring's, for a checkpoint."""
+        """The ring's state, for checkpoints."""
         return dict(self._loaded) if self.ring is None else self.ring.state_dict()
 
     def load_state_dict(self, state: Mapping[Any, Tensor]) -> None:

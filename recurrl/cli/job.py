@@ -154,14 +154,14 @@ def record(settings: Mapping[str, Any], run_dir: Path) -> None:
 
 
 def _copy_history(start: checkpoint.Checkpoint, run_dir: Path) -> None:
-    """Begins a run that continues another one in another directory with that one's rows."""
+    """Copies the metrics of a run that this one continues in another directory."""
     if start.is_in(run_dir):
         return
     if not start.is_alone:
         tracker = CsvTracker(run_dir / METRICS)
         log_history(tracker, run_directory_of(start.path), start.resumed)
         tracker.close()
-    start.resumed = start.resumed._replace(ids={})  # two runs cannot continue one at a destination of metrics
+    start.resumed = start.resumed._replace(ids={})  # two runs must not write to the same wandb run
 
 
 def _resume_command(settings: DictConfig, run_dir: Path, callbacks: Sequence[Callback | IterationCallback]) -> str:
@@ -235,7 +235,7 @@ def _is_complete(start: checkpoint.Checkpoint, config: TrainConfig, run_dir: Pat
 
 
 def _record_summary(report: Report, run_dir: Path) -> None:
-    """Writes the summary. Where that fails too, the error that is raised is the one that the run failed with."""
+    """Writes the summary. If this fails too, the run's own error is raised."""
     nothing_new = report.frames_here == 0 and (report.status != "completed" or _has_completed(run_dir))
     if nothing_new and (run_dir / SUMMARY).exists():
         return  # the earlier summary is still true

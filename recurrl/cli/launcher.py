@@ -44,7 +44,7 @@ def launch_saved(run: Path, is_trusted: bool = False) -> None:
 
     Args:
         run: its directory, or a checkpoint.
-        is_trusted: whoever wrote its configuration.
+        is_trusted: trust the configuration, whoever wrote it.
 
     Raises:
         ConfigError: there is no such function, or torch is imported.

@@ -33,7 +33,7 @@ def settings_of(saved: checkpoint.Checkpoint) -> tuple[DictConfig, Path]:
 
 
 def check_trusted(config: DictConfig, source: Path) -> None:
-    """Rejects a saved configuration that names code to import, unless a run of this user wrote it as and where it is.
+    """Rejects a saved configuration that names code to import, unless it has this user's valid signature.
 
     Raises:
         ConfigError: with the code.

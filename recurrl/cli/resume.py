@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 def with_resumed(
     composed: DictConfig, overrides: Sequence[str], run_dir: Path
 ) -> tuple[DictConfig, TrainConfig, checkpoint.Checkpoint | None]:
-    """The configuration of the run to resume with this command line's overrides, the same with types, the checkpoint.
+    """The configuration of the run to resume with this command line's overrides, its dataclasses, and the checkpoint.
 
     With ``resume=auto`` where there is no checkpoint it is ``composed``, and the checkpoint None.
 

@@ -125,7 +125,7 @@ def _job(composed: DictConfig) -> float | None:
 
             run(composed, config, job_overrides(), run_dir, started)
     except (ConfigError, RunError) as error:
-        # Of a sweep Hydra must have the error: it continues with the other jobs, which may run in other processes.
+        # In a sweep Hydra must see the error: it continues with the other jobs, which may run in other processes.
         if is_sweep:
             raise
         _rejected.append(error)

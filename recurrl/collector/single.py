@@ -68,7 +68,7 @@ class SingleCollector:
 
         Raises:
             EnvError: an environment failed.
-            NonFiniteError: so are the probabilities of actions.
+            NonFiniteError: the policy's action probabilities are not finite.
         """
         if self.env.is_interrupted:
             logger.info("The episodes of training begin anew, because something else has used the simulator.")

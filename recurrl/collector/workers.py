@@ -237,7 +237,7 @@ class WorkerCollector:
         if state["unsavable_reason"] is not None:
             logger.warning("Unfinished episodes are restarted: %s.", state["unsavable_reason"])
         self._wait_for(self._ahead + 1)
-        # None of a collector that had failed.
+        # A collector that had failed saved no workers.
         for worker, each in enumerate(state.get("workers", ())):
             self.host.call(worker, "restore", to_bytes(each))
         self._receive(range(len(state.get("workers", ()))))

@@ -162,8 +162,8 @@ class ActionPart(nn.Module):
     """One part of an action, or all of it.
 
     Continuous actions of a policy are normalised, each dimension for itself: between two finite bounds they are in
-    units of half the range, so that −1 and 1 stand for the bounds; one with equal bounds always has that value, and
-    zero as its only action. Any other is clipped to the bound that it has.
+    units of half the range, so that −1 and 1 stand for the bounds. If the bounds are equal, the action is zero and the
+    environment gets that bound. Dimensions without two finite bounds are only clipped.
 
     Args:
         path: the part's place within the action; empty for all of it.

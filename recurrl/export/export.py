@@ -19,7 +19,7 @@ from recurrl.agent.named_arrays import Tensors
 from recurrl.agent.step import IS_INIT, NOISE_INPUT
 from recurrl.errors import require
 from recurrl.export.checking import TOLERANCE, Call, example_inputs, largest_difference, recorded_inputs
-from recurrl.export.layouts import LAYERS_FIRST, RSL_RL, Recurrl, RslRl
+from recurrl.export.layouts import LAYERS_FIRST, RSL_RL, RslRlLayout, StepLayout
 from recurrl.keys import ACTION_MASK, PREVIOUS_REWARD
 
 OPSET = 18
@@ -61,7 +61,7 @@ def export(
     """
     _check_request(formats, sampled, layout)
     step = agent.step
-    arranged = Recurrl(step, sampled) if layout is None else RslRl(step)
+    arranged = StepLayout(step, sampled) if layout is None else RslRlLayout(step)
     pool = recorded_inputs(agent, STEPS)
     inputs = arranged.inputs_of(example_inputs(step, pool, BATCH, torch.Generator().manual_seed(0), sampled))
     with TemporaryDirectory() as temporary, torch.no_grad(), warnings.catch_warnings():

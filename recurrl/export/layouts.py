@@ -18,7 +18,7 @@ LAYERS_FIRST = ("h_in", "c_in", "h_out", "c_out")
 """The inputs and outputs whose second dimension is the batch."""
 
 
-class Recurrl(nn.Module):
+class StepLayout(nn.Module):
     """A step as it is: recurrl's own layout, with the methods that every layout has.
 
     Args:
@@ -48,7 +48,7 @@ class Recurrl(nn.Module):
         return call
 
 
-class RslRl(nn.Module):
+class RslRlLayout(nn.Module):
     """A step as rsl_rl exports its policies: ``obs, h_in, c_in`` to ``actions, h_out, c_out``.
 
     Observations ``[B, ...]`` are raw and actions the environment's own. States are ``[L, B, ...]``; a cell with one
@@ -75,7 +75,7 @@ class RslRl(nn.Module):
             kinds = {entry.name: f"{entry.spec.dtype} {tuple(entry.spec.shape)}" for entry in entries}
             vectors = [entry.spec.dtype.is_floating_point and len(entry.spec.shape) == 1 for entry in entries]
             _require_policy(list(kinds) == [name] and all(vectors), f"{what} one vector of numbers", f"{kinds}")
-        _require_policy(not interface.added, "observes nothing besides", ", ".join(interface.added))
+        _require_policy(not interface.added, "observes nothing but one vector", ", ".join(interface.added))
         fits = len(shapes) <= 2 and all(len(shape) == 2 for shape in shapes.values())
         _require_policy(fits, "has one or two states, a vector in each layer", f"{shapes}")
         self.states = dict(zip(shapes, "hc", strict=False))

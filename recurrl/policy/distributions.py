@@ -60,9 +60,9 @@ class LazyCategorical(Categorical):
     def action_from_noise(self, noise: Tensor) -> Tensor:
         """Choices ``[B]`` from standard normal numbers, K for each, by the Gumbel trick.
 
-        Of exponential variables whose rates are the probabilities, each is the smallest with its probability. The
-        logarithm of a uniform number is such a variable, negated; here, that of the normal numbers' distribution
-        function. Where a probability is NaN or Inf, so is the log-probability of the choice.
+        Of independent E_k ~ Exp(p_k), the k-th is the smallest with probability p_k. With Φ the normal distribution
+        function, −log Φ(noise) is Exp(1), and divided by p_k it is E_k. Where a probability is NaN or Inf, so is the
+        log-probability of the choice.
         """
         exponential = torch.special.log_ndtr(noise.reshape(self.unnormalized.shape)).neg()
         return (exponential.log() - self.unnormalized).argmin(-1)

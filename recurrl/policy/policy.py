@@ -128,12 +128,13 @@ class Policy(nn.Module):
             ``sample``, with torch's global generator.
         critic_head: features to values ``[B, 1]``; None without a critic.
         critic_trunk: the critic's own trunk; None if it shares the actor's.
-        noise: of actions, if it is correlated from step to step.
+        noise: the noise of actions, if it is correlated from step to step.
         critic_only: the entries of observations that only the critic reads.
 
     Attributes:
-        state_keys: of the recurrent states.
-        carried_keys: of what a step passes to the next: the recurrent states, and the noise of actions if correlated.
+        state_keys: keys of the recurrent states.
+        carried_keys: keys of what a step passes to the next: the recurrent states, and the noise of actions if
+            correlated.
 
     Raises:
         ValueError: two states have the same name.

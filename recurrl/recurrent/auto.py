@@ -33,12 +33,12 @@ def resolve(
     Logs the first choice of each kind by ``auto`` in a process, and warns once of options that the backend ignores.
 
     Args:
-        owner: named in messages.
-        cell: of the layers.
+        owner: the name of the module in messages.
+        cell: the layers' cell.
         backend: ``auto``, a name, or a custom backend.
-        options: of the layers.
-        device: of the input.
-        dtype: of the input.
+        options: the layers' options.
+        device: the input's device.
+        dtype: the input's dtype.
 
     Raises:
         ValueError: the backend does not support the cell or the options on this device.

@@ -211,7 +211,7 @@ def launched_size() -> int:
 
 
 def launched_rank() -> int:
-    """This process's number among them."""
+    """This process's rank; 0 without torchrun."""
     return int(os.environ["RANK"]) if launched_size() > 1 else 0
 
 

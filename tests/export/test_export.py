@@ -223,7 +223,7 @@ NOT_OF_RSL_RL = [
     ((CUE,), {"observation": "dict", "action": "bounded"}, "observes one vector of numbers"),
     ((CUE,), {"observation": "image", "action": "bounded"}, "observes one vector of numbers"),
     ((CUE,), {"action": "discrete"}, "acts by one vector of numbers"),
-    (("Pendulum-v1", "env.previous_action=true"), {}, "observes nothing besides (got previous_action)"),
+    (("Pendulum-v1", "env.previous_action=true"), {}, "observes nothing but one vector (got previous_action)"),
     (("Pendulum-v1", "cell=lru"), {}, "has one or two states, a vector in each layer"),
 ]
 

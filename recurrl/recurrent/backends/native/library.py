@@ -166,7 +166,7 @@ def _check_private(path: Path) -> None:
     """Rejects a path that is neither a file nor a folder, or that another user could have written.
 
     Raises:
-        OSError: it is, or there is nothing.
+        OSError: the path belongs to another user, others can write to it, or it is no file or folder.
     """
     status = path.stat()
     if not (path.is_file() or path.is_dir()):
