@@ -190,8 +190,9 @@ def test_the_largest_difference_in_10_000_steps_is_rounding(agent_of, tmp_path, 
         found = [largest_difference(agent.step, call, pool, steps, batch) for batch in (1, 64)]
         sys.stdout.write(f"\n{name} {cell} {observation} {action}: {found[0]:.1e} {found[1]:.1e}\n")
         # An image passes fifteen convolutions more. Torch and onnxruntime each round them to about 1e-6 of what float64
-        # gives, and torch itself differs by 4e-6 with oneDNN and without.
-        assert max(found) <= (3e-6 if observation == "small_image" else 1e-6)
+        # gives, and torch itself differs by 4e-6 with oneDNN and without. Units of a minGRU keep what they hold for
+        # hundreds of steps, over which roundings add up: torch's float32 is 0.8e-6 from float64, a GRU's 0.6e-6.
+        assert max(found) <= (3e-6 if observation == "small_image" else 2e-6 if cell == "mingru" else 1e-6)
 
 
 @pytest.mark.parametrize(("cell", "names"), [("gru", "h"), ("lstm", "hc")])
