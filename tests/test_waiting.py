@@ -1,25 +1,29 @@
 """No step of a rollout and no gradient step waits for a GPU, and none mixes its tensors with the host's."""
 
+import inspect
 from collections import Counter
-from dataclasses import fields, replace
 
+import numpy as np
 import pytest
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils._python_dispatch import TorchDispatchMode
-from torchrl.data import Categorical, Composite, Unbounded
-from waiting import Nowhere, Waits
+from tasks import ACTIONS, CUE, MASKED, OBSERVATIONS
+from torch.utils._pytree import tree_leaves
+from waiting import GPU, Nowhere, Waits, fake_gpu, moved
 
+from recurrl import build, evaluation
+from recurrl.agent import Agent
 from recurrl.algorithms import algorithm as algorithm_module
 from recurrl.build import make_algorithm, make_policy_for
 from recurrl.collector import single as rollout_module
 from recurrl.collector.single import RolloutSpec, SingleCollector
 from recurrl.envs.policy_env import PolicyEnv
-from recurrl.policy import make_policy
+from recurrl.envs.source import source_of
+from recurrl.recurrent import segments
 from recurrl.recurrent.cells import cell_names, lmu
-from recurrl.recurrent.segments import Segments
 
-GPU, FAKE = torch.device("cuda", 0), FakeTensorMode()
+BACKENDS = ("reference", "scan", "pad")
+PREVIOUS = ("env.previous_action=true", "env.previous_reward=true")
+SQUASHED = (*PREVIOUS, "policy.bounded_action=tanh")
 PACKED = "segments.py"
 """It finds segments on the host, for kernels that do not take resets."""
 VARIANTS = {
@@ -68,6 +72,13 @@ def rows_of(rollout):
     return rows, waits.places
 
 
+def per_preparation(algorithm, rows):
+    """How often the preparation of rows waits."""
+    with Waits() as waits:
+        algorithm.prepare(rows, rows["next", "reward"].squeeze(-1))
+    return waits.places
+
+
 def per_gradient_step(algorithm, rows):
     """How often gradient steps on rows wait, each file of the package for itself."""
     for key in ("advantage", "value_target", "loss_mask"):
@@ -85,14 +96,15 @@ def per_gradient_step(algorithm, rows):
 
 
 @pytest.mark.parametrize("overrides", VARIANTS.values(), ids=VARIANTS)
-@pytest.mark.parametrize("backend", ["reference", "scan", "pad"])
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_steps_wait_for_nothing_but_the_packing_of_kernels_that_do_not_take_resets(on, backend, overrides):
     config, rollout = on("meta", f"backend={backend}", *overrides)
     policy = make_policy_for(config).to("meta")
-    _, short = rows_of(rollout(policy, 8))
+    few, short = rows_of(rollout(policy, 8))
     rows, long = rows_of(rollout(policy, 16))
     assert short == long  # whatever the rollout as a whole reads, its steps do not
     algorithm = make_algorithm(config, policy)
+    assert per_preparation(algorithm, few) == per_preparation(algorithm, rows.clone())
     per_gradient_step(algorithm, rows.clone())  # the first is checked
     assert set(per_gradient_step(algorithm, rows)) == ({PACKED} if backend != "reference" else set())
 
@@ -123,39 +135,135 @@ def test_what_waits_is_noted():
         assert waits.places.total() == 1, read
 
 
-class Answered(TorchDispatchMode):
-    """Answers a fake GPU's values with true."""
+KINDS = {
+    **{f"sees {kind}": (CUE, (), {"observation": kind}) for kind in OBSERVATIONS},
+    **{f"does {kind}": (CUE, PREVIOUS, {"action": kind}) for kind in ACTIONS},
+    **{f"does {kind}, squashed": (CUE, SQUASHED, {"action": kind}) for kind in ("bounded", "dict")},
+    "critic that sees": (CUE, ("env.mask=[1]", "algorithm.critic_observation=[hidden]"), {}),
+    "masked in info": (MASKED, ("env.action_mask_from_info=true",), {"mask_in": "info", "action": "discrete"}),
+    "masked in observation": (MASKED, (), {"mask_in": "observation", "action": "discrete"}),
+}
+MASKED_CHOICES = (MASKED, (), {"mask_in": "observation", "action": "multi_discrete"})
+ON_THE_HOST = {**KINDS, "masked choices": MASKED_CHOICES}
+# The numbers of several choices are values of a spec, and those of one on a fake GPU are lost.
+ON_THE_GPU = {name: kind for name, kind in KINDS.items() if name != "does multi_discrete"}
 
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        if func is torch.ops.aten._local_scalar_dense.default:
-            return True
-        return func(*args, **(kwargs or {}))
 
+@pytest.fixture
+def on_gpu(small, monkeypatch):
+    """A configuration, and its policy on a fake GPU. The environments are on a device, and nothing is in them."""
 
-@pytest.mark.skipif(torch.version.cuda is None, reason="needs a CUDA build of torch")
-@pytest.mark.parametrize("overrides", [*VARIANTS.values(), *((f"cell={name}",) for name in cell_names())], ids=" ".join)
-@pytest.mark.parametrize("backend", ["reference", "scan"])
-def test_rollout_and_loss_are_on_the_policys_gpu(on, monkeypatch, backend, overrides):
-    config, rollout = on(GPU, f"backend={backend}", *overrides)
-    config.device = "cuda:0"
+    def on_gpu(device, env_id, *overrides, **kwargs):
+        config = small("env=gym", "env.packages=[tasks]", f"env.id={env_id}", *overrides)
+        config.env.kwargs, config.device = kwargs, "cuda:0"
+        spaces = source_of(config.env).plain_spaces()
+
+        def make_batched_env(env, count, seed, groups=None, privileged=False):
+            return PolicyEnv(Nowhere(count, device, *spaces, env.action_mask_from_info), env, privileged)
+
+        for module in (build, rollout_module, evaluation):
+            monkeypatch.setattr(module, "make_batched_env", make_batched_env)
+        with fake_gpu():
+            return config, make_policy_for(config)
+
+    def without_resets(rows_and_steps, starts, device):
+        first = np.zeros(rows_and_steps, bool)
+        first[:, 0] = True
+        return packing_of(rows_and_steps, first.tobytes(), device)
+
+    packing_of = segments._packing_of
+    monkeypatch.setattr(segments, "_packing_of", without_resets)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
-    monkeypatch.setattr(torch.nn.Module, "to", lambda module, *_, **__: module)  # is made there; cannot be moved
+    monkeypatch.setattr(torch.nn.Module, "to", moved)
+    monkeypatch.setattr(algorithm_module, "OPTIMIZERS", {"adam": Still})
     monkeypatch.setattr(lmu, "legendre", lmu.legendre.__wrapped__)  # its cache holds values, and must keep them
-    packing = Segments(torch.zeros(4, 4, dtype=torch.bool)).packing  # of a minibatch without resets
-    with FAKE, Answered():
-        indices = {each.name: getattr(packing, each.name) for each in fields(packing) if each.type == "Tensor"}
-        there = {name: torch.zeros(index.shape, dtype=torch.long, device=GPU) for name, index in indices.items()}
-        monkeypatch.setattr(Segments, "packing", replace(packing, **there))
-        with GPU:
-            observation = Composite(observation=Unbounded((3,), device=GPU))
-            policy = make_policy(config, observation, Categorical(4, device=GPU))
-            algorithm = make_algorithm(config, policy)
-        rows = rollout(policy, 8).collect()
-        assert {value.device for value in rows.values(True, True)} == {GPU} == {rows.device}
-        for key in ("advantage", "value_target"):
-            rows.set(key, torch.zeros(*rows.shape, 1, device=GPU))
-        algorithm.states.set_rows(rows)
-        for slices in algorithm.buffer.minibatches(rows):
-            algorithm.states.set_initial_states(slices)
-            losses = algorithm.loss(slices, policy.sequence(*policy.inputs(slices)))
-            assert {term.device for term in losses.terms.values()} == {GPU}
+    return on_gpu
+
+
+def collected(config, policy):
+    """A rollout of eight steps on the fake GPU, and where it waited."""
+    with fake_gpu():
+        collector = SingleCollector(RolloutSpec(config.env, policy, 32, 0))
+    with fake_gpu() as places:
+        rows = collector.collect()
+    assert {value.device for value in rows.values(True, True)} == {GPU} == {rows.device}
+    return rows, places
+
+
+def updated(config, policy, rows, monkeypatch):
+    """The losses of an update with rows, and where it waited. Backward passes do not run on a fake GPU."""
+    losses = []
+    with fake_gpu() as places:
+        algorithm = make_algorithm(config, policy)
+
+        def backward(total):
+            losses.append(total)
+            for parameter in algorithm.parameters():
+                parameter.grad = torch.zeros_like(parameter)
+
+        monkeypatch.setattr(torch.Tensor, "backward", backward)
+        algorithm.update(rows, 0.0)
+    return losses, places
+
+
+needs_cuda_build = pytest.mark.skipif(torch.version.cuda is None, reason="needs a CUDA build of torch")
+EVERYTHING = [
+    *(pytest.param(backend, each, id=f"{backend}, {name}") for name, each in VARIANTS.items() for backend in BACKENDS),
+    *(pytest.param(each, (f"cell={name}",), id=f"{each}, {name}") for name in cell_names() for each in BACKENDS[:2]),
+    *(pytest.param("pad", ("cell=lstm", *each), id=f"pad, lstm, {name}") for name, each in VARIANTS.items()),
+]
+
+
+@needs_cuda_build
+@pytest.mark.parametrize(("backend", "overrides"), EVERYTHING)
+def test_rollout_and_update_are_on_the_policys_gpu(on_gpu, monkeypatch, backend, overrides):
+    config, policy = on_gpu(GPU, CUE, "env.max_episode_steps=8", f"backend={backend}", *overrides)
+    rows, _ = collected(config, policy)
+    losses, _ = updated(config, policy, rows, monkeypatch)
+    assert {loss.device for loss in losses} == {GPU}
+
+
+@needs_cuda_build
+@pytest.mark.parametrize(
+    ("device", "kind"),
+    [
+        *(pytest.param(GPU, kind, id=f"{name}, on the GPU") for name, kind in ON_THE_GPU.items()),
+        *(pytest.param(torch.device("cpu"), kind, id=f"{name}, on the host") for name, kind in ON_THE_HOST.items()),
+    ],
+)
+def test_every_kind_of_space_is_used_on_the_policys_gpu(on_gpu, monkeypatch, device, kind):
+    env_id, overrides, kwargs = kind
+    config, policy = on_gpu(device, env_id, "backend=pad", *overrides, **kwargs)
+    with fake_gpu():
+        agent = Agent(policy, config.env)
+    parts = len(agent.step.interface.parts)
+    sent = parts if device != GPU else 0  # parts of the action that a step sends to the environments
+
+    rows, places = collected(config, policy)
+    assert places.keys() == {"single.py", "policy_env.py"}  # for checks of the whole rollout
+    assert places["single.py"] == 1 + 8 * sent
+
+    losses, places = updated(config, policy, rows, monkeypatch)
+    assert {loss.device for loss in losses} == {GPU}
+    assert places[PACKED] == len(losses) + 1  # lengths of segments, once for each sequence; the last is for the drift
+
+    numbers = sum(value.is_floating_point() for value in tree_leaves(rows["next", "observation"]))
+    checks = {"policy_env.py": 1 + numbers, "evaluation.py": 1}  # of reward and observation, and whether all have ended
+    evaluate = inspect.unwrap(evaluation.evaluate)  # random numbers of a fake GPU cannot be restored
+    found = []
+    for steps in (2, 3):
+        monkeypatch.setattr(evaluation, "MAX_STEPS", steps)
+        with fake_gpu() as places, torch.no_grad():
+            assert len(evaluate(config.env, policy, 4, 0, evaluation.SHUFFLED, deterministic=False)) == 4
+        found.append(places)
+    assert found[1] - found[0] == (checks if device == GPU else {"evaluation.py": sent})
+
+    seen = agent.observation_space.sample()
+    if isinstance(seen, dict) and "action_mask" in seen:
+        seen["action_mask"][:] = 1
+    with fake_gpu() as places:
+        state = agent.initial_state()
+        for deterministic in (True, False):
+            _, state = agent.act(seen, state, deterministic=deterministic, reward=0.0, action_mask=np.ones(6))
+    assert places == {"agent.py": 2 * parts}  # the parts of the action
+    assert {value.device for value in state.tensors.values()} == {GPU}

@@ -171,7 +171,7 @@ class Agent:
         self._check_state(state)
         begins_B = state.begins
         if is_init is not None:
-            begins_B = begins_B | self._read(_FLAG, is_init, state.batch).bool()
+            begins_B = begins_B | self._read(_FLAG, is_init, state.batch).bool().to(begins_B.device)
         inputs: Tensors = {**state.tensors, IS_INIT: begins_B}
         for entry in self._interface.observed:
             value = observation
@@ -196,7 +196,7 @@ class Agent:
         mask_BK = inputs.get(ACTION_MASK, inputs.get(f"{OBSERVATION}.{ACTION_MASK}"))
         if mask_BK is not None:
             self._check_mask(mask_BK)
-        return inputs
+        return {name: value.to(self.policy.device) for name, value in inputs.items()}
 
     def _check_state(self, state: Any) -> None:
         """Rejects a state of another agent."""
@@ -210,13 +210,13 @@ class Agent:
         require(got == expected, f"state must have the shapes {expected} (got {got}). Pass a state of this agent.")
 
     def _read(self, entry: NamedArray, value: Any, batch: int | None) -> Tensor:
-        """An argument as a tensor with a batch dimension, checked."""
+        """An argument as a tensor with a batch dimension, checked, in the CPU's memory."""
         tensor = entry.read(value, () if batch is None else (batch,), _ADVICE)
-        return (tensor.unsqueeze(0) if batch is None else tensor).to(self.policy.device)
+        return tensor.unsqueeze(0) if batch is None else tensor
 
     def _check_mask(self, mask_BK: Tensor) -> None:
         """Rejects masks that allow no action, where any choice would be a forbidden one."""
-        allows_B = allows_actions(mask_BK.cpu().numpy(), self._interface.action_spec)
+        allows_B = allows_actions(mask_BK.numpy(), self._interface.action_spec)
         require(
             bool(allows_B.all()),
             f"action_mask must allow an action (got none in environment {int(allows_B.argmin())}). Reset an "

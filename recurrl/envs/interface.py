@@ -186,7 +186,7 @@ class ActionPart(nn.Module):
         limit = None if isinstance(raw, Binary) else limit_of(raw)
         self._sizes = limit if isinstance(limit, tuple) else () if limit is None else (limit,)
         size = sum(self._sizes) or raw.shape.numel()
-        self.flat_bounds = torch.zeros(size), torch.ones(size)
+        self.flat_bounds = torch.zeros(size, device=raw.device), torch.ones(size, device=raw.device)
         if self.is_continuous:
             self.spec, scaling = normalised(raw)
             low, high = _bounds_of(self.spec)

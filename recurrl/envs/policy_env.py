@@ -151,7 +151,7 @@ class PolicyEnv(BatchedEnv):
                 self._check_finite(path_of(key)[-1], values_N.unsqueeze(1), 0)
 
     def _check_finite(self, name: str, values_NT: Tensor, steps: int) -> None:
-        if not values_NT.isfinite().all():
+        if values_NT.is_floating_point() and not values_NT.isfinite().all():
             n, t = (~values_NT.isfinite()).flatten(2).any(-1).nonzero()[0].tolist()
             self.checks.steps += t + steps
             raise self.checks.error(n, f"returned a non-finite value of {name!r}: {values_NT[n, t].tolist()}.")

@@ -37,7 +37,8 @@ def make_policy(config: TrainConfig, observation_spec: Composite, action_spec: T
     Raises:
         ConfigError: the observation or the action is of a kind that the configured network cannot handle.
     """
-    observation = observation_spec[OBSERVATION]
+    # Made on a CPU and moved at the end, wherever the environment's specs are.
+    observation, action_spec = observation_spec[OBSERVATION].to("cpu"), action_spec.to("cpu")
     cell, critic = make_cell(config.cell), config.algorithm.critic_kind
     # The actor gets no spec of the critic's entries, so it cannot read them.
     seen = _without(observation, config.algorithm.critic_only)
