@@ -81,7 +81,7 @@ class Agent:
         The process's random number generators stay as they are.
 
         Args:
-            episodes: the number of episodes, each in an environment of its own.
+            episodes: the number of episodes, one in each environment.
             seed: the environments' seed; a run's own evaluation uses the run's.
             deterministic: the most probable actions; False to sample.
 

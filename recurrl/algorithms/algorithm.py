@@ -269,7 +269,7 @@ class Algorithm(nn.Module):
 
 
 class OwnState:
-    """An algorithm's state for checkpoints, without its policy and reward scaler, which are components of their own."""
+    """An algorithm's state for checkpoints, without its policy and reward scaler, which checkpoints hold apart."""
 
     def __init__(self, algorithm: Algorithm) -> None:
         self._algorithm = algorithm

@@ -208,7 +208,7 @@ class Callbacks:
         return {name: state for name, callback in self._callbacks.items() if (state := callback.state_dict())}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restores the states of callbacks by name. One that the saved run did not have begins anew."""
+        """Restores the states of callbacks by name. One that the saved run did not have keeps its initial state."""
         if lost := sorted(state.keys() - self._callbacks.keys()):
             logger.warning("The checkpoint has states of callbacks that this run lacks: %s.", ", ".join(lost))
         for name in self._callbacks.keys() & state.keys():

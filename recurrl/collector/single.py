@@ -123,7 +123,7 @@ class SingleCollector:
             return {"unsavable_reason": str(reason)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restores unfinished episodes. Those that could not be saved begin anew.
+        """Restores unfinished episodes. Those that could not be saved are restarted.
 
         Raises:
             UnsavableError: the environments are constructed differently from the saved ones.
