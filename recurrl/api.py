@@ -26,7 +26,7 @@ from recurrl.cli.overrides import compose, overridden_keys, parsed, text_of
 from recurrl.config.composed import as_schema, value_of
 from recurrl.config.keys import flat
 from recurrl.config.plugins import GROUPS, PRESETS, is_custom, yaml_names
-from recurrl.envs.maker import id_of
+from recurrl.envs.passed_env import id_of
 from recurrl.errors import ConfigError, require
 from recurrl.evaluation import random_numbers_restored
 from recurrl.runtime.ranks import launched_size

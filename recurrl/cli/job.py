@@ -22,7 +22,7 @@ from recurrl.cli.signature import signature_line
 from recurrl.config import TrainConfig
 from recurrl.config.composed import plain, resolved, typed, value_of
 from recurrl.config.plugins import factory
-from recurrl.envs.maker import with_maker
+from recurrl.envs.passed_env import with_maker
 from recurrl.errors import ConfigError, RunError
 from recurrl.returns import return_format
 from recurrl.runtime.atomic import atomic_write, remove_unfinished

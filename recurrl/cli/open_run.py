@@ -14,7 +14,7 @@ from recurrl.cli.saved_config import check_code, code_named, config_within, save
 from recurrl.cli.signature import is_signed
 from recurrl.config import TrainConfig
 from recurrl.config.composed import plain, typed
-from recurrl.envs.maker import id_of, with_maker
+from recurrl.envs.passed_env import id_of, with_maker
 from recurrl.errors import ConfigError, naming
 from recurrl.evaluation import random_numbers_restored
 from recurrl.policy import Policy

@@ -6,12 +6,12 @@ from typing import cast
 
 from recurrl.config import EnvConfig
 from recurrl.envs.source import Source
-from recurrl.envs.vec_env import VecEnv
+from recurrl.envs.vec_env import SimulatorEnv
 
-_simulators: list[tuple[EnvConfig, VecEnv]] = []
+_simulators: list[tuple[EnvConfig, SimulatorEnv]] = []
 
 
-def simulator(source: Source) -> VecEnv:
+def simulator(source: Source) -> SimulatorEnv:
     """What a source made at its first request; one with other options is closed before.
 
     Raises:
@@ -20,7 +20,7 @@ def simulator(source: Source) -> VecEnv:
     options = source.options
     if not _simulators or _simulators[0][0] != options:
         release()
-        _simulators.append((replace(options), cast(VecEnv, source.make(options.num_envs))))
+        _simulators.append((replace(options), cast(SimulatorEnv, source.make(options.num_envs))))
     return _simulators[0][1]
 
 

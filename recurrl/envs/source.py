@@ -38,8 +38,8 @@ class Source(ABC):
     Attributes:
         options: the environment's options.
         supported_options: the options of ``env=gym`` that this source supports. Others are rejected.
-        is_simulator: true if it makes a :class:`recurrl.envs.vec_env.VecEnv` of ``env.num_envs`` environments, once in
-            a process, which training, checks and evaluation use in turn.
+        is_simulator: true if it makes a :class:`recurrl.envs.vec_env.SimulatorEnv` of ``env.num_envs`` environments,
+            once in a process, which training, checks and evaluation use in turn.
     """
 
     supported_options: Collection[str] = ()

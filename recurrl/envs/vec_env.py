@@ -1,9 +1,10 @@
-"""Simulators that step all their environments in one call, on tensors of their device.
+"""Environments that are stepped in one call, and simulators among them, on tensors of their device.
 
 Shape legend: N environments.
 """
 
 import logging
+from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -36,35 +37,128 @@ class _Episodes:
 
     Attributes:
         observed: the last observations.
+        ended: where the last step ended an episode, ``[N, 1]``.
         inserted_next: where the next step only begins an episode, ``[N, 1]``.
         cut_unknown: where an episode was ever truncated without its last observation, ``[N, 1]``.
         warned: the user knows that.
     """
 
     observed: Tensors
+    ended: Tensor
     inserted_next: Tensor
     cut_unknown: Tensor
     warned: bool = False
 
 
 class VecEnv(BatchedEnv):
-    """A simulator of N environments, with tensors on its device in and out; NumPy's arrays are converted.
+    """N environments that are stepped in one call.
 
-    ``step(action)`` returns ``(observation, reward, terminated, truncated, info)``, as Isaac Lab's and mjlab's do, or
-    ``(observation, reward, done, extras)`` with ``extras["time_outs"]``, as the ``VecEnv`` of rsl_rl does. ``reset()``
-    begins all episodes anew, and returns ``(observation, info)``; or anything else if there is ``get_observations()``.
-    Observations are a tensor ``[N, ...]``, or groups of them by name. When environments begin their next episode is
-    the option ``resets``:
+    When they begin their next episode is ``resets``:
 
     - ``same_step``: within an episode's last step, which returns the next one's first observation. The last one is in
-      ``info["final_obs"]`` ``[N, ...]``. Without it, the step's own observation takes its place, and the entry
-      ``final_unknown`` marks that.
+      ``info["final_obs"]``.
     - ``disabled``: on request, by the argument ``env_ids`` of ``reset``, which has indices, or ``mask``, or
       ``options={"reset_mask": mask}``, whichever ``reset`` has.
     - ``next_step``: in the step after the last, whose action has no effect. That step is marked by the entry
       ``inserted``; it is a whole episode, which terminates.
 
-    The metrics are the means of ``info["log"]`` over the steps that have it.
+    Args:
+        env: what has ``reset`` and ``step``.
+        resets: as above.
+        specs: the number of environments, the specs of observations and of actions, and the device, as for
+            :class:`~recurrl.envs.batched.BatchedEnv`.
+        is_array: the environments take NumPy's arrays.
+    """
+
+    def __init__(self, env: Any, resets: str, *specs: Any, is_array: bool = True) -> None:
+        super().__init__(*specs)
+        self._env, self._resets, self._is_array = env, resets, is_array
+        self._reset_some = _partial_reset(env, is_array) if resets == DISABLED else None
+        none = torch.zeros(*self.batch_size, 1, dtype=torch.bool, device=self.device)
+        self._episodes = _Episodes({}, ended=none, inserted_next=none, cut_unknown=none)
+
+    @abstractmethod
+    def _to_env_format(self, action: Tensor | TensorDictBase) -> Any:
+        """The action as ``env.step`` takes it."""
+
+    @abstractmethod
+    def _results(self, returned: Any) -> tuple[Any, Tensors, Any]:
+        """What a step returned: the observation, the entries of the results, and the info."""
+
+    @abstractmethod
+    def _read(self, observation: Any, info: Any) -> Tensors:
+        """The raw entries ``[N, ...]``, in new memory, checked."""
+
+    @abstractmethod
+    def _final_observations(self, before: Tensors, step: Tensors, info: Any) -> Tensors:
+        """With resets in the same step, what replaces the next episodes' first observations among a step's entries."""
+
+    def reset_tensors(self, mask: Tensor | None) -> Tensors:
+        """Resets environments on request. Those that reset themselves are only read, except for a full reset."""
+        now = self._episodes
+        if mask is None:
+            now.observed = self._read(*_start_episodes(self._env))
+            now.inserted_next = torch.zeros(*self.batch_size, 1, dtype=torch.bool, device=self.device)
+        elif self._reset_some is not None:
+            returned = self._reset_some(mask.squeeze(-1))
+            if returned is not None:
+                first = self._read(*returned)
+                now.observed = {key: _where(mask, value, now.observed[key]) for key, value in first.items()}
+        return dict(now.observed)
+
+    def step_tensors(self, action: Tensor | TensorDictBase) -> Tensors:
+        """Steps all environments in one call."""
+        now, before = self._episodes, self._episodes.observed
+        observation, results, info = self._results(self._env.step(self._to_env_format(action)))
+        now.observed = self._read(observation, info)
+        step = {**now.observed, **results}
+        if self._resets == SAME_STEP:
+            step |= self._final_observations(before, step, info)
+        elif self._resets == NEXT_STEP:
+            step |= self._inserted_steps(before, step)
+        now.ended = step["done"]
+        return step
+
+    def _inserted_steps(self, before: Tensors, step: Tensors) -> Tensors:
+        """The steps that only begin an episode, as whole episodes that terminate without a reward."""
+        now, inserted = self._episodes, self._episodes.inserted_next
+        now.inserted_next = step["done"] & ~inserted
+        # The policy acts in an inserted step too, on an observation that it has acted on before.
+        now.observed = {key: _where(now.inserted_next, old, step[key]) for key, old in before.items()}
+        return {
+            **{key: _where(inserted, old, step[key]) for key, old in before.items()},
+            "reward": step["reward"].masked_fill(inserted, 0.0),
+            "terminated": step["terminated"] | inserted,
+            "truncated": step["truncated"] & ~inserted,
+            "done": step["done"] | inserted,
+            INSERTED: inserted,
+        }
+
+    def _set_seed(self, seed: int | None) -> None:
+        if "seed" in (parameters_of(self._env.reset) or ()):
+            self._env.reset(seed=seed)
+        elif hasattr(self._env, "seed") and seed is not None:
+            self._env.seed(seed)
+
+    def close(self, **kwargs: Any) -> None:
+        """Leaves the simulator to its next user."""
+
+    def shut_down(self) -> None:
+        """Closes the simulator, if it can be."""
+        if hasattr(self._env, "close"):
+            self._env.close()
+        super().close()
+
+
+class SimulatorEnv(VecEnv):
+    """A simulator of N environments, with tensors on its device in and out; NumPy's arrays are converted.
+
+    ``step(action)`` returns ``(observation, reward, terminated, truncated, info)``, as Isaac Lab's and mjlab's do, or
+    ``(observation, reward, done, extras)`` with ``extras["time_outs"]``, as the ``VecEnv`` of rsl_rl does. ``reset()``
+    begins all episodes anew, and returns ``(observation, info)``; or anything else if there is ``get_observations()``.
+    Observations are a tensor ``[N, ...]``, or groups of them by name. Without ``info["final_obs"]`` the observation
+    before an episode's last step takes its place, and the entry ``final_unknown`` marks that. The metrics are the means
+    of ``info["log"]`` over the steps that have it.
 
     Args:
         env: the simulator.
@@ -83,13 +177,10 @@ class VecEnv(BatchedEnv):
         spec, action = _policy_groups(_observation_spec(env, observation, count), actor), _action_spec(env, count)
         spec = Composite(spec, shape=[count]) if isinstance(spec, dict) else spec
         check_supported(options.id, space_of(spec[0]), space_of(action[0]))
-        super().__init__(count, {OBSERVATION: spec}, action, torch.as_tensor(first).device)
-        self._env, self._resets, self._is_array = env, options.resets, isinstance(first, np.ndarray)
+        device, is_array = torch.as_tensor(first).device, isinstance(first, np.ndarray)
+        super().__init__(env, options.resets, count, {OBSERVATION: spec}, action, device, is_array=is_array)
         self._actor_groups, self._privileged, self._shows_hidden = actor, privileged, False
         self._expected = {key: (spec.dtype, spec.shape) for key, spec in self.observation_spec.items(True, True)}
-        self._reset_some = _partial_reset(env, self._is_array) if self._resets == DISABLED else None
-        none = torch.zeros(count, 1, dtype=torch.bool, device=self.device)
-        self._episodes = _Episodes({}, inserted_next=none, cut_unknown=none)
         self._logged: dict[str, list[Tensor]] = {}
 
     def show_hidden(self) -> None:
@@ -111,54 +202,13 @@ class VecEnv(BatchedEnv):
             self._expected[HIDDEN] = (hidden.dtype, hidden.shape)
             self._shows_hidden = True
 
-    def reset_tensors(self, mask: Tensor | None) -> Tensors:
-        """Resets environments on request. Those that reset themselves are only read, except for a full reset."""
-        now = self._episodes
-        if mask is None:
-            now.observed = self._read(self._with_log(_start_episodes(self._env)))
-            now.inserted_next = torch.zeros(*self.batch_size, 1, dtype=torch.bool, device=self.device)
-        elif self._reset_some is not None:
-            returned = self._reset_some(mask.squeeze(-1))
-            if returned is not None:
-                first = self._read(self._with_log(returned))
-                now.observed = {key: _where(mask, value, now.observed[key]) for key, value in first.items()}
-        return dict(now.observed)
-
-    def step_tensors(self, action: Tensor | TensorDictBase) -> Tensors:
-        """Steps all environments in one call."""
-        before = self._episodes.observed
-        observation, reward, terminated, truncated, info = self._results(self._env.step(self._to_env_format(action)))
-        self._log(info)
-        self._episodes.observed = self._read(observation)
-        flags: Tensors = {"terminated": terminated, "truncated": truncated, "done": terminated | truncated}
-        step: Tensors = {**self._episodes.observed, "reward": reward, **flags}
-        if self._resets == SAME_STEP:
-            step |= self._final_observations(before, step, info.get("final_obs"))
-        elif self._resets == NEXT_STEP:
-            step |= self._inserted_steps(before, step)
-        return step
-
-    def _final_observations(self, before: Tensors, step: Tensors, final: Any) -> Tensors:
+    def _final_observations(self, before: Tensors, step: Tensors, info: Any) -> Tensors:
         """The last observations of episodes that ended, in place of those of the next ones, and where it is unknown."""
-        done, last = step["done"], before if final is None else self._read(final)
+        final = info.get("final_obs")
+        done, last = step["done"], before if final is None else self._observed(final)
         unknown = done if final is None else torch.zeros_like(done)
         self._episodes.cut_unknown = self._episodes.cut_unknown | (unknown & step["truncated"])
         return {**{key: _where(done, value, step[key]) for key, value in last.items()}, FINAL_UNKNOWN: unknown}
-
-    def _inserted_steps(self, before: Tensors, step: Tensors) -> Tensors:
-        """The steps that only begin an episode, as whole episodes that terminate without a reward."""
-        now, inserted = self._episodes, self._episodes.inserted_next
-        now.inserted_next = step["done"] & ~inserted
-        # The policy acts in an inserted step too, on an observation that it has acted on before.
-        now.observed = {key: _where(now.inserted_next, old, step[key]) for key, old in before.items()}
-        return {
-            **{key: _where(inserted, old, step[key]) for key, old in before.items()},
-            "reward": step["reward"].masked_fill(inserted, 0.0),
-            "terminated": step["terminated"] | inserted,
-            "truncated": step["truncated"] & ~inserted,
-            "done": step["done"] | inserted,
-            INSERTED: inserted,
-        }
 
     def metrics(self) -> dict[str, float]:
         """The means of what was logged since the last call."""
@@ -179,8 +229,12 @@ class VecEnv(BatchedEnv):
             return action.numpy() if self._is_array else action.to_dict()
         return action.numpy() if self._is_array else action
 
-    def _read(self, observation: Any) -> Tensors:
-        """The raw entries ``[N, ...]``, in new memory."""
+    def _read(self, observation: Any, info: Any) -> Tensors:
+        for name, value in (info.get("log") or {}).items() if isinstance(info, Mapping) else ():
+            self._logged.setdefault(name, []).append(torch.as_tensor(value).detach().double().mean())
+        return self._observed(observation)
+
+    def _observed(self, observation: Any) -> Tensors:
         groups = _policy_groups(observation, self._actor_groups)
         entries: Tensors = {key: torch.as_tensor(value).clone() for key, value in _leaves((OBSERVATION,), groups)}
         if self._shows_hidden:
@@ -200,26 +254,26 @@ class VecEnv(BatchedEnv):
         parts = [torch.as_tensor(observation[name]) for name in self._privileged]
         return torch.cat([part.flatten(1).float() for part in parts], 1)
 
-    def _results(self, returned: Any) -> tuple[Any, Tensor, Tensor, Tensor, Mapping[str, Any]]:
+    def _results(self, returned: Any) -> tuple[Any, Tensors, Any]:
         if isinstance(returned, tuple) and len(returned) == 5:
             observation, reward, terminated, truncated, info = returned
             ended, cut = self._flag("terminated", terminated), self._flag("truncated", truncated)
             # Isaac Lab and mjlab leave it to the learner that nothing follows a time limit that is part of the task.
-            is_finite = getattr(getattr(self._env, "cfg", None), "is_finite_horizon", False)
-            flags = (ended | cut, torch.zeros_like(cut)) if is_finite else (ended, cut)
+            if getattr(getattr(self._env, "cfg", None), "is_finite_horizon", False):
+                ended, cut = ended | cut, torch.zeros_like(cut)
         elif isinstance(returned, tuple) and len(returned) == 4:
             observation, reward, over, info = returned
             done = self._flag("done", over)
             cut = done & self._flag("time_outs", info["time_outs"]) if "time_outs" in info else torch.zeros_like(done)
-            flags = done & ~cut, cut
+            ended = done & ~cut
         else:
             got = f"{len(returned)} values" if isinstance(returned, tuple) else f"a {type(returned).__name__}"
             raise UnnamedEnvError(
                 f"returned {got} from step. Have it return (observation, reward, terminated, truncated, info) or "
                 "(observation, reward, done, extras)."
             )
-        rewards = self._column("reward", reward)
-        return observation, rewards.to(torch.float32, copy=True), *flags, info
+        rewards = self._column("reward", reward).to(torch.float32, copy=True)
+        return observation, {"reward": rewards, "terminated": ended, "truncated": cut, "done": ended | cut}, info
 
     def _flag(self, name: str, values: Any) -> Tensor:
         column = self._column(name, values)
@@ -235,30 +289,6 @@ class VecEnv(BatchedEnv):
                 f"the {count} environments, on {self.device}."
             )
         return column.reshape(count, 1)
-
-    def _with_log(self, returned: tuple[Any, Any]) -> Any:
-        observation, info = returned
-        self._log(info)
-        return observation
-
-    def _log(self, info: Any) -> None:
-        for name, value in (info.get("log") or {}).items() if isinstance(info, Mapping) else ():
-            self._logged.setdefault(name, []).append(torch.as_tensor(value).detach().double().mean())
-
-    def _set_seed(self, seed: int | None) -> None:
-        if "seed" in (parameters_of(self._env.reset) or ()):
-            self._env.reset(seed=seed)
-        elif hasattr(self._env, "seed") and seed is not None:
-            self._env.seed(seed)
-
-    def close(self, **kwargs: Any) -> None:
-        """Leaves the simulator to its next user."""
-
-    def shut_down(self) -> None:
-        """Closes the simulator, if it can be."""
-        if hasattr(self._env, "close"):
-            self._env.close()
-        super().close()
 
 
 def _start_episodes(env: Any, **arguments: Any) -> tuple[Any, Any]:

@@ -20,6 +20,11 @@ CASES = {
     "pendulum": ("env=pendulum_no_velocity", "cell=lstm"),
     "correlated noise": ("env=pendulum_no_velocity", "policy.noise_correlation=0.9"),
     "vector environment": (*VECTOR, "env.kwargs.max_episode_steps=9"),
+    "vector environment that resets in the next step": (
+        "env=gym",
+        "env.id=gymnasium.envs.classic_control.cartpole:CartPoleVectorEnv",
+        "env.kwargs.max_episode_steps=9",
+    ),
     "repeat_first": ("env=repeat_first",),
     "without memory": ("cell=none",),
     "previous action": ("env.previous_action=true", "env.previous_reward=true"),

@@ -233,10 +233,14 @@ def gates_on_request(num_envs):
     return gates_in_one(num_envs, AutoresetMode.DISABLED)
 
 
+def gates_in_the_next_step(num_envs):
+    return gates_in_one(num_envs, AutoresetMode.NEXT_STEP)
+
+
 FROM_INFO = "env.action_mask_from_info=true"
 
 
-@pytest.mark.parametrize("made_by", ["Gates", "gates_in_one", "gates_on_request"])
+@pytest.mark.parametrize("made_by", ["Gates", "gates_in_one", "gates_on_request", "gates_in_the_next_step"])
 def test_a_mask_in_the_info_forbids_actions_in_training_evaluation_and_use(made_by, small):
     config = small("env=gym", f"env.id={__name__}:{made_by}", FROM_INFO, "env.previous_action=true")
     rows = SingleCollector(make_rollout_spec(config, policy := fresh_policy(config))).collect()

@@ -45,7 +45,7 @@ def test_the_vector_cartpole_equals_single_ones(cartpoles, count, limit, mask, s
         native_now, inline_now = native.reset_tensors(chosen), inline.reset_tensors(chosen)
         which = range(count) if chosen is None else chosen.flatten().nonzero().flatten().tolist()
         for i in which:
-            inline.raw.envs[i].unwrapped.state = tuple(native.raw._vector.unwrapped.state[:, i])
+            inline.raw.envs[i].unwrapped.state = tuple(native.raw._env.unwrapped.state[:, i])
         others = [i for i in range(count) if i not in which]
         assert torch.allclose(native_now["observation"][others], inline_now["observation"][others], rtol=0, atol=1e-6)
 
@@ -106,7 +106,12 @@ class Clocks(VectorEnv):
         return {"clock": clock, "inner": {"even": (self.time % 2).astype(np.int64)}} if self.entries else clock
 
     def step(self, actions):
-        self.time += 1
+        if self.metadata["autoreset_mode"] is NEXT_STEP:
+            begins = self.time >= self.number + 2
+            self.time[~begins] += 1
+            self._begin(begins)
+        else:
+            self.time += 1
         reward = 10 * self.episode + self.time
         over = self.time >= self.number + 2
         info = {}
@@ -143,6 +148,7 @@ WAYS = {
     "resets on demand": clocks(autoreset_mode=DISABLED),
     "resets at once, final observations apart": clocks(autoreset_mode=SAME_STEP),
     "resets at once, final observations together": clocks(autoreset_mode=SAME_STEP, final="together"),
+    "resets in the next step": clocks(autoreset_mode=NEXT_STEP),
     "several entries on demand": clocks(autoreset_mode=DISABLED, entries=True),
     "several entries at once, apart": clocks(**ENTRIES),
     "several entries at once, together": clocks(**ENTRIES, final="together"),
@@ -150,37 +156,42 @@ WAYS = {
 
 
 @pytest.mark.parametrize("make", WAYS.values(), ids=WAYS.keys())
-def test_rows_hold_every_step_of_every_episode_and_nothing_else(make, register_vector, compose):
+def test_rows_hold_every_step_of_every_episode_and_nothing_else(make, register_vector, compose, request):
     small = ("env.num_envs=3", "frames_per_batch=60", "cell.hidden_size=4", "encoder.sizes=[4]")
     config = compose("env=gym", f"env.id={register_vector(make)}", *small)
     set_process_state(config)
     collector = single.make(config.collector, make_rollout_spec(config, make_policy_for(config)))
     batches = [collector.collect().clone() for _ in range(2)]
     collector.shutdown()
-    rows = torch.cat(batches, 1)
-    key = "observation" if rows["observation"].__class__ is torch.Tensor else ("observation", "clock")
+    all_rows = torch.cat(batches, 1)
+    inserted = all_rows["next"].get("inserted", torch.zeros_like(all_rows["is_init"])).squeeze(-1)
+    key = "observation" if all_rows["observation"].__class__ is torch.Tensor else ("observation", "clock")
     for i in range(3):
         length = i + 2
-        steps = [(episode, time) for episode in range(40) for time in range(length)][:40]
+        assert inserted[i].nonzero().flatten().tolist() == (
+            [*range(length, 40, length + 1)] if "next" in request.node.callspec.id else []
+        )
+        row = all_rows[i][~inserted[i]]
+        steps = [(episode, time) for episode in range(40) for time in range(length)][: len(row)]
         expected = torch.tensor([(i, episode, time) for episode, time in steps], dtype=torch.float32)
-        torch.testing.assert_close(rows[key][i], expected, rtol=0, atol=0)
-        torch.testing.assert_close(rows["next"][key][i], expected + torch.tensor([0.0, 0.0, 1.0]), rtol=0, atol=0)
+        torch.testing.assert_close(row[key], expected, rtol=0, atol=0)
+        torch.testing.assert_close(row["next"][key], expected + torch.tensor([0.0, 0.0, 1.0]), rtol=0, atol=0)
         reward = torch.tensor([10.0 * episode + time + 1 for episode, time in steps])
-        torch.testing.assert_close(rows["next", "reward"][i, :, 0], reward, rtol=0, atol=0)
+        torch.testing.assert_close(row["next", "reward"][:, 0], reward, rtol=0, atol=0)
         ends = torch.tensor([time == length - 1 for _, time in steps])
-        assert torch.equal(rows["next", "truncated"][i, :, 0], ends)
-        assert not rows["next", "terminated"].any()
-        assert torch.equal(rows["is_init"][i, :, 0], torch.tensor([time == 0 for _, time in steps]))
-        assert torch.equal(rows["next", "step_count"][i, :, 0], torch.tensor([time + 1 for _, time in steps]))
+        assert torch.equal(row["next", "truncated"][:, 0], ends)
+        assert not row["next", "terminated"].any()
+        assert torch.equal(row["is_init"][:, 0], torch.tensor([time == 0 for _, time in steps]))
+        assert torch.equal(row["next", "step_count"][:, 0], torch.tensor([time + 1 for _, time in steps]))
         returns = torch.tensor(
             [sum(10.0 * episode + t + 1 for t in range(time + 1)) for episode, time in steps]
         ).double()
-        torch.testing.assert_close(rows["next", "episode_reward"][i, :, 0], returns, rtol=0, atol=0)
+        torch.testing.assert_close(row["next", "episode_reward"][:, 0], returns, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("make", WAYS.values(), ids=WAYS.keys())
-def test_their_specs_match_what_they_return(make, register_vector, compose):
-    env = make_env(compose("env=gym", f"env.id={register_vector(make)}").env, 3, seed=0)
+@pytest.mark.parametrize("way", [way for way in WAYS if "next" not in way])
+def test_their_specs_match_what_they_return(way, register_vector, compose):
+    env = make_env(compose("env=gym", f"env.id={register_vector(WAYS[way])}").env, 3, seed=0)
     check_env_specs(env)
     env.close()
 
@@ -285,12 +296,11 @@ def test_options_of_single_environments_are_rejected(recurrl_train, tmp_path):
     )
 
 
-def test_next_step_autoreset_is_rejected(recurrl_train, tmp_path, register_vector):
-    env_id = register_vector(clocks(autoreset_mode=NEXT_STEP))
-    outcome = recurrl_train("env=gym", f"env.id={env_id}", cwd=tmp_path)
-    assert outcome.error.startswith(
-        "The vector environment of env.id=test_vector:made does not declare SAME_STEP or DISABLED autoreset "
-        "(metadata['autoreset_mode'] is AutoresetMode.NEXT_STEP)."
+def test_a_vector_that_does_not_declare_when_it_resets_is_rejected(recurrl_train, tmp_path, register_vector):
+    outcome = recurrl_train("env=gym", f"env.id={register_vector(clocks(autoreset_mode=None))}", cwd=tmp_path)
+    assert outcome.error == (
+        "The vector environment of env.id=test_vector:made must declare when it resets, metadata['autoreset_mode'] "
+        "(got None). Choose one of AutoresetMode.SAME_STEP, AutoresetMode.DISABLED, AutoresetMode.NEXT_STEP."
     )
 
 

@@ -14,7 +14,7 @@ from recurrl.envs.checks import EnvChecks, making
 from recurrl.envs.simulator import simulator
 from recurrl.envs.single import SingleEnv
 from recurrl.envs.source import Source
-from recurrl.envs.vec_env import VecEnv
+from recurrl.envs.vec_env import SimulatorEnv
 from recurrl.errors import require
 from recurrl.runtime.ranks import world
 
@@ -66,7 +66,7 @@ class VecEnvs(Source):
         with making(f"env.id={options.id}"):
             created = self.create(num_envs)
         with EnvChecks(options.id, num_envs).attributed("reset"):
-            env = VecEnv(created, options)
+            env = SimulatorEnv(created, options)
         count, device = env.batch_size[0], torch.device(self.device())
         advice = "Have it take num_envs, and make as many."
         require(count == num_envs, f"env.id={options.id} must make {num_envs} environments (got {count}). {advice}")

@@ -13,7 +13,7 @@ import pytest
 from torchrl.envs import GymEnv, SerialEnv
 
 import recurrl
-from recurrl.envs.maker import id_of
+from recurrl.envs.passed_env import id_of
 from recurrl.errors import ConfigError, RunError
 
 MODULE = '''
