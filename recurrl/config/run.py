@@ -79,7 +79,7 @@ class PolicyConfig:
         only_with=SINGLE_CONTINUOUS,
     )
     bounded_action: str = option(
-        "clip (a clipped Gaussian) or tanh (a squashed one)", choices=("clip", "tanh"), only_with=BOUNDED
+        "clip (a Gaussian clipped to the bounds) or tanh (a squashed one)", choices=("clip", "tanh"), only_with=BOUNDED
     )
 
 

@@ -140,7 +140,9 @@ def _make_head(options: PolicyConfig, width: int, action: TensorSpec, masked: bo
             f"policy.bounded_action=tanh squashes all {action.shape.numel()} entries of an action, but some are "
             "unbounded. Give policy.bounded_action=clip, or have the environment bound all of them."
         )
-    distribution: Any = distributions.SquashedGaussian if squashes and finite.all() else distributions.DiagonalGaussian
+    distribution: Any = distributions.DiagonalGaussian
+    if finite.all():
+        distribution = distributions.SquashedGaussian if squashes else distributions.ClippedGaussian
     network = GaussianParameters(width, tuple(action.shape), options.initial_std)
     return ActionHead(network, partial(distribution, event_dims=len(action.shape)), noise_size=math.prod(action.shape))
 

@@ -1,6 +1,7 @@
 """Distributions of actions: log-probabilities, entropies and modes by formula, masks, and sums over parts."""
 
 import math
+from itertools import product
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from torchrl.modules.distributions.utils import has_analytic_entropy
 
 from recurrl.policy.distributions import (
     Binary,
+    ClippedGaussian,
     DiagonalGaussian,
     Joint,
     LazyCategorical,
@@ -74,6 +76,49 @@ def test_bits_are_independent_and_a_tie_is_zero():
     entropy = -(probability * probability.log() + (1 - probability) * (1 - probability).log()).sum(-1)
     torch.testing.assert_close(found.entropy(), entropy)
     assert found.mode.tolist() == [[0, 1, 0]]
+
+
+CLIPPED = list(product([0.0, 0.5, -3.0, 20.0], [0.05, 0.6, 1.7, 30.0]))
+"""Means and standard deviations of Gaussians that are clipped to −1 and 1."""
+INSIDE = torch.linspace(-1, 1, 100_001, dtype=torch.float64)[1:-1, None]
+
+
+@pytest.mark.parametrize(("loc", "scale"), CLIPPED)
+def test_a_clipped_action_has_a_density_inside_and_a_probability_at_each_bound(loc, scale):
+    normal = Normal(torch.tensor([loc], dtype=torch.float64), scale)
+    distribution = ClippedGaussian(normal.loc, normal.scale)
+    torch.testing.assert_close(distribution.log_prob(INSIDE), normal.log_prob(INSIDE).squeeze(-1))
+    probability = distribution.log_prob(torch.tensor([[-1.0], [1.0], [-7.0], [7.0]])).exp()
+    expected = torch.stack([normal.cdf(torch.tensor(-1.0)), 1 - normal.cdf(torch.tensor(1.0))]).squeeze(-1)
+    torch.testing.assert_close(probability, expected.repeat(2), rtol=1e-6, atol=1e-12)
+
+
+@pytest.mark.parametrize(("loc", "scale"), CLIPPED)
+def test_the_entropy_of_a_clipped_action_is_its_integral_and_a_sum_over_its_bounds(loc, scale):
+    distribution = ClippedGaussian(*(torch.tensor([value], dtype=torch.float64) for value in (loc, scale)))
+    inside, bounds = distribution.log_prob(INSIDE), distribution.log_prob(torch.tensor([[-1.0], [1.0]]))
+    expected = -torch.trapezoid(inside.exp() * inside, INSIDE.squeeze(-1)) - (bounds.exp() * bounds).sum()
+    torch.testing.assert_close(distribution.entropy(), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_a_bonus_on_a_clipped_actions_entropy_does_not_widen_it_without_end():
+    log_std = torch.linspace(-3, 3, 601, dtype=torch.float64, requires_grad=True)
+    entropy = ClippedGaussian(torch.zeros(601, 1), log_std.exp().unsqueeze(-1)).entropy()
+    (slope,) = torch.autograd.grad(entropy.sum(), log_std)
+    widest = log_std[slope > 0].exp().max().item()
+    assert (slope[log_std.exp() < widest] > 0).all()
+    assert widest == pytest.approx(1.5, abs=0.05)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_gradients_of_a_clipped_action_are_finite_however_far_the_mean_is_beyond_a_bound(dtype):
+    means, scales = torch.tensor([-1000.0, -20.0, -1.0, 0.0, 1.0, 20.0, 1000.0]), torch.tensor([0.05, 1.0, 20.0])
+    parameters = [each[:, None].to(dtype).requires_grad_() for each in torch.cartesian_prod(means, scales).unbind(-1)]
+    distribution = ClippedGaussian(*parameters)
+    actions = torch.tensor([-1000.0, -1.0, 0.0, 0.5, 1.0, 1000.0], dtype=dtype).view(-1, 1, 1)
+    for total in (distribution.log_prob(actions).sum(), distribution.entropy().sum()):
+        assert total.isfinite()
+        assert all(each.isfinite().all() for each in torch.autograd.grad(total, parameters, retain_graph=True))
 
 
 def test_a_squashed_action_has_the_density_that_the_change_of_variables_gives():
@@ -167,6 +212,7 @@ SAMPLED = {
     "multi-categorical": (MultiCategorical((2, 4), torch.cat((LOGITS, LOGITS[:, :2]), -1).expand(COUNT, 6)), 8),
     "binary": (Binary(LOGITS.expand(COUNT, 4)), 4),
     "gaussian": (DiagonalGaussian(LOGITS.expand(COUNT, 4), LOGITS.exp().expand(COUNT, 4)), 4),
+    "clipped": (ClippedGaussian(LOGITS.expand(COUNT, 4), LOGITS.exp().expand(COUNT, 4)), 4),
     "squashed": (SquashedGaussian(LOGITS.expand(COUNT, 4), LOGITS.exp().expand(COUNT, 4)), 4),
 }
 
