@@ -3,7 +3,7 @@
 import math
 
 import pytest
-from options_found import OPTIONS
+from all_options import OPTIONS
 
 from recurrl.config.options import BELOW_ONE, FRACTION, INDEX, POSITIVE, RATE, SCALE, SEED, STEPS
 from recurrl.errors import ConfigError

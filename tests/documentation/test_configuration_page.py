@@ -1,12 +1,12 @@
 """docs/configuration.md, the tables of all keys."""
 
-from pathlib import Path
+from documented import ROOT
 
 from recurrl.config.keys import packaged_keys
 from recurrl.config.plugins import GROUPS, key_of
 from scripts.reference import reference
 
-DOCS = Path(__file__).parents[1] / "docs" / "configuration.md"
+DOCS = ROOT / "docs" / "configuration.md"
 
 
 def test_the_documentation_of_the_keys_is_up_to_date():

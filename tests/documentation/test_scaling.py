@@ -2,13 +2,13 @@
 
 import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
+from documented import ROOT
 
 from scripts import scaling
 
-DOCS = Path(__file__).parents[1] / "docs" / "scaling.md"
+DOCS = ROOT / "docs" / "scaling.md"
 
 
 def test_the_table_of_the_documentation_is_what_the_script_prints(monkeypatch, capsys):

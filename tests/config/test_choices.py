@@ -1,29 +1,40 @@
-"""The yamls of ``configs/``: each composes and is valid where it can run."""
+"""The choices of each group: yamls that compose and are valid where they can run, and factories with options."""
 
+import importlib
+import pkgutil
 from dataclasses import replace
+from importlib.util import find_spec
 from itertools import zip_longest
 from pathlib import Path
 
 import pytest
+import yaml
 from omegaconf import OmegaConf
 
 import recurrl.configs
+from recurrl.config.cell import NO_CELL
 from recurrl.config.composed import typed
-from recurrl.config.plugins import GROUPS, PRESETS, names
+from recurrl.config.keys import keys_of
+from recurrl.config.plugins import GROUPS, PRESETS, base_options, default_name, factory, names, options_class, values
+from recurrl.config.run import PRECISIONS
 from recurrl.errors import ConfigError
+from recurrl.recurrent import precision
+from recurrl.recurrent.backends import RECOMPUTE, backend_names
 from recurrl.validation import check_config
 
 CONFIGS = Path(recurrl.configs.__path__[0])
-OPTIONS = [(group, path.stem) for group in GROUPS for path in sorted((CONFIGS / group).glob("*.yaml"))]
+YAMLS = [(path.parent.name, path.stem) for path in sorted(CONFIGS.glob("*/*.yaml")) if path.parent.name not in PRESETS]
 EXPERIMENTS = sorted(path.stem for path in (CONFIGS / "experiment").glob("*.yaml"))
 NOT_ON_A_CPU = {("backend", "triton")}
+NOT_IN_DEV = ("ray",)
+"""Choices that need a package of the same name, which is not in the extra ``dev``."""
 
 
 @pytest.fixture(scope="session")
 def composed_options(compose):
     """Each choice of each group, composed. One composition takes a third of a second, so each is of several groups."""
     composed = {}
-    for row in zip_longest(*([pair for pair in OPTIONS if pair[0] == group] for group in GROUPS)):
+    for row in zip_longest(*([pair for pair in YAMLS if pair[0] == group] for group in GROUPS)):
         pairs = [pair for pair in row if pair is not None]
         required = {
             ("env", "gym"): "env.id=Acrobot-v1",
@@ -38,12 +49,12 @@ def composed_options(compose):
     return composed
 
 
-@pytest.mark.parametrize(("group", "option"), OPTIONS)
+@pytest.mark.parametrize(("group", "option"), YAMLS)
 def test_every_choice_of_every_group_composes_and_is_valid_where_it_can_run(
     defaults, composed_options, group, option, monkeypatch
 ):
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
-    monkeypatch.syspath_prepend(Path(__file__).parent / "envs")
+    monkeypatch.syspath_prepend(Path(__file__).parents[1] / "envs")
     chosen = composed_options[group, option]
     assert chosen.name == option
     # GRPO needs whole episodes.
@@ -99,3 +110,46 @@ def test_an_unknown_name_of_a_choice_is_rejected_with_those_that_exist(rejected)
 @pytest.mark.parametrize("group", [*GROUPS, *PRESETS])
 def test_a_group_without_a_choice_is_rejected(rejected, group):
     assert rejected(f"{group}=null").startswith(f"{group} must be one of its choices (got null).")
+
+
+def test_every_group_of_the_schema_is_a_folder_of_yamls_with_a_default():
+    assert {group for group, _ in YAMLS} == set(GROUPS)
+    assert all((group, default_name(group)) in YAMLS for group in GROUPS)
+
+
+@pytest.mark.parametrize(("group", "name"), [(group, name) for group in GROUPS for name in names(group)])
+def test_every_choice_has_a_factory_with_options(group, name):
+    if name in NOT_IN_DEV:
+        pytest.importorskip(name)
+    assert issubclass(options_class(group, name), base_options(group))
+    if name != NO_CELL and group != "backend":  # the package's backends are modules
+        assert callable(factory(group, name))
+
+
+def test_the_names_of_groups_without_factories_are_those_of_the_recurrent_layer():
+    assert set(names("backend")) == set(backend_names())
+    assert set(PRECISIONS) == {precision.AUTO, *precision.MODES}
+    (recompute,) = (meaning for key, _, meaning in keys_of() if key == "recompute")
+    assert set(recompute.choices) == set(RECOMPUTE)
+
+
+@pytest.mark.parametrize("group", GROUPS)
+def test_every_module_with_a_factory_is_a_choice(group):
+    package = importlib.import_module(GROUPS[group])
+    modules = [
+        importlib.import_module(f"{GROUPS[group]}.{entry.name}")
+        for entry in pkgutil.iter_modules(package.__path__)
+        if entry.name not in NOT_IN_DEV or find_spec(entry.name)
+    ]
+    assert {module.__name__.rpartition(".")[2] for module in modules if hasattr(module, "make")} <= set(names(group))
+
+
+def test_every_source_of_environments_has_a_yaml_that_names_it():
+    assert {values("env", name)["source"] for group, name in YAMLS if group == "env"} == set(names("env"))
+
+
+def test_a_named_environment_does_not_say_how_to_learn_it():
+    own = {path.stem: yaml.safe_load(path.read_text(encoding="utf-8")) for path in (CONFIGS / "env").glob("*.yaml")}
+    named = {name: set(keys) for name, keys in own.items() if name != "gym"}
+    assert named
+    assert [name for name, keys in named.items() if keys & {"reward_scale", "normalize_reward", "num_envs"}] == []
