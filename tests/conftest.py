@@ -16,7 +16,7 @@ import importlib.util
 import subprocess
 import sys
 from copy import deepcopy
-from functools import cache
+from functools import cache, partial
 
 import gymnasium
 import hydra
@@ -25,6 +25,7 @@ import torch
 import yaml
 from commands import Outcome, run_in_process
 from omegaconf import OmegaConf
+from rejections import error_of
 
 from recurrl.agent import Agent
 from recurrl.build import make_policy_for, set_process_state
@@ -36,7 +37,6 @@ from recurrl.cli import train as train_command
 from recurrl.cli import upload as upload_command
 from recurrl.cli.overrides import prepared
 from recurrl.config.composed import typed
-from recurrl.errors import ConfigError
 from recurrl.policy.normalization import ObservationNormalizer
 from recurrl.recurrent.backends.native import library
 from recurrl.validation import check_config
@@ -281,12 +281,7 @@ def checked(untyped_defaults, no_environments):
 def rejection(checked):
     """The error with which changes of the defaults are rejected, before an environment is made."""
 
-    def rejection(changes):
-        with pytest.raises(ConfigError) as caught:
-            checked(changes)
-        return str(caught.value)
-
-    return rejection
+    return partial(error_of, checked)
 
 
 @pytest.fixture(scope="session")

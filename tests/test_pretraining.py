@@ -12,6 +12,7 @@ import pytest
 import torch
 from checkpoint_files import Code
 from collected import fresh_policy
+from rejections import error_of
 from run_files import metrics, summary, without_times
 from tasks import ACTIONS, CUE, MASKED, OBSERVATIONS
 
@@ -30,10 +31,10 @@ def arrays_of(values, name):
     """Recorded values as arrays, one for each entry of a dict."""
     if not isinstance(values[0], dict):
         return {name: np.array(values)}
-    found = {}
+    arrays = {}
     for key in values[0]:
-        found |= arrays_of([value[key] for value in values], f"{name}.{key}")
-    return found
+        arrays |= arrays_of([value[key] for value in values], f"{name}.{key}")
+    return arrays
 
 
 def record(agent, folder, episodes, last=False, seed=0):
@@ -137,8 +138,8 @@ def test_states_are_carried_from_slice_to_slice(cell, learns, small, tmp_path):
         np.savez(tmp_path / f"{episode:02d}.npz", observations=observations, actions=np.full(24, episode % 2))
     config = small("env=gym", "env.id=CartPole-v1", f"cell={cell}", "encoder.sizes=[8]", "cell.hidden_size=16")
     # In slices of 4 steps only the first of six has the sign; the others have it in their state.
-    found = pretrain(fresh_policy(config), config.env, options(tmp_path, epochs=40), 1e-2, 4, 8)
-    assert (found > -0.1) == learns
+    log_likelihood = pretrain(fresh_policy(config), config.env, options(tmp_path, epochs=40), 1e-2, 4, 8)
+    assert (log_likelihood > -0.1) == learns
 
 
 def test_a_critic_that_sees_more_is_left_alone(small, tmp_path):
@@ -236,10 +237,9 @@ def test_an_episode_of_something_else_is_rejected(changes, message, small, tmp_p
     config = small()
     arrays = {name: value for name, value in {**GOOD, **changes}.items() if value is not None}
     np.savez(tmp_path / "one.npz", **arrays)
-    with pytest.raises(ConfigError) as caught:
-        read_episodes(tmp_path, make_policy_for(config), config.env)
-    assert f"{tmp_path / 'one.npz'} is not an episode of CartPole-v1" in str(caught.value)
-    assert message in str(caught.value)
+    error = error_of(read_episodes, tmp_path, make_policy_for(config), config.env)
+    assert f"{tmp_path / 'one.npz'} is not an episode of CartPole-v1" in error
+    assert message in error
 
 
 def test_actions_in_units_of_the_policy_are_not_those_of_the_environment(small, tmp_path):
@@ -256,36 +256,30 @@ def test_actions_in_units_of_the_policy_are_not_those_of_the_environment(small, 
 
 def test_hostile_files_are_rejected_and_run_no_code(small, tmp_path):
     config = small()
-    policy = make_policy_for(config)
+    read = partial(read_episodes, tmp_path, make_policy_for(config), config.env)
     file, marker = tmp_path / "one.npz", tmp_path / "marker"
-
-    def rejected():
-        with pytest.raises(ConfigError) as caught:
-            read_episodes(tmp_path, policy, config.env)
-        return str(caught.value)
-
     np.savez(file, observations=GOOD["observations"], actions=np.array([Code(marker)] * STEPS, dtype=object))
-    assert "cannot be read: ValueError: Object arrays cannot be loaded" in rejected()
+    assert "cannot be read: ValueError: Object arrays cannot be loaded" in error_of(read)
     file.write_bytes(pickle.dumps(Code(marker)))
-    assert "cannot be read: " in rejected()
+    assert "cannot be read: " in error_of(read)
     assert not marker.exists()
     for content in (b"", b"PK\x03\x04", b"x" * 999):
         file.write_bytes(content)
-        assert "cannot be read: " in rejected()
+        assert "cannot be read: " in error_of(read)
     header = b"\x93NUMPY\x01\x00v\x00{'descr': '<f4', 'fortran_order': False, 'shape': (9999999999999, 4), }"
     for body in (header.ljust(127) + b"\n", b"\x93NUMPY\x01\x00\xff\xff", b"[" * 10_000):
         with zipfile.ZipFile(file, "w") as members:
             members.writestr("observations.npy", body)
-        assert "cannot be read: " in rejected() or "lacks actions" in rejected()
+        assert "cannot be read: " in error_of(read) or "lacks actions" in error_of(read)
     np.savez(file, **GOOD)
     whole = file.read_bytes()
     for cut in range(0, len(whole), 37):
         file.write_bytes(whole[:cut])
-        assert "cannot be read: " in rejected()
+        assert "cannot be read: " in error_of(read)
     for at in range(0, len(whole), 11):
         file.write_bytes(bytes([*whole[:at], whole[at] ^ 255, *whole[at + 1 :]]))
         try:
-            read_episodes(tmp_path, policy, config.env)
+            read()
         except ConfigError as error:
             assert str(file) in str(error)  # noqa: PT017
 

@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
+from gymnasium.vector.utils import batch_space, concatenate, create_empty_array, iterate
+from rejections import error_of
 from tasks import ACTIONS, CUE, MASKED, OBSERVATIONS
 
 from recurrl.agent import Agent
@@ -42,22 +44,6 @@ class Tuples(gymnasium.Env):
 gymnasium.register("recurrl-test/Tuples-v0", entry_point=Tuples)
 
 
-def stacked(space, values):
-    """Observations of several environments as one batch."""
-    if isinstance(space, spaces.Dict):
-        return {key: stacked(part, [value[key] for value in values]) for key, part in space.items()}
-    if isinstance(space, spaces.Tuple):
-        return tuple(stacked(part, [value[i] for value in values]) for i, part in enumerate(space.spaces))
-    return np.stack(values)
-
-
-def action_of(action, i):
-    """One environment's action of a batch."""
-    if isinstance(action, dict):
-        return {key: action_of(part, i) for key, part in action.items()}
-    return tuple(action_of(part, i) for part in action) if isinstance(action, tuple) else action[i]
-
-
 def played(agent, seed, episodes):
     """The returns in plain environments that begin as those of an evaluation do."""
     envs = [agent.make_env() for _ in range(episodes)]
@@ -68,13 +54,14 @@ def played(agent, seed, episodes):
         observed[i], infos[i] = env.reset()
     state, begins = agent.initial_state(episodes), np.zeros(episodes, bool)
     rewards, totals, running = np.zeros(episodes, np.float32), np.zeros(episodes), np.ones(episodes, bool)
-    options = agent.step.interface.env
+    has_masks = agent.step.interface.env.action_mask_from_info
+    seen, done = agent.observation_space, batch_space(agent.action_space, episodes)
     while running.any():
-        masks = np.stack([info["action_mask"] for info in infos]) if options.action_mask_from_info else None
-        batch = stacked(agent.observation_space, observed)
-        action, state = agent.act(batch, state, begins, reward=rewards, action_mask=masks)
-        for i, env in enumerate(envs):
-            observed[i], rewards[i], ended, cut, infos[i] = env.step(action_of(action, i))
+        masks = np.stack([info["action_mask"] for info in infos]) if has_masks else None
+        batch = concatenate(seen, observed, create_empty_array(seen, episodes))
+        actions, state = agent.act(batch, state, begins, reward=rewards, action_mask=masks)
+        for i, (env, action) in enumerate(zip(envs, iterate(done, actions), strict=True)):
+            observed[i], rewards[i], ended, cut, infos[i] = env.step(action)
             totals[i] += float(rewards[i]) if running[i] else 0.0
             running[i] &= not (ended or cut)
             begins[i] = ended or cut
@@ -158,18 +145,18 @@ def test_sampled_actions_are_those_of_the_policys_step(agent_of, kind):
     agent, _ = agent_of(CUE, action=kind)
     policy, observation = agent.policy, torch.randn(50, 3)
     torch.manual_seed(0)
-    found, _ = agent.act(observation, agent.initial_state(50), deterministic=False)
+    action, _ = agent.act(observation, agent.initial_state(50), deterministic=False)
     torch.manual_seed(0)
     noise = torch.randn(50, policy.noise_size)
     expected = policy.step(observation, policy.initial_state(50), None, noise).action
     if kind == "dict":
-        assert np.array_equal(found["move"], expected["move"])
-        np.testing.assert_allclose(found["more"]["aim"], expected["more", "aim"].detach().clamp(-1, 1), rtol=1e-5)
+        assert np.array_equal(action["move"], expected["move"])
+        np.testing.assert_allclose(action["more"]["aim"], expected["more", "aim"].detach().clamp(-1, 1), rtol=1e-5)
     elif kind == "bounded":
         scaled = torch.tensor([1.0, 2.0]) + torch.tensor([1.0, 6.0]) * expected.clamp(-1, 1)
-        torch.testing.assert_close(torch.from_numpy(found), scaled.detach())
+        torch.testing.assert_close(torch.from_numpy(action), scaled.detach())
     else:
-        assert np.array_equal(found, expected)
+        assert np.array_equal(action, expected)
 
 
 def test_correlated_noise_goes_with_the_state(agent_of):
@@ -199,9 +186,7 @@ BAD = {
 def test_an_observation_that_does_not_fit_is_rejected(agent_of, case):
     agent, _ = agent_of("Pendulum-v1")
     observation, batch, message = BAD[case]
-    with pytest.raises(ConfigError) as caught:
-        agent.act(observation, agent.initial_state(batch))
-    assert message in str(caught.value)
+    assert message in error_of(agent.act, observation, agent.initial_state(batch))
 
 
 def test_a_hidden_entry_may_be_anything(agent_of):

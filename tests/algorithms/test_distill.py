@@ -6,6 +6,7 @@ from types import MethodType, ModuleType
 import pytest
 import torch
 from collected import fresh_policy, rollouts
+from rejections import error_of
 from run_files import metrics, without_times
 from tasks import CUE
 from torch import nn
@@ -161,20 +162,20 @@ def test_the_weight_goes_to_imitation_and_the_rest_to_ppo_and_falls(small, funct
     target = function(lambda seen: torch.zeros_like(seen["observation"][:, 2:]))
     overrides = ("algorithm.weight=0.8", "algorithm.weight_final_fraction=0.5", "epochs=1", "minibatch_slices=8")
     algorithm, (batch,) = labelled(small(*PENDULUM, *distilled(target, *overrides)), 1)
-    found = {}
+    terms, errors = {}, []
 
     def loss(self, slices, output):
         losses, ppo = type(self).loss(self, slices, output), PPO.loss(self, slices, output)
-        found.update({name: (float(term), float(ppo.terms.get(name, 0))) for name, term in losses.terms.items()})
-        found["error"] = float(imitation_error(output.distribution, slices[TEACHER_ACTION]).mean())
+        terms.update({name: (float(term), float(ppo.terms.get(name, 0))) for name, term in losses.terms.items()})
+        errors.append(float(imitation_error(output.distribution, slices[TEACHER_ACTION]).mean()))
         return losses
 
     algorithm.loss = MethodType(loss, algorithm)
     result = algorithm.update(batch, 0.5)
     assert result["distill/weight"] == pytest.approx(0.6)  # halfway from 0.8 to 0.4
-    assert found["imitation"][0] == pytest.approx(0.6 * found["error"], rel=1e-5)
+    assert terms["imitation"][0] == pytest.approx(0.6 * errors[-1], rel=1e-5)
     for name, share in {"objective": 0.4, "entropy": 0.4, "critic": 1.0}.items():
-        assert found[name][0] == pytest.approx(share * found[name][1], rel=1e-5)
+        assert terms[name][0] == pytest.approx(share * terms[name][1], rel=1e-5)
 
 
 def test_the_teacher_is_frozen_and_only_its_states_are_saved(small, teacher_run):
@@ -204,13 +205,10 @@ def test_a_resumed_run_goes_on_exactly(recurrl_train, tiny, teacher_run, tmp_pat
 
 def test_a_teacher_that_does_not_fit_is_an_error_that_says_why(small, teacher_run, function, tmp_path):
     def error(config):
-        with pytest.raises(ConfigError) as caught:
-            make_algorithm(config, fresh_policy(config))
-        return str(caught.value)
+        return error_of(make_algorithm, config, fresh_policy(config))
 
     blind = "algorithm.critic_observation=[]"
-    found = error(small(*PENDULUM, *distilled(teacher_run, blind)))
-    assert found.startswith(
+    assert error(small(*PENDULUM, *distilled(teacher_run, blind))).startswith(
         f"algorithm.teacher={teacher_run} observes {{'observation': (3,)}} and [], but the student's environment gives "
         "{'observation': (2,)}. Give env.mask and algorithm.critic_observation=[hidden]"
     )
@@ -238,6 +236,6 @@ def test_a_student_without_the_sign_learns_to_turn_from_a_teacher_that_sees_it(c
     config = compose("env=t_maze", "env.kwargs.length=3", *overrides, *distilled(function(teacher)))
     policy = fresh_policy(config)
     algorithm = make_algorithm(config, policy)
-    found = [algorithm.update(batch, 0.0)["loss/imitation"] for batch in rollouts(config, policy, 12)]
-    assert found[0] > 0.4  # a mean over ten epochs
-    assert found[-1] < 0.05
+    losses = [algorithm.update(batch, 0.0)["loss/imitation"] for batch in rollouts(config, policy, 12)]
+    assert losses[0] > 0.4  # a mean over ten epochs
+    assert losses[-1] < 0.05

@@ -4,12 +4,15 @@ import math
 import os
 import pickle
 import random
+import re
 import shutil
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 from checkpoint_files import Code, resealed
+from rejections import error_of
 
 from recurrl.checkpoint import files
 from recurrl.errors import ConfigError
@@ -42,18 +45,15 @@ def written(tmp_path):
 
 def check_loads(path, **seeds):
     """Some of the components can be loaded without the others."""
-    found = {name: module(9) for name in seeds}
+    loaded = {name: module(9) for name in seeds}
     files.manifest(path)
-    files.load(path, found)
+    files.load(path, loaded)
     for name, seed in seeds.items():
         expected = module(seed).state_dict()
-        assert all(torch.equal(value, expected[key]) for key, value in found[name].state_dict().items())
+        assert all(torch.equal(value, expected[key]) for key, value in loaded[name].state_dict().items())
 
 
-def rejection(path):
-    with pytest.raises(ConfigError) as caught:
-        files.manifest(path)
-    return str(caught.value)
+rejection = partial(error_of, files.manifest)
 
 
 def test_what_was_written_is_read_back(written):
@@ -202,8 +202,8 @@ def others(folder, outside):
 
 def unchanging(path):
     """Of a file that nobody changes: not when it was last read."""
-    found = path.lstat()
-    return (found.st_ino, found.st_mode, found.st_nlink, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
+    stat = path.lstat()
+    return (stat.st_ino, stat.st_mode, stat.st_nlink, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns)
 
 
 def test_saving_touches_nothing_of_others_in_the_folder(tmp_path):
@@ -290,6 +290,6 @@ def test_a_strangers_checkpoint_of_other_values_is_rejected(written, values):
 
 
 def test_a_state_of_other_shapes_is_named_in_one_line(written):
-    with pytest.raises(ConfigError, match=r"policy: .*size mismatch for weight.*\[2, 3\]") as caught:
-        files.load(written, {"policy": torch.nn.Linear(5, 2)})
-    assert "\n" not in str(caught.value)
+    error = error_of(files.load, written, {"policy": torch.nn.Linear(5, 2)})
+    assert re.search(r"policy: .*size mismatch for weight.*\[2, 3\]", error)
+    assert "\n" not in error

@@ -8,11 +8,11 @@ import pytest
 import yaml
 from hostile_runs import PACKAGE
 from omegaconf import OmegaConf
+from rejections import error_of
 from run_files import settings
 
 from recurrl.cli.open_run import open_run
 from recurrl.config.plugins import GROUPS
-from recurrl.errors import ConfigError
 
 
 @pytest.fixture
@@ -39,13 +39,6 @@ def errors_of(recurrl_train, recurrl_evaluate, tmp_path):
     return errors_of
 
 
-def rejection(run):
-    """The error with which a run is not opened."""
-    with pytest.raises(ConfigError) as caught:
-        open_run(run)
-    return str(caught.value)
-
-
 MALFORMED = {
     "empty": b"",
     "cut off": b"env: {name: gym, id: Cart",
@@ -65,7 +58,7 @@ MALFORMED = {
 @pytest.mark.parametrize("kind", MALFORMED)
 def test_a_malformed_configuration_is_named(run, kind):
     (run / "config.yaml").write_bytes(MALFORMED[kind])
-    error = rejection(run)
+    error = error_of(open_run, run)
     assert str(run / "config.yaml") in error
     assert "Correct it; or delete it and give one of the run's checkpoints" in error
     assert len(error.splitlines()) == 1
@@ -192,7 +185,7 @@ def test_code_is_found_wherever_a_saved_configuration_names_it(run, package, cha
     for key, value in change.items():
         OmegaConf.update(config, key, value, merge=False)
     OmegaConf.save(config, run / "config.yaml")
-    assert reason in rejection(run)
+    assert reason in error_of(open_run, run)
     assert not package.exists()
 
 

@@ -7,9 +7,9 @@ from dataclasses import fields, is_dataclass
 import pytest
 import torch
 from omegaconf import DictConfig, ListConfig, OmegaConf
+from rejections import error_of
 
 from recurrl.config.composed import typed
-from recurrl.errors import ConfigError
 from recurrl.recurrent import set_recurrent_matmul_precision
 
 
@@ -20,9 +20,7 @@ def untypable(untyped_defaults):
     def untypable(key, value):
         values = deepcopy(untyped_defaults)
         OmegaConf.update(values, key, value, force_add=True)
-        with pytest.raises(ConfigError) as caught:
-            typed(values)
-        return str(caught.value)
+        return error_of(typed, values)
 
     return untypable
 

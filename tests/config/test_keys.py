@@ -4,11 +4,11 @@ from dataclasses import is_dataclass
 
 import pytest
 from omegaconf import OmegaConf
+from rejections import error_of
 
 from recurrl.config.composed import chosen_options
 from recurrl.config.keys import FREE, check_key, differences, flat, key_paths, keys_of, packaged_keys
 from recurrl.config.plugins import GROUPS, PACKAGED_OPTIONS, names, options_class
-from recurrl.errors import ConfigError
 
 OF_ANOTHER_CHOICE = [
     (group, owner, key)
@@ -69,10 +69,7 @@ def test_an_unknown_key_is_rejected_with_the_nearest_one(rejected, overrides, er
     ],
 )
 def test_a_wrong_key_is_answered_with_a_near_one_or_none(key, hint):
-    with pytest.raises(ConfigError) as caught:
-        check_key(key, packaged_keys())
-    found = str(caught.value).partition("Did you mean ")[2].removesuffix("?")
-    assert found == (hint or "")
+    assert error_of(check_key, key, packaged_keys()).partition("Did you mean ")[2].removesuffix("?") == (hint or "")
 
 
 @pytest.mark.parametrize(("group", "owner", "key"), OF_ANOTHER_CHOICE)
@@ -81,9 +78,7 @@ def test_an_option_of_another_choice_is_rejected_with_its_owners(group, owner, k
     owners = " or ".join(name for name, options in choices if key in key_paths(options, f"{group}."))
     assert owner in owners.split(" or ")
     other = next(name for name in names(group) if key not in key_paths(options_class(group, name), f"{group}."))
-    with pytest.raises(ConfigError) as caught:
-        check_key(key, key_paths(chosen={group: options_class(group, other)}))
-    assert str(caught.value) == (
+    assert error_of(check_key, key, key_paths(chosen={group: options_class(group, other)})) == (
         f"{key} is an option of {group}={owners}, but this run has another {group}. Leave it out, or choose "
         f"{group}={owners}."
     )

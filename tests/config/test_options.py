@@ -4,9 +4,9 @@ import math
 
 import pytest
 from all_options import OPTIONS
+from rejections import error_of
 
 from recurrl.config.options import BELOW_ONE, FRACTION, INDEX, POSITIVE, RATE, SCALE, SEED, STEPS
-from recurrl.errors import ConfigError
 from recurrl.validation import check_values
 
 WITHOUT_RANGE = {"algorithm.group_size": "depends on env.num_envs"}
@@ -42,6 +42,10 @@ def is_list(option):
     return "list" in str(option.field.type)
 
 
+def prefix_of(option):
+    return option.key.removesuffix(option.field.name)
+
+
 def within(of):
     """Numbers at the ends of a range."""
     low = 1e-9 if of.above else of.low
@@ -74,9 +78,8 @@ def test_every_string_has_choices_or_a_reason():
 def test_a_number_out_of_range_is_rejected_with_the_whole_range(option):
     place = "[0]" if is_list(option) else ""
     for number in beyond(option.meaning.range):
-        with pytest.raises(ConfigError) as caught:
-            check_values(option.options([number] if place else number), option.key.removesuffix(option.field.name))
-        assert str(caught.value) == (f"{option.key}{place} must be {option.meaning.range.words} (got {number}).")
+        error = error_of(check_values, option.options([number] if place else number), prefix_of(option))
+        assert error == f"{option.key}{place} must be {option.meaning.range.words} (got {number})."
 
 
 @pytest.mark.parametrize("option", RANGES, ids=str)
@@ -105,9 +108,8 @@ def test_a_range_in_words(of, words):
 
 @pytest.mark.parametrize("option", CHOICES, ids=str)
 def test_an_unknown_choice_is_rejected_with_all_choices(option):
-    with pytest.raises(ConfigError) as caught:
-        check_values(option.options("nonesuch"), option.key.removesuffix(option.field.name))
-    assert str(caught.value) == (f"{option.key} must be one of {', '.join(option.meaning.choices)} (got nonesuch).")
+    error = error_of(check_values, option.options("nonesuch"), prefix_of(option))
+    assert error == f"{option.key} must be one of {', '.join(option.meaning.choices)} (got nonesuch)."
     for choice in option.meaning.choices:
         check_values(option.options(choice))
 
@@ -115,5 +117,4 @@ def test_an_unknown_choice_is_rejected_with_all_choices(option):
 def test_nested_values_in_a_list_are_rejected():
     for nested in ([1], {"a": 1}):
         option = next(option for option in OPTIONS if option.key == "env.mask")
-        with pytest.raises(ConfigError, match=r"env\.mask\[1\] must be a plain value \(got"):
-            check_values(option.options([0, nested]), "env.")
+        assert "env.mask[1] must be a plain value (got" in error_of(check_values, option.options([0, nested]), "env.")

@@ -4,9 +4,9 @@ import sys
 from dataclasses import fields
 
 import pytest
+from rejections import error_of
 
 from recurrl.config.plugins import custom_values, factory, options_class, values
-from recurrl.errors import ConfigError
 
 ELMAN = """
 from __future__ import annotations
@@ -95,10 +95,9 @@ def test_what_cannot_be_used_is_rejected_with_the_reason(package, name, reason):
     package("needy", "import nonesuch_package")
     package("circular", "from own_package.elman import Nonesuch")
     package("value", "raise ValueError('no')")
-    with pytest.raises(ConfigError) as caught:
-        options_class("cell", name)
-    assert str(caught.value).startswith(f"cell={name}")
-    assert reason in str(caught.value)
+    error = error_of(options_class, "cell", name)
+    assert error.startswith(f"cell={name}")
+    assert reason in error
 
 
 def test_a_choice_without_a_yaml_has_its_own_defaults_and_those_of_the_group(package):
@@ -109,10 +108,10 @@ def test_a_choice_without_a_yaml_has_its_own_defaults_and_those_of_the_group(pac
 
 def test_a_source_of_ones_own_has_the_values_of_env_gym_and_its_name_as_the_id():
     name = "my_package.corridor:Corridor"
-    found, inherited = custom_values("env", name), values("env", "gym")
-    assert (found["name"], found["source"], found["id"]) == (name, name, "Corridor")
+    own, inherited = custom_values("env", name), values("env", "gym")
+    assert (own["name"], own["source"], own["id"]) == (name, name, "Corridor")
     for key in ("mask", "num_envs", "reward_scale", "packages"):
-        assert found[key] == inherited[key]
+        assert own[key] == inherited[key]
 
 
 @pytest.mark.parametrize(("base", "name"), [("PPOConfig", "ppo"), ("GRPOConfig", "grpo"), ("ClippedConfig", "ppo")])
@@ -124,9 +123,9 @@ def test_a_choice_whose_options_derive_from_those_of_another_has_its_values(pack
         f"@dataclass\nclass Mine({base}):\n    width: int = option('a width')\n"
         "def make(options: Mine, policy): ...\n",
     )
-    found = custom_values("algorithm", "own_package.mine:make")
+    own = custom_values("algorithm", "own_package.mine:make")
     inherited = values("algorithm", name)
     keys = {field.name for field in fields(options_class("algorithm", "own_package.mine:make"))}
-    assert found.keys() == keys
-    assert found["width"] == "???"
-    assert all(found[key] == inherited[key] for key in keys - {"name", "width"})
+    assert own.keys() == keys
+    assert own["width"] == "???"
+    assert all(own[key] == inherited[key] for key in keys - {"name", "width"})

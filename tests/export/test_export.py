@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from rejections import error_of
 from tasks import CUE, MASKED
 from torch import nn
 
@@ -82,9 +83,10 @@ def test_the_runner_takes_dicts_and_returns_the_parts_of_actions(agent_of, tmp_p
         for step in range(4):
             observed, _ = env.reset(seed=step)
             batch = {"state": observed["state"][None], "more": {"symbol": observed["more"]["symbol"][None]}}
-            (found, (action, state)) = policy.act(np.array([step == 0]), batch), agent.act(batch, state)
-            assert found["move"] == action["move"]
-            np.testing.assert_allclose(found["more"]["aim"], action["more"]["aim"], atol=1e-5)
+            exported_action = policy.act(np.array([step == 0]), batch)
+            action, state = agent.act(batch, state)
+            assert exported_action["move"] == action["move"]
+            np.testing.assert_allclose(exported_action["more"]["aim"], action["more"]["aim"], atol=1e-5)
     program = [sys.executable, str(RUNNER), str(tmp_path)]
     assert len(subprocess.run(program, capture_output=True, text=True, check=True).stdout.splitlines()) == 5
 
@@ -187,12 +189,12 @@ def test_the_largest_difference_in_10_000_steps_is_rounding(agent_of, tmp_path, 
     # The program of torch.export calls the same operations, and is compared less.
     for load, name, steps in ((load_onnx, "onnx", 10_000), (load_pt2, "pt2", 1000)):
         call = load(tmp_path / f"policy.{name}")
-        found = [largest_difference(agent.step, call, pool, steps, batch) for batch in (1, 64)]
-        sys.stdout.write(f"\n{name} {cell} {observation} {action}: {found[0]:.1e} {found[1]:.1e}\n")
+        differences = [largest_difference(agent.step, call, pool, steps, batch) for batch in (1, 64)]
+        sys.stdout.write(f"\n{name} {cell} {observation} {action}: {differences[0]:.1e} {differences[1]:.1e}\n")
         # An image passes fifteen convolutions more. Torch and onnxruntime each round them to about 1e-6 of what float64
         # gives, and torch itself differs by 4e-6 with oneDNN and without. Units of a minGRU keep what they hold for
         # hundreds of steps, over which roundings add up: torch's float32 is 0.8e-6 from float64, a GRU's 0.6e-6.
-        assert max(found) <= (3e-6 if observation == "small_image" else 2e-6 if cell == "mingru" else 1e-6)
+        assert max(differences) <= (3e-6 if observation == "small_image" else 2e-6 if cell == "mingru" else 1e-6)
 
 
 @pytest.mark.parametrize(("cell", "names"), [("gru", "h"), ("lstm", "hc")])
@@ -215,8 +217,8 @@ def test_the_layout_of_rsl_rl_has_its_names_and_shapes_and_acts_as_the_policy(ag
         observed, begins = rng.standard_normal((3, 3)).astype(np.float32), rng.random(3) < 0.1
         expected, state = agent.act(observed, state, begins)
         theirs = {name: value * ~begins[:, None] for name, value in theirs.items()}
-        found, *new = session.run(None, {"obs": observed, **theirs})
-        np.testing.assert_allclose(found, expected, atol=1e-5, err_msg=f"step {step}")
+        action, *new = session.run(None, {"obs": observed, **theirs})
+        np.testing.assert_allclose(action, expected, atol=1e-5, err_msg=f"step {step}")
         theirs = dict(zip(theirs, new, strict=True))
 
 
@@ -232,10 +234,9 @@ NOT_OF_RSL_RL = [
 @pytest.mark.parametrize(("made", "kwargs", "needs"), NOT_OF_RSL_RL)
 def test_what_the_layout_of_rsl_rl_cannot_express_is_an_error(agent_of, tmp_path, made, kwargs, needs):
     agent, _ = agent_of(*made, **kwargs)
-    with pytest.raises(ConfigError) as caught:
-        agent.export(tmp_path / "made", ["onnx"], layout="rsl_rl")
-    assert str(caught.value).startswith("--layout rsl_rl needs a policy that ")
-    assert needs in str(caught.value)
+    error = error_of(agent.export, tmp_path / "made", ["onnx"], layout="rsl_rl")
+    assert error.startswith("--layout rsl_rl needs a policy that ")
+    assert needs in error
     assert not (tmp_path / "made").exists()
 
 
@@ -246,5 +247,5 @@ def test_a_layout_is_of_onnx_files_and_of_the_most_probable_actions(recurrl_expo
     unknown = "--layout nope does not exist. Choose rsl_rl, or leave it out."
     assert recurrl_export(finished_run, "--layout", "nope", cwd=tmp_path).error == unknown
     # Of a discrete action.
-    found = recurrl_export(finished_run, "--layout", "rsl_rl", cwd=tmp_path).error
-    assert found.startswith("--layout rsl_rl needs a policy that acts by one vector of numbers (got")
+    error = recurrl_export(finished_run, "--layout", "rsl_rl", cwd=tmp_path).error
+    assert error.startswith("--layout rsl_rl needs a policy that acts by one vector of numbers (got")

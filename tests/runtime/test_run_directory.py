@@ -3,8 +3,8 @@
 import os
 
 import pytest
+from rejections import error_of
 
-from recurrl.errors import ConfigError
 from recurrl.runtime.run_directory import check_writable_places, run_directory_of
 
 
@@ -41,10 +41,9 @@ def test_what_is_where_a_run_is_to_write_is_found_before_it_trains(tmp_path, nam
             os.mkfifo(path)
         case "file":
             path.touch()
-    with pytest.raises(ConfigError) as caught:
-        check_writable_places(tmp_path / "run")
-    assert str(caught.value).startswith(f"{path} is ")
-    assert "Move it away" in str(caught.value)
+    error = error_of(check_writable_places, tmp_path / "run")
+    assert error.startswith(f"{path} is ")
+    assert "Move it away" in error
 
 
 def test_a_link_to_a_folder_on_another_disk_is_not_in_the_way(finished_run, tmp_path):

@@ -11,6 +11,7 @@ import pytest
 import torch
 from gymnasium import spaces
 from PIL import Image
+from rejections import error_of
 
 from recurrl.cli.evaluate import evaluate_run
 from recurrl.envs import GymnasiumSource
@@ -138,12 +139,12 @@ def test_the_command_writes_a_video_and_a_small_gif(recurrl_evaluate, finished_r
     ).succeeded()
     assert outcome.out.splitlines()[-2:] == ["shown/replay.mp4", "shown/replay.gif"]
     returns = evaluate_run(finished_run, episodes=2, seed=[3, 4])["kept"]
-    found = imageio_ffmpeg.read_frames(tmp_path / "shown" / "replay.mp4")
-    facts = next(found)
+    video = imageio_ffmpeg.read_frames(tmp_path / "shown" / "replay.mp4")
+    facts = next(video)
     assert facts["size"] == (WIDTH, HEIGHT)
     assert facts["codec"] == "h264"
     # Each step of CartPole gives 1; of both seeds the first episode, and a second of its last picture.
-    assert len(list(found)) == returns[0] + returns[2] + 2 * (1 + 50)
+    assert len(list(video)) == returns[0] + returns[2] + 2 * (1 + 50)
     gif = Image.open(tmp_path / "shown" / "replay.gif")
     assert gif.n_frames > 5
     assert (tmp_path / "shown" / "replay.gif").stat().st_size < 2_000_000
@@ -190,10 +191,9 @@ def test_whatever_an_episode_has_is_drawn_and_the_future_is_faded(values, states
 )
 def test_environments_that_cannot_be_drawn_are_rejected(small, overrides, message):
     config = small(*overrides.split())
-    with pytest.raises(ConfigError) as caught:
-        drawable(config.env)
-    assert f"A video of env.id={config.env.id} was requested, but" in str(caught.value)
-    assert message in str(caught.value)
+    error = error_of(drawable, config.env)
+    assert f"A video of env.id={config.env.id} was requested, but" in error
+    assert message in error
 
 
 WRONG_PICTURES = {
@@ -207,9 +207,7 @@ WRONG_PICTURES = {
 @pytest.mark.parametrize("drawn", WRONG_PICTURES)
 def test_what_an_environment_draws_wrongly_is_named(agent_of, drawn):
     agent, config = agent_of("recurrl-test/Blinking-v0", drawn=drawn)
-    with pytest.raises(ConfigError) as caught:
-        recorded(agent.policy, config)
-    assert WRONG_PICTURES[drawn] in str(caught.value)
+    assert WRONG_PICTURES[drawn] in error_of(recorded, agent.policy, config)
 
 
 def test_missing_packages_are_named_with_the_command_that_installs_them(agent_of, not_installed, monkeypatch, tmp_path):

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from rejections import error_of
 from torch import nn
 from torchrl.data import Bounded, Unbounded
 
@@ -89,9 +90,7 @@ def test_bits_are_those_of_each_byte_in_order():
 
 
 def test_an_image_that_is_too_small_is_rejected():
-    with pytest.raises(ConfigError) as caught:
-        make_image_network("nature", image(35, 80, 3))
-    assert str(caught.value) == (
+    assert error_of(make_image_network, "nature", image(35, 80, 3)) == (
         "An image of 35×80 pixels is too small for encoder.images=nature, which needs 36×36. Choose "
         "encoder.images=impala, which takes any size, or enlarge the images, for example with "
         "gymnasium.wrappers.ResizeObservation."
