@@ -12,12 +12,11 @@ from tensordict import TensorDictBase
 
 from recurrl.agent import Agent
 from recurrl.algorithms.metrics import check_numbers, merged
-from recurrl.checkpoint.files import Stateful
 from recurrl.config import EnvConfig
-from recurrl.errors import ConfigError, RunError, require
+from recurrl.errors import ConfigError, require
 from recurrl.evaluation import random_numbers_restored
 from recurrl.policy import Policy
-from recurrl.runtime.serialization import from_bytes, to_bytes
+from recurrl.runtime.serialization import Stateful, state_copy
 
 if TYPE_CHECKING:
     from recurrl.trainer import Trainer
@@ -114,12 +113,7 @@ class UserCallback(Callback):
         Raises:
             RunError: it is not of tensors and plain values.
         """
-        state = self._callback.state_dict() if isinstance(self._callback, Stateful) else {}
-        try:
-            from_bytes(to_bytes(state))
-        except Exception as error:
-            raise RunError(f"state_dict() of {self.name} must return tensors and plain values: {error}") from error
-        return state
+        return state_copy(self._callback, self.name) if isinstance(self._callback, Stateful) else {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restores the callback's state."""

@@ -13,12 +13,12 @@ from torchrl.checkpoint import GlobalRNGState
 from recurrl import __version__
 from recurrl.algorithms import Algorithm
 from recurrl.checkpoint import files, rank_states
-from recurrl.checkpoint.files import Stateful
 from recurrl.config.keys import differences, flat
 from recurrl.errors import ConfigError, require
 from recurrl.policy import Policy
 from recurrl.runtime.ranks import world
 from recurrl.runtime.run_directory import CHECKPOINTS, CONFIG_FILE, REPLACED, run_directory_of
+from recurrl.runtime.serialization import Stateful
 from recurrl.tracking import Resumed
 
 NOT_OF_EPISODES = (

@@ -15,13 +15,14 @@ import shutil
 import stat
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple
 
 import torch
 
 from recurrl.errors import ConfigError, RunError, one_line
 from recurrl.runtime.atomic import atomic_write, remove_unfinished, sync, unfinished, unfinished_in
 from recurrl.runtime.run_directory import UnreadableError, looks_like_checkpoint, read_text
+from recurrl.runtime.serialization import Stateful
 
 PREFIX = "frames_"
 MANIFEST = "manifest.json"
@@ -34,17 +35,6 @@ _INCOMPATIBLE = (
     pickle.UnpicklingError,
 )
 """Raised by reading or restoring a state that is not the component's."""
-
-
-@runtime_checkable
-class Stateful(Protocol):
-    """A component of a checkpoint."""
-
-    def state_dict(self) -> Any:
-        """Tensors and plain values."""
-
-    def load_state_dict(self, state: Any, /) -> Any:
-        """Restores what ``state_dict`` returned."""
 
 
 def write(

@@ -11,11 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from recurrl.checkpoint import files
-from recurrl.checkpoint.files import Stateful
 from recurrl.errors import RunError
 from recurrl.runtime.ranks import world
 from recurrl.runtime.seeds import seed_of_rank, seed_process
-from recurrl.runtime.serialization import from_bytes, to_bytes
+from recurrl.runtime.serialization import Stateful, from_bytes, to_bytes
 
 RANKS, SCALER = "ranks", "reward_scaler"
 EPISODES = "collector_state"

@@ -23,6 +23,7 @@ from recurrl.errors import NonFiniteError
 from recurrl.keys import ACTION, HIDDEN, LOG_PROB, VALUE, path_of
 from recurrl.policy.noise import NOISE
 from recurrl.recurrent.module.keys import IS_INIT
+from recurrl.runtime.serialization import state_copy
 
 logger = logging.getLogger(__name__)
 
@@ -42,6 +43,8 @@ class SingleCollector:
         self.begins_with_reset = spec.group_size is not None
         self._steps = spec.frames // spec.env.num_envs
         self._metrics: dict[str, float] = {}
+        # As of the last rollout: evaluation in the same simulator must not change it.
+        self._curriculum: Any = {}
         self._start()
 
     def _start(self) -> None:
@@ -51,6 +54,8 @@ class SingleCollector:
 
     def _begin_episodes(self) -> None:
         batch, device, policy = self.env.batch_size[0], self.env.device, self.policy
+        if self._curriculum:
+            self.env.stateful.load_state_dict(self._curriculum)
         noise = {NOISE: torch.zeros(batch, policy.noise_size, device=policy.device)}
         self._current: Tensors = {
             **self.env.reset_tensors(None),
@@ -103,7 +108,7 @@ class SingleCollector:
         self._current = current
         rows_NT = _rows(steps, device)
         env.check_rows(rows_NT)
-        self._metrics = env.metrics()
+        self._metrics, self._curriculum = env.metrics(), state_copy(env.stateful, self.spec.env.id)
         if not rows_NT[LOG_PROB].isfinite().all():
             raise NonFiniteError(
                 "The policy produced non-finite action probabilities. A smaller lr or algorithm.max_grad_norm may "
@@ -116,11 +121,17 @@ class SingleCollector:
         return self._metrics
 
     def state_dict(self) -> dict[str, Any]:
-        """The unfinished episodes, as plain values and tensors; or ``unsavable_reason``, why they cannot be saved."""
+        """The unfinished episodes, as plain values and tensors, or ``unsavable_reason``; and the curriculum."""
+        lasting = {"curriculum": self._curriculum} if self._curriculum else {}
         try:
-            return {"unsavable_reason": None, "episodes": self.env.episodes(), "carrier": dict(self._current)}
+            return {
+                "unsavable_reason": None,
+                "episodes": self.env.episodes(),
+                "carrier": dict(self._current),
+                **lasting,
+            }
         except UnsavableError as reason:
-            return {"unsavable_reason": str(reason)}
+            return {"unsavable_reason": str(reason), **lasting}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restores unfinished episodes. Those that could not be saved are restarted.
@@ -130,7 +141,14 @@ class SingleCollector:
         """
         if state["unsavable_reason"] is not None:
             logger.warning("Unfinished episodes are restarted: %s.", state["unsavable_reason"])
-        else:
+        self.restore(state)
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """:meth:`load_state_dict` without a warning."""
+        self._curriculum = state.get("curriculum", {})
+        if self._curriculum:
+            self._begin_episodes()
+        if state["unsavable_reason"] is None:
             self.env.restore_episodes(state["episodes"])
             self._current = {
                 key: value.to(self._current[key].device, copy=True) for key, value in state["carrier"].items()

@@ -61,8 +61,7 @@ class Worker:
     def restore(self, saved: bytes) -> None:
         """Restores what :meth:`saved` returned; the main process logs which episodes could not be saved."""
         state = from_bytes(saved)
-        if state["unsavable_reason"] is None:
-            self.collector.load_state_dict(state)
+        self.collector.restore(state)
         GlobalRNGState().load_state_dict(state["rng"])
 
     def close(self) -> None:

@@ -18,6 +18,7 @@ from recurrl.envs.checks import EnvChecks
 from recurrl.envs.saved_state import UnsavableError
 from recurrl.errors import ConfigError
 from recurrl.keys import ACTION, ACTION_MASK, HIDDEN, INSERTED, OBSERVATION, nested, path_of
+from recurrl.runtime.serialization import Stateful
 
 Tensors = dict[NestedKey, Tensor]
 _OBSERVED = (OBSERVATION, ACTION_MASK, HIDDEN)
@@ -104,6 +105,11 @@ class BatchedEnv(EnvBase):
     def show_hidden(self) -> None:
         """From now on gives the entry ``hidden``, what the environment hides from the policy, if it knows that."""
 
+    @property
+    def stateful(self) -> Stateful:
+        """Has the state that lasts beyond episodes, such as a curriculum's level, and which checkpoints hold."""
+        return self
+
     def episodes(self) -> dict[str, Any]:
         """The state of the unfinished episodes, as plain values and tensors.
 
@@ -158,6 +164,11 @@ class TorchRLEnv(BatchedEnv):
             flags = {key: mask & self._current[key] for key in self._env.done_keys}
             self._current = self._env.maybe_reset(self._current.copy().update({**flags, "done": mask}))
         return self._observed()
+
+    @property
+    def stateful(self) -> Stateful:
+        """The environment of TorchRL, whose transforms may have a state."""
+        return self._env
 
     def _observed(self) -> Tensors:
         # Clones, because environments of TorchRL may reuse their memory.

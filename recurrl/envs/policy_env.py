@@ -27,6 +27,7 @@ from recurrl.keys import (
     path_of,
 )
 from recurrl.recurrent.layer import reset_state
+from recurrl.runtime.serialization import Stateful
 from recurrl.runtime.time_limit import limited
 from recurrl.specs import limit_of
 
@@ -155,6 +156,11 @@ class PolicyEnv(BatchedEnv):
             n, t = (~values_NT.isfinite()).flatten(2).any(-1).nonzero()[0].tolist()
             self.checks.steps += t + steps
             raise self.checks.error(n, f"returned a non-finite value of {name!r}: {values_NT[n, t].tolist()}.")
+
+    @property
+    def stateful(self) -> Stateful:
+        """Has the state of the environments behind the interface."""
+        return self.raw.stateful
 
     def episodes(self) -> dict[str, Any]:
         """The state of the environments, and the previous actions and rewards."""

@@ -24,6 +24,7 @@ from recurrl.envs.checks import UnnamedEnvError
 from recurrl.envs.spaces import check_supported, named, space_of, spec_of
 from recurrl.errors import ConfigError
 from recurrl.keys import FINAL_UNKNOWN, HIDDEN, INSERTED, OBSERVATION, path_of
+from recurrl.runtime.serialization import Stateful
 
 logger = logging.getLogger(__name__)
 
@@ -133,6 +134,11 @@ class VecEnv(BatchedEnv):
             "done": step["done"] | inserted,
             INSERTED: inserted,
         }
+
+    @property
+    def stateful(self) -> Stateful:
+        """What is stepped, if it has a state."""
+        return self._env if isinstance(self._env, Stateful) else self
 
     def _set_seed(self, seed: int | None) -> None:
         if "seed" in (parameters_of(self._env.reset) or ()):

@@ -1,9 +1,42 @@
 """States of tensors and plain values as bytes, to send from one process to another."""
 
 import io
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Protocol, runtime_checkable
 
 import torch
+
+from recurrl.errors import RunError
+
+
+@runtime_checkable
+class Stateful(Protocol):
+    """What has a state."""
+
+    def state_dict(self) -> Any:
+        """Tensors and plain values."""
+
+    def load_state_dict(self, state: Any, /) -> Any:
+        """Restores what ``state_dict`` returned."""
+
+
+def state_copy(of: Stateful, name: str) -> Any:
+    """A copy of the state of a user's object.
+
+    Args:
+        of: the object.
+        name: its name, for errors.
+
+    Raises:
+        RunError: the state is not of tensors and plain values.
+    """
+    state = of.state_dict()
+    if isinstance(state, Mapping) and not state:
+        return {}
+    try:
+        return from_bytes(to_bytes(state))
+    except Exception as error:
+        raise RunError(f"state_dict() of {name} must return tensors and plain values: {error}") from error
 
 
 def to_bytes(state: Any) -> bytes:

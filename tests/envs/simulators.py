@@ -144,6 +144,45 @@ def rsl_vec_env(num_envs, device="cpu"):
     return RslVecEnv(num_envs, groups=True, device=device, final=False)
 
 
+class Levels(Simulation):
+    """A curriculum: the level is the number of episodes that have ended, and every position is multiplied by it.
+
+    Attributes:
+        steps_left: of all simulations, until one fails; None for any number.
+    """
+
+    steps_left = None
+
+    def __init__(self, num_envs):
+        self.level = torch.ones((), dtype=torch.float64)
+        super().__init__(num_envs)
+
+    def observed(self):
+        return super().observed() * self.level.float()
+
+    def step(self, action):
+        if Levels.steps_left is not None:
+            Levels.steps_left -= 1
+            if Levels.steps_left < 0:
+                raise RuntimeError("killed")
+        observation, reward, terminated, truncated, info = super().step(action)
+        self.level = self.level + (terminated | truncated).sum()
+        return observation, reward, terminated, truncated, info
+
+    def state_dict(self):
+        return {"level": self.level}
+
+    def load_state_dict(self, state):
+        self.level = state["level"]
+
+
+class Unsavable(Levels):
+    """Has a state that no checkpoint can hold."""
+
+    def state_dict(self):
+        return {"level": self}
+
+
 class Arrays(Simulation):
     """With NumPy's arrays, as vector environments of Gymnasium and of EnvPool have them."""
 

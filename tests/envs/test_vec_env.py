@@ -8,13 +8,13 @@ import pytest
 import torch
 from collected import fresh_policy, rollouts
 from run_files import summary
-from simulators import LENGTH, Only, start
+from simulators import LENGTH, Levels, Only, start
 
 import recurrl
 from recurrl.build import make_algorithm, make_collector
 from recurrl.envs import make_batched_env
 from recurrl.envs.simulator import release
-from recurrl.errors import ConfigError, EnvError
+from recurrl.errors import ConfigError, EnvError, RunError
 from recurrl.evaluation import evaluate
 from recurrl.tracking.csv import read_rows
 
@@ -264,6 +264,50 @@ def test_one_simulation_serves_training_evaluation_and_a_resumed_run(recurrl_tra
     assert summary(tmp_path / "run")["frames"] == 128
     release()
     assert env._env._env.closed
+
+
+def test_a_curriculum_survives_a_kill_and_evaluation_leaves_it_alone(recurrl_train, tiny, tmp_path, monkeypatch):
+    settings = [*tiny, "env=vec_env", "env.id=simulators:Levels", "frames_per_batch=64", "total_frames=320"]
+    settings += ["checkpoint.every_frames=64", "evaluation.every_frames=64", "hydra.run.dir=run"]
+
+    def saved():
+        paths = sorted((tmp_path / "run" / "checkpoints").iterdir())
+        state = torch.load(paths[-1] / "state-collector_state.pt", weights_only=True)
+        return int(paths[-1].name[-12:]), state["curriculum"]["level"].item()
+
+    monkeypatch.setattr(Levels, "steps_left", 50)
+    assert "killed" in recurrl_train(*settings, cwd=tmp_path).error
+    frames, level = saved()
+    assert 0 < frames < 320
+    # Rows of 64 / N steps, which begin with new episodes after each evaluation.
+    ended = N * (64 // N // LENGTH)
+    assert level == 1 + ended * (frames // 64)
+    release()
+    monkeypatch.setattr(Levels, "steps_left", None)
+    recurrl_train("resume=run", "hydra.run.dir=run", cwd=tmp_path).succeeded()
+    assert saved() == (320, 1 + ended * 5)
+
+
+def test_episodes_after_a_resume_begin_with_the_saved_curriculum(compose):
+    config = compose(*simulated(name="Levels"), *rows_of(2, LENGTH))
+    policy = fresh_policy(config)
+    collector = make_collector(config, policy)
+    collector.collect()
+    state = collector.state_dict()
+    assert state["curriculum"] == {"level": torch.tensor(1.0 + 2 * N, dtype=torch.float64)}
+    release()
+    resumed = make_collector(config, policy)
+    resumed.load_state_dict(state)
+    number = torch.arange(N).double()
+    first = (1 + 2 * N) * start(number, resumed.env.raw._env.episode).float()
+    assert torch.equal(resumed.collect()["observation"][:, 0], first)
+
+
+def test_a_curriculum_of_anything_but_tensors_and_plain_values_is_an_error(compose):
+    config = compose(*simulated(name="Unsavable"), *rows_of(2, LENGTH))
+    message = r"state_dict\(\) of simulators:Unsavable must return tensors and plain values"
+    with pytest.raises(RunError, match=message):
+        make_collector(config, fresh_policy(config)).collect()
 
 
 def test_without_evaluation_the_episodes_of_training_are_reported(recurrl_train, tiny, tmp_path):
