@@ -229,7 +229,7 @@ class Algorithm(nn.Module):
         def losses(slices_SK: TensorDictBase) -> Losses:
             return self.loss(slices_SK, self.policy.sequence(*self.policy.inputs(slices_SK)))
 
-        return compiled(losses) if self.config.compile else losses
+        return compiled(losses, torch.device(self.config.device)) if self.config.compile else losses
 
     @property
     def _trained(self) -> list[nn.Parameter]:

@@ -7,12 +7,13 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from hoptorch.scan import ensure_scan_backward
 
 logger = logging.getLogger(__name__)
 Loss = Callable[..., Any]
 
 
-def compiled(loss: Loss) -> Loss:
+def compiled(loss: Loss, device: torch.device) -> Loss:
     """A loss that is compiled as one graph at its first call, and its gradient at the first backward pass.
 
     Each shape of a minibatch is compiled separately.
@@ -22,6 +23,7 @@ def compiled(loss: Loss) -> Loss:
     if inductor.cpp.vec_isa_ok is None:
         # Otherwise each process builds and loads test programs for what the processor says it has, which takes seconds.
         inductor.cpp.vec_isa_ok = True
+    ensure_scan_backward(device)  # which cells that define only a step run by, and which cannot be checked in a trace
     # Earlier jobs of a sweep count towards torch's limit of compiled variants per function.
     torch.compiler.reset()
     logger.info("The first update compiles the loss, which takes ten seconds or more.")

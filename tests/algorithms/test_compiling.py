@@ -57,7 +57,7 @@ def test_the_compiler_takes_the_loss_whole_and_its_gradient_is_the_same(compose,
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "overrides",
-    [(), ("cell=lstm",), ("cell=mingru",), ("cell=none",), CONTINUOUS, ("state=burn_in",), GRPO],
+    [(), ("cell=lstm",), ("cell=mingru",), ("cell=indrnn",), ("cell=none",), CONTINUOUS, ("state=burn_in",), GRPO],
     ids=lambda overrides: " ".join(overrides) or "default",
 )
 def test_compiled_to_machine_code_its_gradient_is_the_same(compose, tiny, overrides):

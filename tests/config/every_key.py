@@ -187,7 +187,7 @@ def _spy(patch, seen):
             build, name, lambda *a, made=made, name=name: seen.setdefault(name.removeprefix("make_"), made(*a))
         )
 
-    def compiled(loss):
+    def compiled(loss, device):
         seen["compiled"] = True
         return loss
 

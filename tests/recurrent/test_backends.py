@@ -6,6 +6,7 @@ from functools import cache
 import pytest
 import torch
 from found import CELLS, RUNS, layers_of
+from hoptorch.scan import ensure_scan_backward
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from parity import PATTERNS, batch, neighbouring, outputs_and_gradients, relative_errors, resets
@@ -267,9 +268,53 @@ def test_a_compiled_module_runs_without_gradients(cell, backend, recompute):
         torch.testing.assert_close(found[key], expected[key], rtol=1e-10, atol=1e-12)
 
 
-@pytest.mark.parametrize("cell", sorted(CELLS.keys() - WITH_DERIVATIVE))
-def test_a_compiled_scan_of_a_cell_without_a_derivative_is_rejected(cell):
-    module = layers_of(cell, "scan", "none", (2, 3, 2, 3))
-    compiled = torch.compile(module, fullgraph=True)
-    with set_recurrent_mode(True), pytest.raises(Exception, match="Choose backend=reference"):
+STEP_ONLY = sorted(CELLS.keys() - WITH_DERIVATIVE)
+
+
+def assert_a_compiled_scan_equals_the_reference(cell, steps, compiler):
+    """Random resets and stored states; every cell's weights enter its step, of which torch's scan gets some wrong."""
+    assert ensure_scan_backward("cpu")
+    size = (3, steps, 2, 4)
+    reference, module = (layers_of(cell, backend, "none", size) for backend in ("reference", "scan"))
+    assert_compiled_equals(module, reference, resets("random", *size[:2]), compiler)
+
+
+def assert_compiled_equals(module, reference, is_init, compiler):
+    expected = outputs_and_gradients(reference, batch(reference, is_init))
+    compiled = torch.compile(module, fullgraph=True, backend=compiler)
+    assert_equal(outputs_and_gradients(compiled, batch(module, is_init)), expected)
+
+
+@pytest.mark.usefixtures("fresh_compiler")
+@pytest.mark.parametrize("steps", [7, 1])
+@pytest.mark.parametrize("cell", [pytest.param(c, marks=() if c == "indrnn" else pytest.mark.slow) for c in STEP_ONLY])
+def test_a_traced_scan_of_a_cell_that_defines_only_a_step_equals_the_reference(cell, steps):
+    assert_a_compiled_scan_equals_the_reference(cell, steps, "aot_eager")
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("fresh_compiler")
+@pytest.mark.parametrize("cell", STEP_ONLY)
+def test_a_compiled_scan_of_a_cell_that_defines_only_a_step_equals_the_reference(cell):
+    assert_a_compiled_scan_equals_the_reference(cell, 7, "inductor")
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("fresh_compiler")
+@pytest.mark.parametrize("compiler", ["aot_eager", "inductor"])
+def test_a_compiled_scan_of_an_lstm_with_a_projection_equals_the_reference(compiler):
+    assert ensure_scan_backward("cpu")
+    reference, module = (
+        LSTMModule(2, 4, proj_size=3, in_key="x", out_key="y", recurrent_backend=backend).double()
+        for backend in ("reference", "scan")
+    )
+    module.load_state_dict(reference.state_dict())
+    assert_compiled_equals(module, reference, resets("random", 3, 7), compiler)
+
+
+@pytest.mark.usefixtures("fresh_compiler")
+def test_a_compiled_scan_of_a_cell_that_defines_only_a_step_cannot_recompute():
+    module = layers_of("indrnn", "scan", "full", (2, 3, 2, 3))
+    compiled = torch.compile(module, fullgraph=True, backend="eager")
+    with set_recurrent_mode(True), pytest.raises(Exception, match="Choose recompute=none"):
         compiled(batch(module, resets("none", 2, 3)))

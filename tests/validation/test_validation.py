@@ -6,6 +6,7 @@ import pytest
 import torch
 from my_package.elman_cell import ElmanConfig
 
+from recurrl.config.cell import MatrixMemoryConfig
 from recurrl.config.collector import WorkersConfig
 from recurrl.errors import ConfigError
 
@@ -16,6 +17,7 @@ ONE_FRAME_A_BATCH = {**ONE_FRAME, "env.num_envs": 1, "frames_per_batch": 1}
 NORMALIZE = "algorithm.normalize_advantage"
 HUGE = {"frames_per_batch": 10**12, "total_frames": 10**12, "env.num_envs": 1, "slice_len": 7}
 ELMAN = ElmanConfig(name="my_package.elman_cell:Elman", hidden_size=8, num_layers=1)
+MLSTM = MatrixMemoryConfig(name="mlstm", hidden_size=8, num_layers=1, heads=2, key_size=4, value_size=4)
 WORKERS = {"timeout_s": None, "on_env_error": "raise"}
 
 
@@ -65,7 +67,8 @@ ERRORS = [
     # Compiling
     ({"compile": True, "backend.name": "pad"}, "backend must be one of auto, native, scan, triton with compile=true"),
     ({"compile": True, "backend.name": "reference"}, "(got reference)."),
-    ({"compile": True, "cell": ELMAN}, "a cell with a parallel form with compile=true"),
+    ({"compile": True, "cell": ELMAN, "recompute": "full"}, "recompute must be none with compile=true"),
+    ({"compile": True, "cell": MLSTM, "backend.name": "native"}, "backend must be auto or scan with compile=true"),
     # Workers
     ({"collector": workers(5)}, "must be a multiple of collector.num_workers=5 (got 32). Give env.num_envs=30, for"),
 ]

@@ -77,8 +77,9 @@ def legendre(order: int, theta: float) -> tuple[Tensor, Tensor]:
     # Training may reuse what was first computed in inference mode, whose tensors autograd rejects.
     with torch.inference_mode(False), torch.no_grad():
         i = torch.arange(order, dtype=torch.float64)
-        signs = torch.where(i[:, None] < i, -1.0, (-1.0) ** (i[:, None] - i + 1))
-        a, b = signs * (2 * i[:, None] + 1) / theta, (2 * i + 1) * (-1.0) ** i / theta
+        # torch.pow, because the compiler loses the brackets of (-1.0) ** i.
+        signs = torch.where(i[:, None] < i, -1.0, torch.pow(-1.0, i[:, None] - i + 1))
+        a, b = signs * (2 * i[:, None] + 1) / theta, (2 * i + 1) * torch.pow(-1.0, i) / theta
         both = torch.linalg.matrix_exp(functional.pad(torch.cat((a, b[:, None]), 1), (0, 0, 0, 1)))
         return both[:-1, :-1], both[:-1, -1]
 

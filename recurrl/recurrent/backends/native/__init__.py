@@ -10,7 +10,7 @@ import torch
 
 from recurrl.recurrent.backends import Options
 from recurrl.recurrent.backends.native import library
-from recurrl.recurrent.backends.native.loop import DTYPES, sequence
+from recurrl.recurrent.backends.native.loop import DTYPES, NOT_COMPILED, sequence
 from recurrl.recurrent.cell import Cell
 from recurrl.recurrent.linear import LinearCell
 from recurrl.recurrent.matrix import MatrixCell
@@ -33,6 +33,8 @@ def supports(cell: Cell, options: Options, device: torch.device | None) -> str |
             f"recompute={options.recompute} is not possible with backend=native for a cell that is linear in its "
             "states, whose steps are not recomputed. Choose recompute=none."
         )
+    if isinstance(cell, MatrixCell) and torch.compiler.is_compiling():
+        return NOT_COMPILED
     projection = getattr(cell, "proj_size", 0)
     if projection:
         return (

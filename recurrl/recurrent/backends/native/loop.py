@@ -28,6 +28,10 @@ _WORK_OF_A_THREAD = 16 << 20
 _WEIGHTS = ("w_ih", "w_hh", "b_ih", "b_hh")
 DTYPES = (torch.float32, torch.float64)
 """The dtypes that the kernel computes in."""
+NOT_COMPILED = (
+    "backend=native under torch.compile needs gru, lstm or a linear cell, and the state of this one is a matrix. "
+    "Choose backend=scan, or run without torch.compile."
+)
 
 
 def _pair(name: str) -> list[tuple[str, type]]:
@@ -73,10 +77,7 @@ def sequence(
     if isinstance(cell, LinearCell):
         output_BTO, states = cell.scan(recurrence, weights, x_BTX, starts_BT, stored_states)
     elif torch.compiler.is_compiling():
-        raise ValueError(
-            f"backend=native under torch.compile needs gru, lstm or a linear cell (got {cell.name}). Choose "
-            "backend=reference, which the compiler unrolls, or run without torch.compile."
-        )
+        raise ValueError(NOT_COMPILED)
     else:
         assert isinstance(cell, MatrixCell)
         output_BTO, states = cell.scan(memories, weights, x_BTX, starts_BT, stored_states)

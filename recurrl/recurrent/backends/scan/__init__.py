@@ -2,12 +2,15 @@
 
 Segments are packed (longest first, see :class:`~recurrl.recurrent.segments.Packing`): serial depth is the longest
 segment, nothing is padded, and stored states are read only at segment starts. Cells without a hand-written derivative,
-and an LSTM with a projection, are differentiated by autograd; those with a parallel form have no loop.
+and an LSTM with a projection, are differentiated by autograd, and under ``torch.compile`` run by hoptorch's scan over
+the steps of all rows; those with a parallel form have no loop.
 """
 
 from __future__ import annotations
 
 import torch
+from hoptorch import scan
+from hoptorch.scan import scan_unavailable_reason
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
@@ -15,7 +18,7 @@ from recurrl.recurrent.backends import Options
 from recurrl.recurrent.cell import Cell, ParallelCell, States, Weights
 from recurrl.recurrent.gated import AnalyticCell
 from recurrl.recurrent.operators import run_layer
-from recurrl.recurrent.segments import Segments
+from recurrl.recurrent.segments import Segments, expanded
 
 controls_matmul_precision = False
 
@@ -41,11 +44,12 @@ def sequence(
     if isinstance(cell, AnalyticCell) and not cell.proj_size and not (compiling and cell.TORCH is None):
         return run_layer("scan", cell, x_BTI, segments, stored_states, weights, keep=keep)
     if compiling:
-        raise ValueError(
-            "backend=scan under torch.compile needs a GRU, an LSTM without a projection or a cell with a parallel "
-            "form: what autograd does depends on where segments begin. Choose backend=reference, which the compiler "
-            "unrolls, or run without torch.compile."
-        )
+        if not keep:
+            raise ValueError(
+                f"recompute={options.recompute} under torch.compile needs a GRU or an LSTM without a projection (got "
+                f"{cell.name}). Choose recompute=none, or run without torch.compile."
+            )
+        return _compiled(cell, x_BTI, segments, stored_states, weights)
     arguments = (cell, x_BTI, segments, stored_states, weights)
     if keep:
         return _by_autograd(*arguments)
@@ -65,3 +69,34 @@ def _by_autograd(
         history.append(states)
     last = (packing.unpack(torch.cat(each)) for each in zip(*history, strict=True))
     return packing.unpack(torch.cat(outputs)), tuple(segments.only_ends(state) for state in last)
+
+
+def _compiled(cell: Cell, x_BTI: Tensor, segments: Segments, stored: States, weights: Weights) -> tuple[Tensor, States]:
+    """A scan over the steps of all rows, which the compiler takes whole.
+
+    Each step reads weights of its own: of those that a step closes over, torch's compiled scan gets some gradients
+    wrong (pytorch issue 184528).
+    """
+    if scan_unavailable_reason(x_BTI.device) is not None:
+        device = x_BTI.device.type
+        raise ValueError(
+            f"hoptorch.scan.ensure_scan_backward('{device}') must be true before torch.compile traces the cell "
+            f"{cell.name}. Call it first; if it is false, run without torch.compile."
+        )
+    steps = x_BTI.shape[1]
+
+    def step(states: States, of_step: States) -> tuple[States, States]:
+        x_BX, starts_B, *rest = of_step
+        stored, values = rest[: len(states)], rest[len(states) :]
+        entering = tuple(
+            torch.where(expanded(starts_B, state), start, state) for start, state in zip(stored, states, strict=True)
+        )
+        output, states = cell.step(dict(zip(weights, values, strict=True)), x_BX, entering)
+        # What a scan returns may not share memory.
+        return tuple(state.clone() for state in states), tuple(each.clone() for each in (output, *states))
+
+    rows = (cell.project(weights, x_BTI), segments.starts_BT, *stored)
+    weights_of_steps = [weight.expand(steps, *weight.shape) for weight in weights.values()]
+    of_steps = (*(each.transpose(0, 1) for each in rows), *weights_of_steps)
+    _, (output_TBO, *after) = scan(step, tuple(state[:, 0].clone() for state in stored), of_steps)
+    return output_TBO.transpose(0, 1), tuple(segments.only_ends(state.transpose(0, 1)) for state in after)
