@@ -91,11 +91,11 @@ def _learning(layer: RecurrentModule, steps: int) -> Run:
 
 def _least(runs: dict[str, Run], repetitions: int) -> dict[str, float]:
     """The least seconds of this process in each, of alternating repetitions after a warm-up."""
-    found = dict.fromkeys(runs, float("inf"))
+    least = dict.fromkeys(runs, float("inf"))
     for repetition in range(repetitions + 1):
         for name, run in runs.items():
             begin = time.process_time()
             run()
             if repetition > 0:
-                found[name] = min(found[name], time.process_time() - begin)
-    return found
+                least[name] = min(least[name], time.process_time() - begin)
+    return least

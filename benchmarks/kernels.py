@@ -87,14 +87,14 @@ def run(arguments: argparse.Namespace) -> None:
         raise SystemExit(f"--architectures must be among {known} (got {architecture}).")
     sizes = [int(size) for size in arguments.hidden.split(",")]
     chosen = product(arguments.cells.split(","), sizes, arguments.precisions.split(","), architectures)
-    found = compile_elsewhere([Layer(*each) for each in chosen])
-    sys.stdout.write((json.dumps(list(map(asdict, found)), indent=1) if arguments.json else table(found)) + "\n")
+    figures = compile_elsewhere([Layer(*each) for each in chosen])
+    sys.stdout.write((json.dumps(list(map(asdict, figures)), indent=1) if arguments.json else table(figures)) + "\n")
 
 
-def table(found: Iterable[Figures]) -> str:
+def table(figures: Iterable[Figures]) -> str:
     """One line per cell, hidden size and precision, with a figure for each architecture."""
     lines: list[Sequence[object]] = [_HEADS, ["---"] * len(_HEADS)]
-    for layer, of_layer in groupby(found, key=lambda f: (f.cell, f.hidden_size, f.precision)):
+    for layer, of_layer in groupby(figures, key=lambda f: (f.cell, f.hidden_size, f.precision)):
         each = [list(of) for _, of in groupby(of_layer, key=lambda f: f.architecture)]
         worst = [
             ", ".join(str(max(getattr(f, name) for f in of)) for of in each)

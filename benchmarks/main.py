@@ -11,12 +11,12 @@ def parser() -> argparse.ArgumentParser:
     """The parser of all subcommands."""
     parser = argparse.ArgumentParser(prog="benchmark.py", description="Benchmarks recurrl against its peers.")
     subparsers = parser.add_subparsers(required=True, metavar="benchmark")
-    for found in pkgutil.iter_modules(benchmarks.__path__):
-        module = importlib.import_module(f"benchmarks.{found.name}")
+    for entry in pkgutil.iter_modules(benchmarks.__path__):
+        module = importlib.import_module(f"benchmarks.{entry.name}")
         if not hasattr(module, "run"):
             continue
         summary = (module.__doc__ or "").partition("\n")[0]
-        subparser = subparsers.add_parser(found.name, help=summary, description=module.__doc__)
+        subparser = subparsers.add_parser(entry.name, help=summary, description=module.__doc__)
         subparser.formatter_class = argparse.RawDescriptionHelpFormatter
         module.add_arguments(subparser)
         subparser.set_defaults(run=module.run)

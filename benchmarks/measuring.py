@@ -59,18 +59,18 @@ def peak_proportional_memory(pid: int, every_s: float = 0.02) -> Iterator[Callab
 
     Uses proportional set size: a page shared by several processes counts once. None outside Linux.
     """
-    found: list[float] = []
+    samples: list[float] = []
     ended = threading.Event()
 
     def watch() -> None:
         while not ended.wait(every_s):
-            found.append(sum(_proportional(each) for each in _process_tree(pid)))
+            samples.append(sum(_proportional(each) for each in _process_tree(pid)))
 
     watcher = threading.Thread(target=watch, daemon=True)
     if platform.system() == "Linux":
         watcher.start()
     try:
-        yield lambda: max(found) / 1e3 if found else None
+        yield lambda: max(samples) / 1e3 if samples else None
     finally:
         ended.set()
         if watcher.is_alive():

@@ -153,11 +153,11 @@ class Search(gymnasium.Env[Any, Any]):
         """Goes left, right, down or up; the edge stops."""
         self.cell = self.moved(self.cell, int(action))
         self.step_count += 1
-        found, (x, y) = self.cell == self.goal, self.cell
-        if found:
+        at_goal, (x, y) = self.cell == self.goal, self.cell
+        if at_goal:
             self.cell = (0, 0)
-        seen = np.array([x / self.half, y / self.half, found], np.float32)
-        return seen, float(found), self.step_count == self.steps, False, {}
+        seen = np.array([x / self.half, y / self.half, at_goal], np.float32)
+        return seen, float(at_goal), self.step_count == self.steps, False, {}
 
     def moved(self, cell: tuple[int, int], action: int) -> tuple[int, int]:
         """The cell that an action leads to."""

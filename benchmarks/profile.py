@@ -137,7 +137,4 @@ def _in_order(times: Times) -> Iterator[str]:
 
     for whole in sorted((name for name in times if "/" not in name), key=wall, reverse=True):
         yield whole
-        parts = [name for name in times if name.startswith(f"{whole}/") and name.count("/") == 1]
-        for part in sorted(parts, key=wall, reverse=True):
-            yield part
-            yield from sorted(name for name in times if name.startswith(f"{part}/"))
+        yield from sorted((name for name in times if name.startswith(f"{whole}/")), key=wall, reverse=True)

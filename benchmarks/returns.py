@@ -27,7 +27,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter
 
-from benchmarks.command_line import publish
+from benchmarks.command_line import add_output, publish
 from benchmarks.measuring import machine
 from recurrl.returns import interquartile_mean
 from recurrl.runtime.report import read_summary
@@ -138,7 +138,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="runs at a time; default: all cores")
     parser.add_argument("--quick", action="store_true", help="few tasks, three seeds: are the thresholds reached here?")
     parser.add_argument("--runs", type=Path, default=Path("outputs/returns"), help="folder of the runs: %(default)s")
-    parser.add_argument("--output", type=Path, help="folder for returns.md and pictures; default: print only")
+    add_output(parser, "returns.md", "pictures")
     parser.add_argument("--report", action="store_true", help="start no runs; report those that are finished")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="for every run, to compare another recipe")
 
@@ -158,7 +158,7 @@ def run(arguments: argparse.Namespace) -> None:
         )
         for job in failed:
             sys.stderr.write(f"failed: {job.folder(arguments.runs)}, see error.log there\n")
-    results = {job: found for job in jobs if (found := result(job.folder(arguments.runs))) is not None}
+    results = {job: finished for job in jobs if (finished := result(job.folder(arguments.runs))) is not None}
     if arguments.output is not None:
         arguments.output.mkdir(parents=True, exist_ok=True)
         for name, suite in selection.items():
@@ -354,23 +354,23 @@ def _against_peer(task: Task, cell: str, results: Mapping[Job, Result]) -> Itera
 
 
 def _row(task: Task, cell: str, results: Mapping[Job, Result]) -> Iterator[str]:
-    found = _of(task, cell, results)
-    if not found:
+    runs = _of(task, cell, results)
+    if not runs:
         return
     control = [each.final for each in _of(task, CONTROL, results)]
-    to_frames = [each.frames_to(task.threshold) for each in found]
+    to_frames = [each.frames_to(task.threshold) for each in runs]
     yield _line(
         task,
         cell,
-        str(len(found)),
-        _with_interval([each.final for each in found]),
-        _with_interval([each.sampled for each in found]),
-        f"{sum(map(math.isfinite, to_frames))} of {len(found)}",
+        str(len(runs)),
+        _with_interval([each.final for each in runs]),
+        _with_interval([each.sampled for each in runs]),
+        f"{sum(map(math.isfinite, to_frames))} of {len(runs)}",
         _median(to_frames, ",.0f"),
-        _median([each.seconds_to(task.threshold) for each in found], ",.1f"),
+        _median([each.seconds_to(task.threshold) for each in runs], ",.1f"),
         _with_interval(control) if control else "–",
-        _rounded(interquartile_mean([each.zeroed for each in found])),
-        random=interquartile_mean([each.random for each in found]),
+        _rounded(interquartile_mean([each.zeroed for each in runs])),
+        random=interquartile_mean([each.random for each in runs]),
     )
 
 
@@ -385,7 +385,7 @@ def _line(task: Task, *measured: str, random: float = math.nan) -> str:
 
 
 def _of(task: Task, cell: str, results: Mapping[Job, Result]) -> list[Result]:
-    return [found for job, found in results.items() if (job.task, job.cell) == (task, cell)]
+    return [each for job, each in results.items() if (job.task, job.cell) == (task, cell)]
 
 
 def _with_interval(values: Sequence[float]) -> str:
@@ -440,11 +440,11 @@ def draw(tasks: Sequence[Task], results: Mapping[Job, Result], png: Path) -> Non
 
 def _draw_one(axes: Axes, task: Task, results: Mapping[Job, Result]) -> None:
     for number, cell in enumerate(dict.fromkeys(job.cell for job in results)):
-        found = _of(task, cell, results)
-        if not found:
+        runs = _of(task, cell, results)
+        if not runs:
             continue
-        frames = sorted(set.intersection(*(set(each.curve) for each in found)))
-        values = np.array([[each.curve[at] for at in frames] for each in found])
+        frames = sorted(set.intersection(*(set(each.curve) for each in runs)))
+        values = np.array([[each.curve[at] for at in frames] for each in runs])
         colour = "0.6" if cell == CONTROL else f"C{number}"
         low, high = np.percentile(values, (25, 75), axis=0)
         label = "no memory" if cell == CONTROL else cell

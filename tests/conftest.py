@@ -13,8 +13,10 @@ if "PYTEST_XDIST_WORKER" in os.environ:  # one of several processes, which share
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import importlib.util
+import signal
 import subprocess
 import sys
+from contextlib import suppress
 from copy import deepcopy
 from functools import cache, partial
 
@@ -194,6 +196,43 @@ def untyped_defaults(compose_untyped):
 def defaults(untyped_defaults):
     """The same, as dataclasses."""
     return typed(untyped_defaults)
+
+
+HOLDER = """
+import os, sys, time
+from pathlib import Path
+from recurrl.runtime.run_directory import locked
+with locked(Path(sys.argv[1])):
+    print("locked", flush=True)
+    if "fork" not in sys.argv or os.fork() == 0:
+        time.sleep(600)
+    time.sleep(600)
+"""
+
+
+@pytest.fixture
+def holder():
+    """Starts another process, which holds the lock of a run directory."""
+    started = []
+
+    def holder(run_dir, *arguments):
+        command = [sys.executable, "-c", HOLDER, str(run_dir), *arguments]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
+        started.append(process)
+        assert process.stdout.readline() == "locked\n"
+        return process
+
+    yield holder
+    for process in started:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+@pytest.fixture
+def in_tmp_path(tmp_path, monkeypatch):
+    """Runs the test in a folder of its own."""
+    monkeypatch.chdir(tmp_path)
 
 
 @pytest.fixture

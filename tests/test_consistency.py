@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from collected import collected, fresh_policy
+from counting_env import Counting
 from gymnasium import spaces
 from torch import nn
 from torchrl.envs import InitTracker, TransformedEnv
@@ -50,7 +51,7 @@ def test_a_batch_that_is_right_gives_one_line(small, env, cell):
     assert "\n" not in line
 
 
-def test_the_check_changes_neither_batch_nor_policy_nor_the_random_numbers_to_come(small):
+def test_the_check_changes_neither_batch_nor_policy_nor_random_numbers(small):
     # No episode ends in the batch, so that the check acts at random in environments of its own.
     config = small(*OPTIONS[:-1], "env=pendulum_no_velocity")
     policy, batch = collected(config, std=0.5)
@@ -158,7 +159,7 @@ def test_a_wrong_observation_after_resets_is_caught(small, register, wrapper):
     assert "disable automatic resets" in sentence
 
 
-def test_a_wrong_observation_after_resets_is_caught_though_no_episode_ends_in_the_batch(small, register):
+def test_a_wrong_observation_after_resets_is_caught_without_episode_ends(small, register):
     name = register(lambda: Stale(gymnasium.make("Pendulum-v1")))
     config = small(*OF_ONE, f"env.id={name}")
     policy, batch = collected(config, std=0.5)
@@ -166,25 +167,16 @@ def test_a_wrong_observation_after_resets_is_caught_though_no_episode_ends_in_th
     assert "after each of 8 resets" in complaint(config, policy, batch)
 
 
-class Coin(gymnasium.Env):
+class Coin(Counting):
     """Shows one of two sides, or always the same: equal observations around a reset mean nothing."""
 
-    observation_space, action_space = spaces.Discrete(2), spaces.Discrete(2)
+    observation_space, length = spaces.Discrete(2), 4
 
     def __init__(self, fair):
-        self.fair, self.steps = fair, 0
+        self.fair = fair
 
-    def _side(self):
+    def observation(self):
         return np.int64(self.np_random.integers(2) if self.fair else 1)
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        self.steps = 0
-        return self._side(), {}
-
-    def step(self, action):
-        self.steps += 1
-        return self._side(), 0.0, self.steps == 4, False, {}
 
 
 @pytest.mark.parametrize("fair", [True, False])
@@ -250,7 +242,7 @@ def test_a_sequence_that_computes_something_else_than_steps_is_caught(config, mo
     )
 
 
-def test_what_rounding_does_is_far_below_the_tolerance_and_a_lost_state_far_above(small):
+def test_rounding_is_far_below_the_tolerance_and_a_lost_state_far_above(small):
     config = small(*OPTIONS, "cell.hidden_size=64", "frames_per_batch=1024", "slice_len=256")
     policy, batch = collected(config, std=0.5)
     differences = check_network(policy, batch, config.slice_len, config.minibatch_slices, tolerance=10.0)

@@ -1,13 +1,13 @@
 """Evaluation: whole episodes, and what the policy's memory is worth in them."""
 
+import math
 import random
 
-import gymnasium
 import numpy as np
 import pytest
 import torch
 from collected import rollouts
-from gymnasium import spaces
+from counting_env import Counting
 
 from recurrl.build import make_policy_for
 from recurrl.callbacks.builtin import EpisodeStatistics
@@ -15,20 +15,19 @@ from recurrl.evaluation import KEPT, SHUFFLED, ZEROED, _with_states, evaluate, m
 from recurrl.runtime.seeds import seed_process
 
 
-class Cue(gymnasium.Env):
+class Cue(Counting):
     """Shows one of two sides at the first step, and nothing after it; each later step pays for naming it."""
 
-    observation_space, action_space = spaces.Box(-1, 1, (1,), np.float32), spaces.Discrete(2)
+    length = 5
 
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        self.steps, self.side = 0, int(self.np_random.integers(2))
-        return np.array([2 * self.side - 1], np.float32), {}
+    def observation(self):
+        if self.steps > 0:
+            return super().observation()
+        self.side = int(self.np_random.integers(2))
+        return np.array([2 * self.side - 1], np.float32)
 
-    def step(self, action):
-        self.steps += 1
-        paid = float(self.steps > 1 and int(action) == self.side)
-        return np.zeros(1, np.float32), paid, self.steps == 5, False, {}
+    def reward(self, action):
+        return float(self.steps > 1 and int(action) == self.side)
 
 
 @pytest.fixture
@@ -95,14 +94,14 @@ def test_a_policy_without_memory_has_nothing_to_lose(compose):
     assert memory_metrics(config.env, make_policy_for(config), 2, 0) == {}
 
 
-def test_random_actions_are_worth_what_chance_gives_and_change_no_random_numbers(remembering):
+def test_random_actions_return_what_chance_gives_and_leave_random_numbers(remembering):
     config, _ = remembering
     torch.manual_seed(0)
-    found = random_metrics(config.env, 200, 0)
+    returned = random_metrics(config.env, 200, 0)
     drawn = torch.rand(3)
-    assert found["eval/return_mean_random"] == pytest.approx(2.0, abs=0.3)  # four bits of one half each
-    assert found["eval/return_std_random"] == pytest.approx(1.0, abs=0.2)
-    assert random_metrics(config.env, 200, 0) == found
+    assert returned["eval/return_mean_random"] == pytest.approx(2.0, abs=0.3)  # four bits of one half each
+    assert returned["eval/return_std_random"] == pytest.approx(1.0, abs=0.2)
+    assert random_metrics(config.env, 200, 0) == returned
     torch.manual_seed(0)
     assert torch.equal(torch.rand(3), drawn)
 
@@ -110,9 +109,8 @@ def test_random_actions_are_worth_what_chance_gives_and_change_no_random_numbers
 class Drawing(Cue):
     """Draws from the generators that a process shares."""
 
-    def step(self, action):
-        observation, _, *rest = super().step(action)
-        return observation, random.random() + np.random.random() + float(torch.rand(())), *rest
+    def reward(self, action):
+        return random.random() + np.random.random() + float(torch.rand(()))
 
 
 def test_an_evaluation_leaves_the_random_numbers_of_the_process_as_they_were(compose, register):
@@ -128,9 +126,10 @@ def test_an_evaluation_leaves_the_random_numbers_of_the_process_as_they_were(com
 class Long(Cue):
     """Pays much at the first of 50 steps and little at the others, which float32 would round each time."""
 
-    def step(self, action):
-        observation, *_ = super().step(action)
-        return observation, 1e6 if self.steps == 1 else 0.1, self.steps == 50, False, {}
+    length = 50
+
+    def reward(self, action):
+        return 1e6 if self.steps == 1 else 0.1
 
 
 def test_long_episodes_return_what_their_rewards_add_up_to(compose, register):
@@ -148,13 +147,13 @@ def test_long_episodes_return_what_their_rewards_add_up_to(compose, register):
 class Endless(Cue):
     """Pays one at each step, for ever."""
 
-    def step(self, action):
-        return np.zeros(1, np.float32), 1.0, False, False, {}
+    length = math.inf
+
+    def reward(self, action):
+        return 1.0
 
 
-def test_an_episode_that_never_ends_counts_with_the_return_it_has_and_is_a_warning(
-    compose, register, monkeypatch, caplog
-):
+def test_an_endless_episode_counts_with_its_return_so_far_and_is_a_warning(compose, register, monkeypatch, caplog):
     config = compose("env=gym", f"env.id={register(Endless)}", "device=cpu")
     monkeypatch.setattr("recurrl.evaluation.MAX_STEPS", 7)
     monkeypatch.setattr("recurrl.evaluation.MAX_RANDOM_STEPS", 5)

@@ -13,10 +13,10 @@ ROOT = Path(__file__).parents[1]
 def train(console, tmp_path, *overrides):
     """The summary of a run with these overrides and no others."""
     outcome = console("recurrl-train", "hydra.run.dir=run", *overrides, cwd=tmp_path).succeeded()
-    found = summary(tmp_path / "run")
-    assert found["warnings"] == {}
+    result = summary(tmp_path / "run")
+    assert result["warnings"] == {}
     assert "[WARNING]" not in outcome.out
-    return found
+    return result
 
 
 ACROBOT = "env=gym env.id=Acrobot-v1 env.mask=[4,5] total_frames=200_000"
@@ -32,10 +32,10 @@ SOLVED = [
 @pytest.mark.slow
 @pytest.mark.parametrize(("overrides", "seed", "least", "frames"), SOLVED)
 def test_it_is_solved(overrides, seed, least, frames, console, tmp_path):
-    found = train(console, tmp_path, *overrides.split(), f"seed={seed}")
-    assert found["eval_episodes"] == 20
-    assert found["eval_return_mean"] >= least > found["eval_return_mean_random"] + 0.5
-    assert found["frames"] <= frames
+    result = train(console, tmp_path, *overrides.split(), f"seed={seed}")
+    assert result["eval_episodes"] == 20
+    assert result["eval_return_mean"] >= least > result["eval_return_mean_random"] + 0.5
+    assert result["frames"] <= frames
 
 
 def test_the_readme_has_the_commands_that_are_tested():
@@ -49,11 +49,11 @@ def test_without_memory_it_is_not_solved(console, tmp_path):
 
 @pytest.mark.slow
 def test_the_pendulum_swings_up_without_its_velocity(console, tmp_path):
-    found = []
+    returns = []
     for seed in range(5):
         where = tmp_path / str(seed)
         where.mkdir()
         overrides = ("env=pendulum_no_velocity", "total_frames=100_000", f"seed={seed}")
-        found.append(train(console, where, *overrides)["eval_return_mean"])
+        returns.append(train(console, where, *overrides)["eval_return_mean"])
     # What sb3-contrib has in as many frames. One seed of five may be late.
-    assert interquartile_mean(found) >= -217.9
+    assert interquartile_mean(returns) >= -217.9

@@ -15,18 +15,14 @@ import torch
 from checkpoint_files import resealed
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
-from run_files import lasting, summary
+from run_files import lasting, metrics, settings, summary, without_times
 
 import recurrl
 from recurrl.api import overrides_of
 from recurrl.cli.evaluate import evaluate_run
-from recurrl.config.keys import flat
 from recurrl.errors import ConfigError
 
-
-@pytest.fixture(autouse=True)
-def _here(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("in_tmp_path")
 
 
 def test_importing_the_package_does_not_import_torch():
@@ -47,16 +43,13 @@ def test_it_is_the_run_of_the_command(recurrl_train, tiny, tmp_path):
         return sorted(str(path.relative_to(folder)) for path in Path(folder).rglob("*"))
 
     assert kept("python") == kept("command")
-    for name in ("metrics.csv", "config.yaml"):
-        tables = [(tmp_path / folder / name).read_text().splitlines() for folder in ("command", "python")]
-        if name == "metrics.csv":  # times aside
-            columns = [i for i, key in enumerate(tables[0][0].split(",")) if not key.startswith("time/")]
-            tables = [[[row.split(",")[i] for i in columns] for row in table] for table in tables]
-        assert tables[0] == tables[1]
+    by_command, by_python = (without_times(metrics(tmp_path / folder)) for folder in ("command", "python"))
+    assert by_python == by_command
+    assert Path("python/config.yaml").read_text() == Path("command/config.yaml").read_text()
 
 
 def test_nothing_of_the_process_changes(tiny):
-    def found():
+    def state_of_process():
         loggers = [logging.getLogger(name) for name in ("", "recurrl", "torchrl")]
         return [
             *(random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()),
@@ -66,25 +59,23 @@ def test_nothing_of_the_process_changes(tiny):
             *(GlobalHydra.instance().is_initialized(), HydraConfig.initialized(), dict(os.environ), os.getcwd()),
         ]
 
-    before = found()
+    before = state_of_process()
     recurrl.train([*tiny, "num_threads=1"], run_dir="run").load()
-    assert found() == before
+    assert state_of_process() == before
     with pytest.raises(ConfigError):
         recurrl.train([*tiny, "slice_len=5"])
-    assert found() == before
+    assert state_of_process() == before
     assert not Path("outputs").exists()  # of a run that was rejected nothing is left
 
 
 def test_a_mapping_is_a_configuration_too(tiny):
-    settings = {"device": "cpu", "total_frames": 64, "frames_per_batch": 32, "env.num_envs": 4, "slice_len": 4}
+    sizes = {"device": "cpu", "total_frames": 64, "frames_per_batch": 32, "env.num_envs": 4, "slice_len": 4}
     nested = {"encoder": {"sizes": [8]}, "cell": "lstm", "evaluation": {"episodes": 2}, "cell.hidden_size": 8}
-    run = recurrl.train({**settings, **nested, "minibatch_slices": 4}, run_dir="run")
+    run = recurrl.train({**sizes, **nested, "minibatch_slices": 4}, run_dir="run")
     assert run.summary["cell"] == "lstm"
-    import yaml
-
-    whole = yaml.safe_load((run.directory / "config.yaml").read_text())
+    whole = settings(run.directory)
     again = recurrl.train({**whole, "resume": None}, run_dir="again")
-    assert flat(yaml.safe_load((again.directory / "config.yaml").read_text())) == flat(whole)
+    assert settings(again.directory) == whole
 
 
 def test_text_in_a_mapping_stays_text():

@@ -6,7 +6,7 @@ batches and slices; and the first update does not depend on the backend.
 
 import pytest
 import torch
-from collected import fresh_policy, rollouts
+from collected import fresh_policy, rollouts, weights_of
 
 from recurrl.buffers.on_policy import SliceBuffer
 from recurrl.build import make_algorithm
@@ -67,7 +67,7 @@ def test_the_first_update_is_the_same_for_every_backend(cell, small):
         policy = fresh_policy(config)
         metrics = make_algorithm(config, policy).update(*rollouts(config, policy), progress=0.0)
         losses[backend] = sum(metrics[f"loss/{name}"] for name in ("objective", "critic", "entropy"))
-        weights[backend] = torch.cat([parameter.detach().flatten() for parameter in policy.parameters()])
+        weights[backend] = weights_of(policy)
     for backend in ("pad", "scan", "triton"):
         assert losses[backend] == pytest.approx(losses["reference"], abs=1e-5)
         torch.testing.assert_close(weights[backend], weights["reference"], rtol=0, atol=1e-5)

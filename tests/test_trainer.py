@@ -12,13 +12,10 @@ from recurrl.runtime.ranks import World
 from recurrl.runtime.report import read_summary
 from recurrl.trainer import Trainer
 
-
-@pytest.fixture(autouse=True)
-def _here(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("in_tmp_path")
 
 
-def test_what_is_due_every_so_many_frames_is_due_at_each_multiple_and_at_the_end():
+def test_what_is_due_by_frames_is_due_at_each_multiple_and_at_the_end():
     def due(every_frames):
         config = SimpleNamespace(frames_per_batch=64, total_frames=400)
         reports = [SimpleNamespace(frames=64 * number) for number in range(1, 7)]
@@ -107,7 +104,7 @@ def test_a_run_extended_from_a_checkpoint_of_its_end_has_the_states_after_it(tin
     assert first.seen == [32, 64]
 
 
-def test_a_state_that_a_checkpoint_could_not_restore_is_an_error_when_it_is_saved(tiny):
+def test_a_state_that_could_not_be_restored_is_an_error_when_it_is_saved(tiny):
     class Unsavable(Counter):
         def state_dict(self):
             return {"best": np.random.default_rng(0)}
@@ -150,7 +147,7 @@ class OnlySaves:
         (OnlySaves(), "OnlySaves must have both state_dict and load_state_dict, or neither"),
     ],
 )
-def test_a_callback_that_would_not_be_called_as_meant_is_an_error_before_the_run(callback, message, tiny):
+def test_a_callback_that_would_not_be_called_is_an_error_before_the_run(callback, message, tiny):
     with pytest.raises(ConfigError, match=message):
         recurrl.train(tiny, run_dir="run", callbacks=[callback])
     assert not Path("run").exists()

@@ -85,19 +85,19 @@ def per_gradient_step(algorithm, rows):
         rows.set(key, torch.ones(*rows.shape, 1, device="meta", dtype=torch.bool if key == "loss_mask" else None))
     if algorithm.options.name != "grpo":
         del rows["loss_mask"]
-    found = Counter()
+    places = Counter()
     algorithm.states.set_rows(rows)
     for slices in algorithm.buffer.minibatches(rows):
         with Waits() as waits:
             algorithm.states.set_initial_states(slices)
             algorithm.gradient_step(slices)
-        found |= waits.places
-    return found
+        places |= waits.places
+    return places
 
 
 @pytest.mark.parametrize("overrides", VARIANTS.values(), ids=VARIANTS)
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_steps_wait_for_nothing_but_the_packing_of_kernels_that_do_not_take_resets(on, backend, overrides):
+def test_steps_wait_for_nothing_but_packing_for_kernels_without_resets(on, backend, overrides):
     config, rollout = on("meta", f"backend={backend}", *overrides)
     policy = make_policy_for(config).to("meta")
     few, short = rows_of(rollout(policy, 8))
@@ -250,13 +250,13 @@ def test_every_kind_of_space_is_used_on_the_policys_gpu(on_gpu, monkeypatch, dev
     numbers = sum(value.is_floating_point() for value in tree_leaves(rows["next", "observation"]))
     checks = {"policy_env.py": 1 + numbers, "evaluation.py": 1}  # of reward and observation, and whether all have ended
     evaluate = inspect.unwrap(evaluation.evaluate)  # random numbers of a fake GPU cannot be restored
-    found = []
+    by_steps = []
     for steps in (2, 3):
         monkeypatch.setattr(evaluation, "MAX_STEPS", steps)
         with fake_gpu() as places, torch.no_grad():
             assert len(evaluate(config.env, policy, 4, 0, evaluation.SHUFFLED, deterministic=False)) == 4
-        found.append(places)
-    assert found[1] - found[0] == (checks if device == GPU else {"evaluation.py": sent})
+        by_steps.append(places)
+    assert by_steps[1] - by_steps[0] == (checks if device == GPU else {"evaluation.py": sent})
 
     seen = agent.observation_space.sample()
     if isinstance(seen, dict) and "action_mask" in seen:

@@ -41,8 +41,8 @@ class Network(CategoricalMixin, DeterministicMixin, Model):
     def act(self, inputs: dict[str, Any], *, role: str = "") -> tuple[Tensor, dict[str, Any]]:
         """A sampled action, or the value."""
         mixin: Any = CategoricalMixin if role == "policy" else DeterministicMixin
-        found: tuple[Tensor, dict[str, Any]] = mixin.act(self, inputs, role=role)
-        return found
+        returned: tuple[Tensor, dict[str, Any]] = mixin.act(self, inputs, role=role)
+        return returned
 
     def compute(self, inputs: dict[str, Any], role: str = "") -> tuple[Tensor, dict[str, Any]]:
         """Logits or values. The trunk runs once for both, as in skrl's shared models."""
@@ -50,9 +50,9 @@ class Network(CategoricalMixin, DeterministicMixin, Model):
             features, outputs = self._shared
             self._shared = None
             return self.critic(features), outputs
-        found = self._trunk(inputs)
-        self._shared = found if role == "policy" else None
-        features, outputs = found
+        shared = self._trunk(inputs)
+        self._shared = shared if role == "policy" else None
+        features, outputs = shared
         return (self.actor if role == "policy" else self.critic)(features), dict(outputs)
 
     def _trunk(self, inputs: dict[str, Any]) -> tuple[Tensor, dict[str, Any]]:

@@ -6,6 +6,7 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
+from counting_env import Counting
 from gymnasium import spaces
 from gymnasium.vector.utils import batch_space, concatenate, create_empty_array, iterate
 from rejections import error_of
@@ -21,23 +22,18 @@ PREVIOUS = ("env.previous_action=true", "env.previous_reward=true")
 PENDULUM = ("Pendulum-v1", "env.mask=[2]", "env.max_episode_steps=30")
 
 
-class Tuples(gymnasium.Env):
+class Tuples(Counting):
     """Observations and actions are tuples, with a number in units of its own."""
 
     observation_space = spaces.Tuple((spaces.Box(-9, 9, (2,), np.float64), spaces.Discrete(3)))
     action_space = spaces.Tuple((spaces.Box(10, 30, (1,), np.float64), spaces.MultiDiscrete([2, 3])))
+    length = 4
 
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        self.time = 0
-        return self._show(), {}
-
-    def step(self, action):
+    def reward(self, action):
         assert self.action_space.contains(action), action
-        self.time += 1
-        return self._show(), float(action[0][0] + action[1].sum()), self.time == 4, False, {}
+        return float(action[0][0] + action[1].sum())
 
-    def _show(self):
+    def observation(self):
         return self.np_random.uniform(-9, 9, 2), np.int64(self.np_random.integers(3))
 
 
@@ -101,7 +97,7 @@ def test_an_agent_says_what_it_is_and_plays_episodes(agent_of):
         agent.evaluate(0)
 
 
-def test_one_environment_needs_no_batch_dimension_and_gets_an_action_of_its_space(agent_of):
+def test_one_environment_needs_no_batch_dimension(agent_of):
     for kind in ACTIONS:
         agent, config = agent_of(CUE, *PREVIOUS, action=kind, delay=6)
         env, state = agent.make_env(), agent.initial_state()

@@ -50,7 +50,7 @@ class ValueOfObservation:
         return StepOutput(None, observation, observation, {}, None)
 
 
-def found_advantages(batch, rewards, lmbda, ratio):
+def computed_advantages(batch, rewards, lmbda, ratio):
     """Advantages and value targets."""
     following = next_values(batch, ValueOfObservation())
     value, done = batch["state_value"], batch["next", "done"]
@@ -88,7 +88,7 @@ def test_advantages_and_targets_equal_the_definition(on_policy, rollout, lmbda, 
     batch, rewards, lists = rollout
     log_ratio = torch.randn(rewards.shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     ratio = (log_ratio * (not on_policy)).exp()
-    advantage, target = found_advantages(batch, rewards, lmbda, None if on_policy else ratio.unsqueeze(-1))
+    advantage, target = computed_advantages(batch, rewards, lmbda, None if on_policy else ratio.unsqueeze(-1))
     plain = [plain_vtrace(*row, ratios, lmbda) for row, ratios in zip(lists, ratio.tolist(), strict=True)]
     targets, advantages = torch.tensor(plain, dtype=torch.float64).unsqueeze(-1).unbind(1)
     torch.testing.assert_close(target, targets, rtol=1e-9, atol=1e-9)
@@ -121,7 +121,7 @@ def test_the_bootstrap_is_the_critics_value_of_what_followed(cell, compose):
     sizes = ("cell.hidden_size=8", "env.num_envs=4", "frames_per_batch=256", "slice_len=16", "minibatch_slices=4")
     config = compose(f"cell={cell}", *sizes, "env.max_episode_steps=13", "device=cpu")
     policy, batch = collected(config, std=1.0)
-    found = next_values(batch, policy).squeeze(-1)
+    values = next_values(batch, policy).squeeze(-1)
     after = batch["next"]
     kinds = {"truncated": 0, "terminated": 0, "row end": 0, "within": 0}
     for row in range(batch.shape[0]):
@@ -129,11 +129,11 @@ def test_the_bootstrap_is_the_critics_value_of_what_followed(cell, compose):
             step = after[row, t]
             if step["terminated"].item():
                 kinds["terminated"] += 1
-                assert found[row, t] == 0
+                assert values[row, t] == 0
                 continue
             state = {key: step[key].unsqueeze(0) for key in policy.state_keys}
             with torch.no_grad():
                 expected = policy.step(step["observation"].unsqueeze(0), state).value
-            torch.testing.assert_close(found[row, t], expected.squeeze(), rtol=1e-5, atol=1e-6)
+            torch.testing.assert_close(values[row, t], expected.squeeze(), rtol=1e-5, atol=1e-6)
             kinds["truncated" if step["done"].item() else "row end" if t == batch.shape[1] - 1 else "within"] += 1
     assert min(kinds.values()) > 0, kinds

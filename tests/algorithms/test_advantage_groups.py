@@ -27,7 +27,7 @@ def rows_of(starts, steps):
 
 def horizons(starts, steps, size):
     """Of each group and episode index, over how many steps which rows are compared."""
-    found = {}
+    compared = {}
     for group in range(len(starts) // size):
         members = range(group * size, (group + 1) * size)
         for index in range(max(len(starts[row]) for row in members)):
@@ -39,8 +39,8 @@ def horizons(starts, steps, size):
                     best = (frames, count)
             if best[1]:
                 latest = begun[best[1] - 1][0]
-                found[group, index] = steps - latest, [row for start, row in begun if start <= latest]
-    return found
+                compared[group, index] = steps - latest, [row for start, row in begun if start <= latest]
+    return compared
 
 
 def plain(starts, rewards, size, gamma, kind, std, drop):
@@ -101,7 +101,7 @@ def test_group_advantages_equal_the_definition(data, groups, size, steps, gamma,
     )
 
 
-def test_a_group_without_spread_has_no_advantage_and_is_dropped_and_counted_as_dropped():
+def test_a_group_without_spread_has_no_advantage_and_is_counted_as_dropped():
     batch = rows_of([[0], [0], [0], [0]], steps=3)
     reward = torch.tensor([[0.1, 0.2, 0.3]] * 2 + [[1.0, 0.0, 0.0], [0.0, 0.0, 0.0]])
     for drop in (False, True):
@@ -113,7 +113,7 @@ def test_a_group_without_spread_has_no_advantage_and_is_dropped_and_counted_as_d
     torch.testing.assert_close(batch[ADVANTAGE][2:].flatten(1), torch.tensor([[half] * 3, [-half] * 3]))
 
 
-def test_an_episode_that_outlives_its_row_is_compared_over_the_steps_that_others_had_too():
+def test_an_episode_that_outlives_its_row_is_compared_over_common_steps():
     """The second episodes begin at 2 and 6 of 8 steps: both count for two steps, the first one's others do not."""
     batch = rows_of([[0, 2], [0, 6]], steps=8)
     add_group_advantages(batch, torch.ones(2, 8), options(std=False, drop=False))

@@ -81,10 +81,10 @@ def test_an_update_is_that_of_a_plain_loop_bit_for_bit(kind, small):
             update(algorithm, rollout, number / ITERATIONS)
             algorithm.policy.zero_grad()  # as a callback may
         algorithms.append(algorithm)
-    found, expected = (algorithm.state_dict() for algorithm in algorithms)
-    assert set(found) == set(expected)
+    learnt, expected = (algorithm.state_dict() for algorithm in algorithms)
+    assert set(learnt) == set(expected)
     for name, value in expected.items():
-        assert torch.equal(found[name], value), name
+        assert torch.equal(learnt[name], value), name
 
 
 def test_parameters_that_are_frozen_or_a_loss_without_them_are_an_error(small):

@@ -32,8 +32,8 @@ def check_equal(compose, overrides):
     algorithm = make_algorithm(compiled, policy)
     for name, buffer in algorithm.named_buffers():
         buffer.copy_(coefficients[name])
-    found, gradients = outputs_and_gradients(algorithm, minibatch)
-    assert found == pytest.approx(expected, rel=1e-4, abs=1e-6)
+    losses, gradients = outputs_and_gradients(algorithm, minibatch)
+    assert losses == pytest.approx(expected, rel=1e-4, abs=1e-6)
     torch.testing.assert_close(gradients, expected_gradients, rtol=1e-4, atol=1e-6)
     seconds = algorithm.compile_time_s
     assert seconds > 0
@@ -68,9 +68,9 @@ def test_compiled_to_machine_code_its_gradient_is_the_same(compose, tiny, overri
 def test_a_run_reports_the_seconds_of_compiling_apart_from_those_of_learning(recurrl_train, tiny, tmp_path):
     for job in range(2):
         recurrl_train(*tiny, "compile=true", f"seed={job}", f"hydra.run.dir={job}", cwd=tmp_path)
-        found = summary(tmp_path / str(job))
-        assert found["status"] == "completed"
-        assert found["compile_time_s"] > 10 * found["learn_time_s"]
+        result = summary(tmp_path / str(job))
+        assert result["status"] == "completed"
+        assert result["compile_time_s"] > 10 * result["learn_time_s"]
 
 
 def test_the_seconds_of_compiling_are_subtracted_from_learning_once():

@@ -64,7 +64,7 @@ def whole(batch):
     return torch.cat((batch["observation", "observation"], batch["observation", "hidden"]), -1)
 
 
-def test_a_run_as_the_teacher_sees_all_and_its_state_follows_the_students_episodes(small, teacher_run):
+def test_a_run_as_the_teacher_sees_all_and_follows_the_students_episodes(small, teacher_run):
     _, batches = labelled(small(*PENDULUM, *distilled(teacher_run)))
     agent = recurrl.load(teacher_run)
     state, resets = agent.initial_state(4), 0
@@ -77,7 +77,7 @@ def test_a_run_as_the_teacher_sees_all_and_its_state_follows_the_students_episod
     assert resets == 4 * 3  # the first step, and after steps 11 and 22 of 24
 
 
-def test_a_function_gets_the_whole_observation_and_acts_in_the_environments_units(small, function):
+def test_a_function_sees_the_whole_observation_and_acts_in_plain_units(small, function):
     algorithm, (batch,) = labelled(
         small(*PENDULUM, *distilled(function(lambda seen: 0.1 * seen["observation"][:, 2:]))), 1
     )

@@ -48,7 +48,7 @@ def categorical(logits):
     return Categorical(logits=logits)
 
 
-def found(compose, actions, overrides):
+def losses_and_gradient(compose, actions, overrides):
     """The losses, and the norm of the gradient of their sum."""
     continuous = actions == "continuous"
     policy = make_policy(continuous)
@@ -118,4 +118,4 @@ GOLDEN = [
 @pytest.mark.parametrize(("case", "expected"), GOLDEN, ids=lambda each: " ".join(each))
 def test_losses_and_gradient_norm_are_what_they_were(case, expected, compose):
     actions, *overrides = case
-    assert found(compose, actions, tuple(overrides)) == pytest.approx(expected, rel=1e-9)
+    assert losses_and_gradient(compose, actions, tuple(overrides)) == pytest.approx(expected, rel=1e-9)

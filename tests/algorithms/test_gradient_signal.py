@@ -43,7 +43,7 @@ def test_equal_gradients_are_all_signal_and_opposite_ones_all_noise():
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_nothing_is_learnt_from_one_minibatch_or_from_gradients_that_are_not_finite(value):
+def test_the_share_ignores_single_minibatches_and_non_finite_gradients(value):
     gradient, signal = torch.randn(sum(SIZES)), GradientSignal()
     assert measured(signal, [gradient], [gradient, torch.full_like(gradient, value)]) == 1.0
     assert measured(signal, [gradient, -0.9 * gradient]) == 0.0

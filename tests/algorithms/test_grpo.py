@@ -75,17 +75,17 @@ def of_a_step(log_prob, old, ref, entropy, a, options):
     clip_epsilon = options.get("clip_epsilon", 0.2)
     low, high = clip_epsilon if isinstance(clip_epsilon, tuple) else (clip_epsilon, clip_epsilon)
     ratio, q = (log_prob - old).exp(), (ref - log_prob).exp()
-    found = {
+    losses = {
         "loss_objective": -torch.min(ratio * a, ratio.clamp(1 - low, 1 + high) * a),
         "clip_fraction": ((ratio < 1 - low) | (ratio > 1 + high)).double(),
         "kl_approx": -ratio.log(),
         "kl": ratio - 1 - ratio.log(),
     }
     if options.get("entropy_bonus", True):
-        found |= {"loss_entropy": -options.get("entropy_coeff", 0.01) * entropy, "entropy": entropy}
+        losses |= {"loss_entropy": -options.get("entropy_coeff", 0.01) * entropy, "entropy": entropy}
     if coeff := options.get("kl_to_ref_coeff"):
-        found |= {"loss_kl_to_ref": coeff * (q - 1 - q.log()), "kl_to_ref": q - 1 - q.log()}
-    return found
+        losses |= {"loss_kl_to_ref": coeff * (q - 1 - q.log()), "kl_to_ref": q - 1 - q.log()}
+    return losses
 
 
 def by_formula(log_prob, entropy, batch, options):
@@ -129,8 +129,8 @@ def test_the_loss_and_its_gradient_equal_the_formula(options, kind):
     for name, value in expected.items():
         torch.testing.assert_close(output[name], value, rtol=1e-7, atol=1e-9, msg=lambda m, n=name: f"{n}: {m}")
     wanted = torch.autograd.grad(total(expected), list(actor.parameters()))
-    for found, right in zip(gradient, wanted, strict=True):
-        torch.testing.assert_close(found, right, rtol=1e-7, atol=1e-9)
+    for ours, right in zip(gradient, wanted, strict=True):
+        torch.testing.assert_close(ours, right, rtol=1e-7, atol=1e-9)
 
 
 def total(output):
@@ -141,13 +141,13 @@ def test_an_entropy_without_a_closed_form_is_estimated_from_samples():
     actor = make_actor("squashed")
     batch = make_batch(actor)
     torch.manual_seed(2)
-    found = GRPOLoss(actor, samples_mc_entropy=2000)(batch)["entropy"]
+    entropy = GRPOLoss(actor, samples_mc_entropy=2000)(batch)["entropy"]
     # Of a squashed variable: that of the normal, and the mean of log |d tanh(u) / du|.
     normal = diagonal(*actor[0](batch.clone()).select("loc", "scale").values())
     u = normal.sample((2000,))
     jacobian = 2 * (torch.log(torch.tensor(2.0)) - u - nn.functional.softplus(-2 * u))
     expected = (normal.entropy() + jacobian.sum(-1).mean(0))[batch["loss_mask"].squeeze(-1)].mean()
-    torch.testing.assert_close(found, expected, rtol=0.02, atol=0.02)
+    torch.testing.assert_close(entropy, expected, rtol=0.02, atol=0.02)
 
 
 def test_keys_can_be_set():

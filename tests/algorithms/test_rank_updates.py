@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from collected import fresh_policy, rollouts
+from collected import fresh_policy, rollouts, weights_of
 from in_ranks import in_ranks, met
 
 from recurrl.build import make_algorithm, share_of
@@ -45,7 +45,7 @@ def learnt(algorithm, batches, order):
 
 
 @pytest.mark.parametrize("overrides", ALGORITHMS.values(), ids=ALGORITHMS.keys())
-def test_two_ranks_learn_from_half_the_rows_each_what_one_process_learns_from_all(small, overrides):
+def test_two_ranks_learn_from_halves_what_one_process_learns_from_all(small, overrides):
     config = small("env.num_envs=8", "frames_per_batch=128", "slice_len=4", "minibatch_slices=8", *overrides)
     algorithm = algorithm_of(config)
     batches = []
@@ -62,10 +62,10 @@ def test_two_ranks_learn_from_half_the_rows_each_what_one_process_learns_from_al
         rows = slice(share.env.num_envs * world().rank, share.env.num_envs * (world().rank + 1))
         return learnt(algorithm_of(share), [batch[rows] for batch in batches], torch.arange(per_rank))
 
-    found = in_ranks(2, met(of_a_rank))
-    for name, value in found[0]["policy"].items():
-        assert torch.equal(value, found[1]["policy"][name]), name
-    for together in found:
+    of_ranks = in_ranks(2, met(of_a_rank))
+    for name, value in of_ranks[0]["policy"].items():
+        assert torch.equal(value, of_ranks[1]["policy"][name]), name
+    for together in of_ranks:
         torch.testing.assert_close(together["gradients"][0], alone["gradients"][0], rtol=0, atol=1e-6)
         torch.testing.assert_close(together["gradients"], alone["gradients"], rtol=1e-3, atol=1e-5)
         torch.testing.assert_close(together["policy"], alone["policy"], rtol=1e-4, atol=1e-5)
@@ -86,7 +86,7 @@ def test_a_step_that_is_not_finite_on_one_rank_is_skipped_by_all(small, where):
         share = share_of(config, world())
         algorithm = algorithm_of(share)
         (batch,) = rollouts(share, algorithm.policy)
-        before = _parameters(algorithm)
+        before = weights_of(algorithm.policy)
         backward = algorithm.backward
 
         def broken(minibatch):
@@ -97,12 +97,8 @@ def test_a_step_that_is_not_finite_on_one_rank_is_skipped_by_all(small, where):
 
         algorithm.backward = broken
         metrics = algorithm.update(batch, 0.0)
-        return metrics["optim/skipped_steps"], before, _parameters(algorithm)
+        return metrics["optim/skipped_steps"], before, weights_of(algorithm.policy)
 
     for skipped, before, after in in_ranks(2, met(of_a_rank)):
         assert skipped == config.epochs * 2
         assert torch.equal(before, after)
-
-
-def _parameters(algorithm):
-    return torch.cat([parameter.detach().flatten().clone() for parameter in algorithm.policy.parameters()])

@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import pytest
 import torch
-from collected import collected
+from collected import collected, weights_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensordict import TensorDict
@@ -43,7 +43,7 @@ def policy(request, small):
     with torch.no_grad():
         for parameter in policy.parameters():
             parameter.normal_(std=0.7)
-    yield config, policy
+    yield policy
     torch.set_default_dtype(torch.float32)
 
 
@@ -81,10 +81,6 @@ def rows_of(policy, rows, per_row, slice_len, resets):
         [rows, steps],
     )
     return Rows(batch, slice_len)
-
-
-def slice_states(policy, state, rows):
-    return SliceStates(policy, state, rows.slice_len)
 
 
 def one_by_one(policy, row, entering):
@@ -152,68 +148,65 @@ def epoch_of(states, rows):
 @pytest.mark.parametrize("state", STATE_POLICIES)
 @settings(max_examples=5, deadline=None)
 @given(cut=cut_rows())
-def test_losses_and_gradients_are_those_of_a_loop_over_steps_from_a_constant_state(policy, state, cut):
-    _config, network = policy
-    rows = rows_of(network, *cut)
+def test_losses_and_gradients_are_those_of_a_loop_from_a_constant_state(policy, state, cut):
+    rows = rows_of(policy, *cut)
     expected = torch.zeros(())
     for row in rows.batch.clone().unbind(0):
         for begin in range(0, row.shape[0], rows.slice_len):
-            start = detached(expected_start(network, state, rows, row, begin))
-            expected = expected + plain_loss(one_by_one(network, row[begin : begin + rows.slice_len], start)[0])
-    (minibatch,) = epoch_of(slice_states(network, state, rows), rows)
-    assert not any(minibatch[key].requires_grad for key in network.state_keys)
-    found = sequence_loss(network, minibatch)
-    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
-    torch.testing.assert_close(gradients(network, found), gradients(network, expected), rtol=1e-8, atol=1e-9)
+            start = detached(expected_start(policy, state, rows, row, begin))
+            expected = expected + plain_loss(one_by_one(policy, row[begin : begin + rows.slice_len], start)[0])
+    (minibatch,) = epoch_of(SliceStates(policy, state, rows.slice_len), rows)
+    assert not any(minibatch[key].requires_grad for key in policy.state_keys)
+    loss = sequence_loss(policy, minibatch)
+    torch.testing.assert_close(loss, expected, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(gradients(policy, loss), gradients(policy, expected), rtol=1e-8, atol=1e-9)
 
 
 @settings(max_examples=5, deadline=None)
 @given(cut=cut_rows())
 def test_a_refresh_gives_the_values_and_the_bootstraps_of_the_current_weights(policy, cut):
-    _config, network = policy
-    rows = rows_of(network, *cut)
+    rows = rows_of(policy, *cut)
     before = rows.batch.clone()
-    states = slice_states(network, "refresh", rows)
+    states = SliceStates(policy, "refresh", rows.slice_len)
     states.set_rows(rows.batch)
     states.refresh(rows.batch)
-    bootstraps = next_values(rows.batch, network)
+    bootstraps = next_values(rows.batch, policy)
     for n, row in enumerate(before.unbind(0)):
         with torch.no_grad():
-            steps, _ = one_by_one(network, row, stored_at(network, row, 0))
+            steps, _ = one_by_one(policy, row, stored_at(policy, row, 0))
         values = torch.cat([step[VALUE] for step in steps])
         torch.testing.assert_close(rows.batch[VALUE][n], values, rtol=1e-9, atol=1e-9)
         for t, step in enumerate(steps):
             if not (bool(row["next", "done"][t]) or t == row.shape[0] - 1):
                 torch.testing.assert_close(bootstraps[n, t], values[t + 1], rtol=1e-9, atol=1e-9)
                 continue
-            after = row[t : t + 1].select(ACTION, *network.state_keys)
+            after = row[t : t + 1].select(ACTION, *policy.state_keys)
             after[OBSERVATION] = row["next", OBSERVATION][t : t + 1]
             with torch.no_grad():
-                (last,), _ = one_by_one(network, after, {key: step["next", key] for key in network.state_keys})
+                (last,), _ = one_by_one(policy, after, {key: step["next", key] for key in policy.state_keys})
             torch.testing.assert_close(bootstraps[n, t], last[VALUE][0], rtol=1e-9, atol=1e-9)
     torch.testing.assert_close(rows.batch[LOG_PROB], before[LOG_PROB], rtol=0, atol=0)
-    for key in network.state_keys:
+    for key in policy.state_keys:
         torch.testing.assert_close(rows.batch[key][:, 0], before[key][:, 0], rtol=0, atol=0)
 
 
 OPTIONS = ("frames_per_batch=128", "slice_len=8", "minibatch_slices=16", "backend=pad")
-MODES = {state: (f"state={state}",) for state in STATE_POLICIES}
 
 
 def test_each_state_policy_learns_something_else(small):
     weights, drifts = {}, {}
-    for state, overrides in MODES.items():
-        config = small(*OPTIONS, *overrides)
+    for state in STATE_POLICIES:
+        config = small(*OPTIONS, f"state={state}")
         policy, batch = collected(config)
         drifts[state] = make_algorithm(config, policy).update(batch, progress=0.0)["state/drift"]
-        weights[state] = torch.cat([parameter.detach().flatten() for parameter in policy.parameters()])
+        weights[state] = weights_of(policy)
     assert len({tuple(weight.tolist()) for weight in weights.values()}) == len(STATE_POLICIES)
     assert all(0 < drift < 1 for drift in drifts.values()), drifts
     assert drifts["zero"] > drifts["stored"]
 
 
 def test_the_norm_of_each_state_is_logged_as_it_was_collected(small):
-    config = small(*OPTIONS, "cell=lstm", *MODES["refresh"])
+    config = small(*OPTIONS, "cell=lstm", "state=refresh")
     policy, batch = collected(config)
     before = batch.clone()
     metrics = make_algorithm(config, policy).update(batch, progress=0.0)
@@ -225,7 +218,7 @@ def test_the_norm_of_each_state_is_logged_as_it_was_collected(small):
 
 
 def test_states_are_refreshed_before_each_epoch(small, monkeypatch):
-    config = small(*OPTIONS, *MODES["refresh"], "epochs=3")
+    config = small(*OPTIONS, "state=refresh", "epochs=3")
     policy, batch = collected(config)
     algorithm = make_algorithm(config, policy)
     refresh, seen = algorithm.states.refresh, []
@@ -241,19 +234,18 @@ def test_states_are_refreshed_before_each_epoch(small, monkeypatch):
     assert not torch.allclose(seen[1], seen[2])
 
 
-def test_drift_is_the_distance_of_todays_states_from_the_recorded_ones_relative_to_those(policy):
-    _config, network = policy
+def test_drift_is_the_relative_distance_of_current_states_from_recorded_ones(policy):
     resets = [False, False, True, False, False, False, True, False, False]
-    rows = rows_of(network, 1, 3, 3, resets)
-    (minibatch,) = epoch_of(states := slice_states(network, "stored", rows), rows)
+    rows = rows_of(policy, 1, 3, 3, resets)
+    (minibatch,) = epoch_of(states := SliceStates(policy, "stored", rows.slice_len), rows)
     difference, recorded = 0.0, 0.0
     row = rows.batch[0]
     for begin in (0, 3, 6):
         with torch.no_grad():
-            steps, _ = one_by_one(network, row[begin : begin + 3], stored_at(network, row, begin))
+            steps, _ = one_by_one(policy, row[begin : begin + 3], stored_at(policy, row, begin))
         for t, step in enumerate(steps):
             if t == 2 or resets[begin + t + 1]:
-                for key in network.state_keys:
+                for key in policy.state_keys:
                     then = row["next", key][begin + t]
                     difference += float((step["next", key][0] - then).square().sum())
                     recorded += float(then.square().sum())

@@ -22,19 +22,19 @@ def assert_good(figures):
 def test_kernels_compile_for_a_gpu_that_is_not_here(architecture, capsys):
     layer = ["--cells", "gru", "--hidden", "32", "--precisions", "bf16", "--architectures", str(architecture)]
     main(["kernels", *layer, "--json"])
-    found = [Figures(**figures) for figures in json.loads(capsys.readouterr().out)]
-    assert {figures.kernel for figures in found} == {"forward", "backward"}
-    for figures in found:
+    of_kernels = [Figures(**figures) for figures in json.loads(capsys.readouterr().out)]
+    assert {figures.kernel for figures in of_kernels} == {"forward", "backward"}
+    for figures in of_kernels:
         assert_good(figures)
 
 
 def test_a_table_has_a_line_for_each_layer_with_the_worst_of_its_kernels():
-    found = [
+    of_kernels = [
         Figures(kernel, "gru", 64, "bf16", architecture, registers - architecture, spills, 3 * 1024, 6, True)
         for architecture in (80, 90)
         for kernel, registers, spills in (("forward", 150, 0), ("backward", 200, 4))
     ]
-    assert table(found).splitlines()[2:] == ["| gru | 64 | bf16 | 120, 110 | 4, 4 | 3, 3 | 6, 6 |"]
+    assert table(of_kernels).splitlines()[2:] == ["| gru | 64 | bf16 | 120, 110 | 4, 4 | 3, 3 | 6, 6 |"]
 
 
 def test_an_unknown_architecture_is_an_error():

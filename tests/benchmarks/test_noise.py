@@ -80,7 +80,7 @@ def test_the_best_return_and_that_of_random_actions_are_those_of_the_yaml(name, 
 
 
 @pytest.mark.parametrize("name", TASKS)
-def test_random_actions_return_what_the_yaml_says_and_episodes_are_those_of_their_seed(name):
+def test_random_actions_return_what_the_yaml_says_and_seeds_fix_episodes(name):
     env = gymnasium.make(TASKS[name].overrides[-1].partition("=")[2])
 
     def episode(seed):

@@ -95,11 +95,11 @@ def test_a_task_starts_trains_an_iteration_and_is_evaluated(task, tmp_path, recu
     job = Job(task, "gru", 0)
     short = ["env.max_episode_steps=64"] if "control" in task.suites else []
     recurrl_train(*job.overrides(tmp_path), *SMALL, *short, cwd=tmp_path).succeeded()
-    found = result(job.folder(tmp_path))
-    assert found is not None
-    assert math.isfinite(found.final)
-    assert math.isfinite(found.random)
-    text = report({"of one": [task]}, {job: found}, [])
+    finished = result(job.folder(tmp_path))
+    assert finished is not None
+    assert math.isfinite(finished.final)
+    assert math.isfinite(finished.random)
+    text = report({"of one": [task]}, {job: finished}, [])
     assert f"\n| {task.name} | {task.frames:,} | gru | 1 | " in text
 
 
@@ -111,7 +111,7 @@ def test_the_interquartile_mean_leaves_out_the_lowest_and_highest_quarter():
     assert bootstrap_95([5.0, 5.0], interquartile_mean) == (5.0, 5.0)
 
 
-def test_the_time_to_a_threshold_is_that_of_the_first_evaluation_that_reaches_it():
+def test_the_time_to_a_threshold_is_that_of_the_first_evaluation_above_it():
     run = run_of(0.2, {10: 0.1, 20: 0.9, 30: 0.2}, 60.0)
     assert run.frames_to(0.5) == 20
     assert run.seconds_to(0.5) == 40.0
@@ -124,7 +124,7 @@ def test_only_a_finished_run_has_a_result(tmp_path):
     assert result(tmp_path) is None
 
 
-def test_the_table_has_a_row_for_each_task_and_cell_with_its_control_and_what_is_known_of_it():
+def test_the_table_has_a_row_for_each_task_and_cell_with_its_control():
     task, other = TASKS["cartpole_no_velocity"], TASKS["slippery_walk"]
     control = Result(40.0, 30.0, math.nan, 10.0, {1000: 30.0, 2000: 40.0}, 4.0)
     jobs = {Job(task, "gru", 0): run_of(), Job(task, "gru", 1): run_of(), Job(task, "none", 0): control}
@@ -159,7 +159,7 @@ def test_the_quick_selection_ends_with_whether_most_seeds_reach_the_thresholds()
     assert "cartpole_no_velocity gru (1 of 3)" in verdict(jobs, {jobs[0]: reached, jobs[1]: missed})
 
 
-def test_the_time_to_a_return_is_compared_with_that_of_a_peer_also_if_it_never_reaches_it():
+def test_the_time_to_a_return_is_compared_with_a_peers_even_if_never_reached():
     task = TASKS["cartpole_no_velocity"]
     ours = run_of(500.0, {1000: 100.0, 2000: 480.0})
     solved, unsolved = run_of(480.0, {4000: 480.0}, 80.0), run_of(90.0, {4000: 90.0}, 150.0)
@@ -179,14 +179,14 @@ def test_a_peer_trains_on_a_task_of_the_suite(name, tmp_path):
     run = Job(TASKS[name], returns.PEER, 0).folder(tmp_path)
     command = [sys.executable, "-m", "benchmarks.peers.sb3_training", name, "0", "256", str(run), "1"]
     subprocess.run(command, check=True, timeout=300)
-    found = result(run)
-    assert found is not None
-    assert list(found.curve.values())[-1] == found.final
-    assert 1 < found.seconds < 60
+    finished = result(run)
+    assert finished is not None
+    assert list(finished.curve.values())[-1] == finished.final
+    assert 1 < finished.seconds < 60
 
 
 @pytest.mark.slow
-def test_runs_that_are_finished_are_kept_and_those_that_were_stopped_are_resumed(tmp_path, capsys):
+def test_finished_runs_are_kept_and_stopped_ones_are_resumed(tmp_path, capsys):
     parser = argparse.ArgumentParser()
     returns.add_arguments(parser)
     small = ["total_frames=2048", "evaluation.every_frames=1024", "evaluation.episodes=2"]

@@ -37,13 +37,13 @@ def test_a_peer_that_is_not_installed_is_named_with_what_to_install(monkeypatch,
     assert "| 4 | recurrl | gru |" in out
 
 
-def test_parts_of_an_iteration_are_no_more_than_the_whole_and_nothing_stays_patched(compose):
+def test_parts_of_an_iteration_fit_into_the_whole_and_nothing_stays_patched(compose):
     threads, backward = torch.get_num_threads(), torch.Tensor.backward
     config = compose(*SMALL)
     times = profile(config, 5)
     torch.set_num_threads(threads)
     for whole in ("collect", "learn"):
-        parts = [seconds for name, seconds in times.items() if name.count("/") == 1 and name.startswith(f"{whole}/")]
+        parts = [seconds for name, seconds in times.items() if name.startswith(f"{whole}/")]
         assert len(parts) >= 3
         assert 0.3 * times[whole][1] < sum(parts)[1]  # processor time: the clock includes other processes
         assert all(sum(parts) <= times[whole])

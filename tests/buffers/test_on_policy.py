@@ -76,6 +76,6 @@ def test_what_does_not_divide_is_rejected():
 def test_an_order_may_leave_out_and_repeat_slices(monkeypatch):
     buffer = SliceBuffer(OPTIONS, 4, 2)
     monkeypatch.setattr(buffer, "order", lambda _: torch.tensor([5, 1, 1, 7]))
-    found = torch.cat(list(buffer.minibatches(rows_of_episodes([3], 2, 16))))
-    assert found["index"][:, 0].tolist() == [5, 1, 1, 7]
-    assert torch.equal(found["frame"] // 4, found["index"])
+    slices = torch.cat(list(buffer.minibatches(rows_of_episodes([3], 2, 16))))
+    assert slices["index"][:, 0].tolist() == [5, 1, 1, 7]
+    assert torch.equal(slices["frame"] // 4, slices["index"])

@@ -185,7 +185,7 @@ def test_a_single_environment_is_enough():
     check(ring.sample(100), simulated, oldest=simulated.time - 20)
 
 
-def test_new_rows_come_first_and_older_ones_are_added_from_the_second_iteration_on():
+def test_new_rows_come_first_and_older_ones_from_the_second_iteration_on():
     simulated = Simulated(seed=2)
     buffer = ReplayBuffer(ReplayConfig(name="replay", frames=200, replay_ratio=3, folder=None), 4, 1)
     first, second = simulated.rows(), simulated.rows()

@@ -50,9 +50,9 @@ def test_nothing_is_wrong_with_a_healthy_run():
 
 @pytest.mark.parametrize("title", ILL)
 def test_a_warning_is_due_once_and_after_enough_iterations(title):
-    found = warned(HEALTHY | ILL[title], 30)
-    assert [number for number, due in enumerate(found, start=1) if due == [title]] == [diagnosis.MIN_ITERATIONS]
-    assert sum(map(len, found)) == 1
+    history = warned(HEALTHY | ILL[title], 30)
+    assert [number for number, due in enumerate(history, start=1) if due == [title]] == [diagnosis.MIN_ITERATIONS]
+    assert sum(map(len, history)) == 1
 
 
 @pytest.mark.parametrize("title", ILL)
@@ -68,8 +68,8 @@ def test_in_a_long_run_it_is_due_after_a_half_or_at_the_end_after_a_quarter(titl
 @pytest.mark.parametrize("title", sorted(set(ILL) - {diagnosis.CRITIC}))
 def test_an_iteration_in_which_it_does_not_hold_starts_the_count_again(title):
     of, ill = make_diagnosis(), HEALTHY | ILL[title]
-    found = [*warned(ill, 19, of), *warned(HEALTHY, 1, of), *warned(ill, 19, of)]
-    assert not any(found)
+    history = [*warned(ill, 19, of), *warned(HEALTHY, 1, of), *warned(ill, 19, of)]
+    assert not any(history)
     assert warned(ill, 1, of) == [[title]]
 
 
@@ -111,8 +111,8 @@ def test_without_episodes_nothing_is_known():
 @pytest.mark.parametrize(("mean", "no_better"), [(9.0, True), (11.2, True), (11.3, False), (12.0, False)])
 def test_better_than_random_is_by_more_than_a_standard_error_of_the_difference(mean, no_better):
     random = ACTED_AT_RANDOM | {"eval/return_mean_random": 10.0}  # the standard error is 1.26; that of training 0.92
-    found = make_diagnosis().warnings(HEALTHY | EVALUATED | random | {"eval/return_mean": mean})
-    assert list(found) == ([diagnosis.RANDOM] if no_better else [])
+    warnings = make_diagnosis().warnings(HEALTHY | EVALUATED | random | {"eval/return_mean": mean})
+    assert list(warnings) == ([diagnosis.RANDOM] if no_better else [])
 
 
 @pytest.mark.parametrize("better", [True, False])
@@ -134,18 +134,18 @@ def test_after_the_evaluation_of_random_actions_they_decide(better, improved):
 )
 def test_memory_is_of_use_if_a_twentieth_of_what_was_learnt_is_lost_without_it(zeroed, shuffled, unused):
     without = {"eval/return_mean_zeroed_state": zeroed, "eval/return_mean_shuffled_state": shuffled}
-    found = make_diagnosis().warnings(HEALTHY | EVALUATED | ACTED_AT_RANDOM | without)
-    assert list(found) == ([diagnosis.MEMORY] if unused else [])
+    warnings = make_diagnosis().warnings(HEALTHY | EVALUATED | ACTED_AT_RANDOM | without)
+    assert list(warnings) == ([diagnosis.MEMORY] if unused else [])
 
 
 @pytest.mark.parametrize(
     ("trained", "random", "better"),
     [(12.0, 2.0, False), (13.8, 2.0, False), (14.7, 2.0, True), (14.7, -10.0, False), (math.nan, 2.0, False)],
 )
-def test_sampled_actions_are_better_if_a_fifth_of_what_they_gain_is_lost_without_sampling(trained, random, better):
+def test_sampled_actions_are_better_if_a_fifth_of_their_gain_is_lost_without(trained, random, better):
     metrics = EVALUATED | {"train/return_mean": trained, "eval/return_mean_random": random}  # two errors are 1.83
-    found = make_diagnosis().warnings(HEALTHY | ACTED_AT_RANDOM | metrics)
-    assert list(found) == ([diagnosis.SAMPLED] if better else [])
+    warnings = make_diagnosis().warnings(HEALTHY | ACTED_AT_RANDOM | metrics)
+    assert list(warnings) == ([diagnosis.SAMPLED] if better else [])
 
 
 @pytest.mark.parametrize(
@@ -205,6 +205,6 @@ def test_the_documentation_has_every_warning():
 
 def test_advice_names_keys_that_exist():
     text = " ".join(diagnosis.WARNINGS.values())
-    found = set(re.findall(r"[a-z_]+\.[a-z_]+|[a-z]+_[a-z_]+|\blr\b|[a-z_.]+(?==)", text))
-    assert {"lr", "cell", "algorithm.entropy_coeff", "slice_len"} <= found
-    assert found <= packaged_keys() | {"cell"}
+    named = set(re.findall(r"[a-z_]+\.[a-z_]+|[a-z]+_[a-z_]+|\blr\b|[a-z_.]+(?==)", text))
+    assert {"lr", "cell", "algorithm.entropy_coeff", "slice_len"} <= named
+    assert named <= packaged_keys() | {"cell"}

@@ -101,7 +101,7 @@ def test_everything_is_on_the_disk_before_the_checkpoint_has_its_name(tmp_path, 
     assert synced[-1] == (tmp_path.name, True)
 
 
-def test_what_a_killed_process_left_half_written_is_no_checkpoint_and_goes_with_the_next_one(written):
+def test_what_a_killed_process_left_is_no_checkpoint_and_goes_with_the_next(written):
     shutil.copytree(written, unfinished(written))
     (unfinished(written.parent / "frames_64")).mkdir()
     assert files.checkpoints_in(written.parent) == [written]
@@ -223,7 +223,7 @@ def test_saving_touches_nothing_of_others_in_the_folder(tmp_path):
     assert not (folder / "frames_1").exists()
 
 
-def test_what_others_put_into_a_checkpoint_is_not_damage_not_loaded_and_not_removed(written, tmp_path):
+def test_foreign_files_in_a_checkpoint_are_not_damage_loaded_or_removed(written, tmp_path):
     there = others(written, tmp_path / "outside")
     check_loads(written, policy=1)
     files.remove(written)

@@ -1,10 +1,12 @@
 """What the tests of the command line share: commands called in folders of their own, and a run by the console."""
 
 import os
+import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from hostile_runs import PACKAGE
 
 from recurrl.algorithms import Algorithm
 
@@ -40,6 +42,19 @@ def signalled(monkeypatch):
     return signalled
 
 
+@pytest.fixture
+def stranger(tmp_path, monkeypatch):
+    """A path that exists once a package has been imported that only settings of strangers name."""
+    marker = tmp_path / "code has run"
+    for file in ("__init__.py", "sub.py"):
+        path = tmp_path / "packages" / PACKAGE / file
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"import os\nos.makedirs({str(marker)!r}, exist_ok=True)\n")
+    monkeypatch.syspath_prepend(tmp_path / "packages")
+    monkeypatch.delitem(sys.modules, PACKAGE, raising=False)
+    return marker
+
+
 class Called(NamedTuple):
     """A command that was called: in which folder, and what it came to."""
 
@@ -67,6 +82,6 @@ def console_call(in_a_folder, console, tiny):
 @pytest.fixture(scope="session")
 def console_run(console_call):
     """Its run directory."""
-    assert console_call.outcome.code == 0, console_call.outcome.err
+    console_call.outcome.succeeded()
     (run,) = console_call.folder.glob("outputs/*/*")
     return run

@@ -92,8 +92,8 @@ class Drawn:
 
     def checkpoint(self):
         """A checkpoint, most often the newest."""
-        found = files.checkpoints_in(self.run / "checkpoints")
-        return found[-1] if self.draws.random() < 0.7 else found[0]
+        checkpoints = files.checkpoints_in(self.run / "checkpoints")
+        return checkpoints[-1] if self.draws.random() < 0.7 else checkpoints[0]
 
 
 def foreign_file(drawn):
@@ -288,17 +288,17 @@ def _moved(path, run):
     checkpoints, replaced = run / "checkpoints", run / "replaced"
     if os.path.lexists(path) or not path.is_relative_to(checkpoints) or not replaced.is_dir():
         return path
-    found = (folder / path.relative_to(checkpoints) for folder in replaced.iterdir())
-    return next(filter(os.path.lexists, found), path)
+    candidates = (folder / path.relative_to(checkpoints) for folder in replaced.iterdir())
+    return next(filter(os.path.lexists, candidates), path)
 
 
 def _fingerprint(path):
     if not os.path.lexists(path):
         yield "gone"
         return
-    found = path.lstat()
-    yield from (found.st_ino, found.st_mode, found.st_uid, found.st_gid)
+    stat = path.lstat()
+    yield from (stat.st_ino, stat.st_mode, stat.st_uid, stat.st_gid)
     if path.is_symlink():
         yield os.readlink(path)
     elif path.is_file():
-        yield from (found.st_mtime_ns, hashlib.sha256(path.read_bytes()).hexdigest())
+        yield from (stat.st_mtime_ns, hashlib.sha256(path.read_bytes()).hexdigest())

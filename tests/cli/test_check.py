@@ -60,9 +60,9 @@ def test_what_cannot_be_trained_cannot_be_checked(check, no_environments, overri
 def test_a_run_in_a_wrong_environment_ends_before_it_learns(train, tiny, stale, tmp_path):
     outcome = train(*tiny, *stale, "hydra.run.dir=run").failed()
     assert outcome.error.startswith("The update would not see what the rollout saw: after each of ")
-    found = summary(tmp_path / "run")
-    assert (found["status"], found["frames"], found["checkpoint"]) == ("failed", 0, None)
-    assert "after each of " in found["error"]
+    result = summary(tmp_path / "run")
+    assert (result["status"], result["frames"], result["checkpoint"]) == ("failed", 0, None)
+    assert "after each of " in result["error"]
     assert metrics(tmp_path / "run") == []
 
 

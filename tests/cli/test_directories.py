@@ -44,19 +44,12 @@ def wait_for_frames(run):
         time.sleep(0.05)
 
 
-def test_a_directory_that_another_process_has_locked_is_not_used(train, tiny, tmp_path):
+def test_a_directory_that_another_process_has_locked_is_not_used(train, tiny, tmp_path, holder):
     (tmp_path / "run").mkdir()
-    code = (
-        "from recurrl.runtime.run_directory import locked, Path; lock = locked(Path('run')); lock.__enter__(); input()"
-    )
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    with subprocess.Popen([sys.executable, "-c", code], cwd=tmp_path, text=True, **pipes) as holder:
-        while not (tmp_path / "run" / "run.lock").exists() or not (tmp_path / "run" / "run.lock").read_text():
-            assert holder.poll() is None
-        for overrides in ([], ["resume=auto"]):
-            error = train(*tiny, "hydra.run.dir=run", *overrides).error
-            assert f"is in use by process {holder.pid} on" in error
-        holder.kill()
+    process = holder(tmp_path / "run")
+    for overrides in ([], ["resume=auto"]):
+        error = train(*tiny, "hydra.run.dir=run", *overrides).error
+        assert f"is in use by process {process.pid} on" in error
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["run.lock"]
 
 
@@ -92,7 +85,7 @@ def test_a_finished_run_keeps_all_its_files_and_says_that_it_is_complete(train, 
     assert contents(tmp_path / "run") == before
 
 
-def test_a_folder_in_place_of_a_runs_file_or_a_file_of_another_program_is_an_error(train, tiny, tmp_path):
+def test_a_folder_or_a_foreign_file_in_place_of_a_runs_file_is_an_error(train, tiny, tmp_path):
     (tmp_path / "run" / "config.yaml").mkdir(parents=True)
     error = train(*tiny, "hydra.run.dir=run").error
     assert "run/config.yaml" in error

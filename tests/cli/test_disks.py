@@ -43,9 +43,7 @@ def on_full_disks(tiny, tmp_path, monkeypatch):
     ],
     ids=["some sizes", "all sizes", "all sizes with tensorboard"],
 )
-def test_a_run_on_a_full_disk_ends_with_an_error_message_and_continues_when_there_is_space(
-    on_full_disks, free_kib, overrides
-):
+def test_a_run_on_a_full_disk_ends_with_an_error_and_continues_with_space(on_full_disks, free_kib, overrides):
     frames = set()
     for case in on_full_disks(free_kib, *overrides):
         full, after = case["full"], case["after"]
@@ -108,7 +106,7 @@ def test_the_error_of_a_failed_run_comes_before_that_of_its_summary(train, tiny,
     assert "summary.json cannot be written: [Errno 28]" in outcome.err
 
 
-def test_what_a_killed_process_left_half_written_is_removed_when_the_run_resumes(train, tiny, tmp_path):
+def test_half_written_files_of_a_killed_process_go_when_the_run_resumes(train, tiny, tmp_path):
     (tmp_path / "run").mkdir()
     unfinished(tmp_path / "run" / "metrics.csv").write_text("fra")
     train(*tiny, "resume=auto", "hydra.run.dir=run").succeeded()

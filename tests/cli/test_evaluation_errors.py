@@ -52,7 +52,7 @@ def signalled(monkeypatch):
     [(1, KEPT, 32), (2, KEPT, 64), (1, ZEROED, 64), (1, SHUFFLED, 64)],
     ids=["in mid-run", "the last", "memory zeroed", "memory shuffled"],
 )
-def test_a_signal_ends_an_evaluation_between_two_steps_and_a_resumed_run_repeats_it(
+def test_a_signal_ends_an_evaluation_at_a_step_and_a_resumed_run_repeats_it(
     train, tiny, tmp_path, signalled, monkeypatch, which, kind, frames
 ):
     arguments = (*tiny, "evaluation.every_frames=32", "resume=auto")
@@ -63,9 +63,9 @@ def test_a_signal_ends_an_evaluation_between_two_steps_and_a_resumed_run_repeats
     assert outcome.code == 143
     assert steps_after == [0]
     whole, parts = tmp_path / "whole", tmp_path / "parts"
-    found = summary(parts)
-    assert (found["status"], found["frames"], found["error"]) == ("interrupted", frames, None)
-    assert found["checkpoint"] == f"checkpoints/frames_{frames:012d}"
+    result = summary(parts)
+    assert (result["status"], result["frames"], result["error"]) == ("interrupted", frames, None)
+    assert result["checkpoint"] == f"checkpoints/frames_{frames:012d}"
     assert [int(row["frames"]) for row in metrics(parts)] == list(range(32, frames, 32))
     train(*arguments, "hydra.run.dir=parts").succeeded()
     assert without_times(metrics(parts)) == without_times(metrics(whole))
@@ -88,8 +88,8 @@ def test_an_environment_that_fails_in_the_last_evaluation_costs_no_policy(failin
     )
     assert f"The policy is saved in {path}" in outcome.error
     assert "Traceback" not in outcome.err
-    found = summary(tmp_path / "run")
-    assert (found["status"], found["frames"], found["checkpoint"]) == ("failed", 64, f"checkpoints/{path.name}")
+    result = summary(tmp_path / "run")
+    assert (result["status"], result["frames"], result["checkpoint"]) == ("failed", 64, f"checkpoints/{path.name}")
     train("resume=run", "env.packages=[failing_env]", f"+env.kwargs={{at: {10**6}, by: {by}}}").succeeded()
     assert [row["frames"] for row in metrics(tmp_path / "run")] == ["32", "64"]
     assert summary(tmp_path / "run")["status"] == "completed"
@@ -97,9 +97,7 @@ def test_an_environment_that_fails_in_the_last_evaluation_costs_no_policy(failin
 
 @pytest.mark.parametrize("by", ["raising", "hanging"])
 @pytest.mark.parametrize("every_frames", [32, "null"], ids=["in mid-run", "at the end"])
-def test_an_evaluation_is_repeated_in_new_environments_with_on_env_error_restart(
-    failing, train, tmp_path, by, every_frames
-):
+def test_with_restart_an_evaluation_is_repeated_in_new_environments(failing, train, tmp_path, by, every_frames):
     restart = ("collector.on_env_error=restart", "collector.timeout_s=0.5", f"evaluation.every_frames={every_frames}")
     outcome = failing(f"by: {by}, marker: {tmp_path / 'failed'}", *restart).succeeded()
     first = 32 if every_frames == 32 else 64

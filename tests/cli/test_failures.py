@@ -57,7 +57,7 @@ def test_a_run_that_fails_on_the_way_records_how_far_it_came(train, tiny, tmp_pa
     monkeypatch.setattr(Algorithm, "update", failing)
     outcome = train(*tiny, "hydra.run.dir=run").failed()
     assert "RuntimeError: the GPU fell off" in outcome.err
-    found = summary(tmp_path / "run")
-    assert (found["status"], found["error"]) == ("failed", "RuntimeError: the GPU fell off")
-    assert (found["frames"], found["checkpoint"]) == (32, None)
+    result = summary(tmp_path / "run")
+    assert (result["status"], result["error"]) == ("failed", "RuntimeError: the GPU fell off")
+    assert (result["frames"], result["checkpoint"]) == (32, None)
     assert [row["frames"] for row in metrics(tmp_path / "run")] == ["32"]

@@ -8,9 +8,7 @@ from run_files import metrics, state_in, summary, without_times
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1], ids=lambda number: number.name)
-def test_a_signal_ends_the_run_after_the_iteration_with_a_checkpoint_and_a_summary(
-    train, tiny, tmp_path, signalled, number, capfd
-):
+def test_a_signal_ends_the_run_after_the_iteration_with_a_checkpoint(train, tiny, tmp_path, signalled, number, capfd):
     signalled(number)
     outcome = train(*tiny, "total_frames=160", "hydra.run.dir=run")
     assert outcome.code == 128 + number
@@ -19,12 +17,12 @@ def test_a_signal_ends_the_run_after_the_iteration_with_a_checkpoint_and_a_summa
     assert f"To resume: recurrl-train resume={tmp_path / 'run'}\n" in printed
     assert "Traceback" not in outcome.err
     run = tmp_path / "run"
-    found = summary(run)
-    assert (found["status"], found["frames"], found["error"]) == ("interrupted", 32, None)
-    assert found["checkpoint"] == "checkpoints/frames_000000000032"
+    result = summary(run)
+    assert (result["status"], result["frames"], result["error"]) == ("interrupted", 32, None)
+    assert result["checkpoint"] == "checkpoints/frames_000000000032"
     assert (run / "learning_curve.png").exists()
     assert outcome.out.splitlines()[-1].endswith(
-        f"interrupted by {number.name} at 32 frames; last checkpoint: {run / found['checkpoint']}; to resume: "
+        f"interrupted by {number.name} at 32 frames; last checkpoint: {run / result['checkpoint']}; to resume: "
         f"recurrl-train resume={run}"
     )
 
@@ -33,16 +31,14 @@ def test_a_second_signal_ends_the_run_at_once(train, tiny, tmp_path, signalled):
     signalled(signal.SIGTERM, signal.SIGTERM)
     outcome = train(*tiny, "total_frames=160", "hydra.run.dir=run")
     assert outcome.code == 143
-    found = summary(tmp_path / "run")
-    assert (found["status"], found["frames"], found["checkpoint"]) == ("interrupted", 0, None)
+    result = summary(tmp_path / "run")
+    assert (result["status"], result["frames"], result["checkpoint"]) == ("interrupted", 0, None)
     assert outcome.out.splitlines()[-1].endswith(
         f"interrupted by SIGTERM at 0 frames; this run has written no checkpoint to {tmp_path / 'run'}"
     )
 
 
-def test_a_run_with_resume_auto_killed_before_its_first_checkpoint_starts_from_scratch(
-    train, tiny, tmp_path, signalled
-):
+def test_with_resume_auto_a_run_without_a_checkpoint_starts_from_scratch(train, tiny, tmp_path, signalled):
     arguments = (*tiny, "resume=auto", "hydra.run.dir=run")
     signalled(signal.SIGTERM, signal.SIGTERM)
     assert train(*arguments).code == 143

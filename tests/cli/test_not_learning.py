@@ -2,9 +2,9 @@
 
 import re
 
-import gymnasium
 import numpy as np
 import pytest
+from counting_env import Counting
 from gymnasium import spaces
 from run_files import summary
 
@@ -17,28 +17,13 @@ SMALL = (
 )
 
 
-class Task(gymnasium.Env):
+class Task(Counting):
     """Eight steps of observations that mean nothing, and of rewards that are all zero."""
 
-    observation_space, action_space = spaces.Box(-1, 1, (2,), np.float32), spaces.Discrete(2)
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        self.steps = 0
-        return self.observation(), {}
-
-    def step(self, action):
-        self.steps += 1
-        return self.observation(), self.reward(action), *self.ended(), {}
+    observation_space = spaces.Box(-1, 1, (2,), np.float32)
 
     def observation(self):
         return self.np_random.uniform(-1, 1, 2).astype(np.float32)
-
-    def reward(self, action):
-        return 0.0
-
-    def ended(self):
-        return self.steps == 8, False
 
 
 class Noise(Task):
@@ -55,7 +40,7 @@ class Lost(Task):
         return -1.0
 
     def ended(self):
-        return False, self.steps == 8
+        return False, self.steps == self.length
 
 
 class Button(Task):
@@ -143,8 +128,8 @@ def test_a_run_that_learns_gives_no_warning(task, train, register, tmp_path):
     outcome = train(
         *arguments, "env=gym", f"env.id={register(task)}", "total_frames=3200", "hydra.run.dir=run"
     ).succeeded()
-    found = summary(tmp_path / "run")
-    assert found["eval_return_mean"] > found["eval_return_mean_random"] + 2
-    assert found["warnings"] == {}
+    result = summary(tmp_path / "run")
+    assert result["eval_return_mean"] > result["eval_return_mean_random"] + 2
+    assert result["warnings"] == {}
     assert "WARNING" not in outcome.out
     assert "warning:" not in outcome.err

@@ -103,9 +103,9 @@ def test_a_signal_to_any_rank_ends_all_with_a_checkpoint(ranks, tmp_path, monkey
     monkeypatch.setattr(Algorithm, "update", interrupted)
     (code, _, err), (other, _, other_err) = ranks(2, "hydra.run.dir=run")
     assert (code, other) == (143, 0), err + other_err
-    found = summary(tmp_path / "run")
-    assert (found["status"], found["frames"]) == ("interrupted", 96)
-    assert found["checkpoint"] == "checkpoints/frames_000000000096"
+    result = summary(tmp_path / "run")
+    assert (result["status"], result["frames"]) == ("interrupted", 96)
+    assert result["checkpoint"] == "checkpoints/frames_000000000096"
 
 
 @pytest.mark.parametrize("failing", [0, 1])
@@ -123,9 +123,9 @@ def test_a_rank_that_fails_ends_the_others_which_say_why(ranks, tmp_path, monkey
     assert "error: " in outcomes[failing][2]
     assert outcomes[failing][2].rstrip().endswith("The sky fell.")
     assert re.search(rf"Rank {failing} of 2 \(process \d+ on .*\) failed: .*The sky fell\.", outcomes[1 - failing][2])
-    found = summary(tmp_path / "run")
-    assert found["status"] == "failed"
-    assert "The sky fell." in found["error"]
+    result = summary(tmp_path / "run")
+    assert result["status"] == "failed"
+    assert "The sky fell." in result["error"]
 
 
 def test_losses_that_are_not_finite_end_all_ranks_and_are_named(ranks, register):

@@ -15,19 +15,19 @@ from recurrl.errors import ConfigError
 @pytest.fixture(scope="module")
 def resumed_run(in_a_folder, recurrl_train, finished_run):
     """A run of 128 frames that continues the finished one of 64."""
-    folder, outcome = in_a_folder(recurrl_train, f"resume={finished_run}", "total_frames=128", "hydra.run.dir=run")
-    assert outcome.code == 0, outcome.err
-    return folder / "run"
+    called = in_a_folder(recurrl_train, f"resume={finished_run}", "total_frames=128", "hydra.run.dir=run")
+    called.outcome.succeeded()
+    return called.folder / "run"
 
 
 def test_a_resumed_run_continues_from_the_frames_of_the_run_before(resumed_run):
     assert [row["frames"] for row in metrics(resumed_run)] == ["32", "64", "96", "128"]
-    found = summary(resumed_run)
-    assert (found["status"], found["frames"]) == ("completed", 128)
-    assert found["checkpoint"] == "checkpoints/frames_000000000128"
+    result = summary(resumed_run)
+    assert (result["status"], result["frames"]) == ("completed", 128)
+    assert result["checkpoint"] == "checkpoints/frames_000000000128"
 
 
-def test_a_resumed_run_keeps_the_settings_of_the_run_before_but_for_what_is_overridden(resumed_run, finished_run):
+def test_a_resumed_run_keeps_all_settings_that_are_not_overridden(resumed_run, finished_run):
     expected = settings(finished_run) | {"total_frames": 128, "schedule_frames": 64, "resume": str(finished_run)}
     assert expected["cell"]["name"] == "lstm"
     assert settings(resumed_run) == expected
@@ -56,8 +56,8 @@ def test_the_best_evaluation_is_that_of_all_parts_of_a_run(train, tiny, tmp_path
     assert train(*tiny, "hydra.run.dir=run").code == 0
     monkeypatch.setattr("recurrl.evaluation.evaluate", lambda *_: [2.0])
     assert train("resume=run", "total_frames=96", "hydra.run.dir=run").code == 0
-    found = summary(tmp_path / "run")
-    assert (found["eval_return_mean"], found["best_eval_return_mean"]) == (2.0, 5.0)
+    result = summary(tmp_path / "run")
+    assert (result["eval_return_mean"], result["best_eval_return_mean"]) == (2.0, 5.0)
 
 
 def test_a_checkpoint_alone_is_enough_to_resume_and_to_evaluate(train, evaluate, finished_run, tmp_path):

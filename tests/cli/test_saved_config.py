@@ -103,27 +103,16 @@ def test_a_configuration_is_saved_with_what_its_values_refer_to_resolved(train, 
 # Packages
 
 
-@pytest.fixture
-def package(tmp_path, monkeypatch):
-    """A path that exists once the stranger's package has been imported."""
-    folder = tmp_path / "packages" / PACKAGE
-    folder.mkdir(parents=True)
-    (folder / "__init__.py").write_text(f"import os\nos.makedirs({str(tmp_path / 'ran')!r}, exist_ok=True)\n")
-    monkeypatch.syspath_prepend(folder.parent)
-    monkeypatch.delitem(sys.modules, PACKAGE, raising=False)
-    return tmp_path / "ran"
-
-
 def name_packages(run, *packages):
     values = settings(run)
     values["env"]["packages"] = list(packages)
     (run / "config.yaml").write_text(yaml.dump(values), encoding="utf-8")
 
 
-def test_packages_that_only_a_run_names_are_listed_and_not_imported(run, errors_of, package):
+def test_packages_that_only_a_run_names_are_listed_and_not_imported(run, errors_of, stranger):
     name_packages(run, PACKAGE, "os")
     errors = errors_of(run)
-    assert not package.exists()
+    assert not stranger.exists()
     for name, error in errors.items():
         assert f"names code that would be imported and executed: os, {PACKAGE}." in error, name
         assert str(run / "config.yaml") in error, name
@@ -131,23 +120,23 @@ def test_packages_that_only_a_run_names_are_listed_and_not_imported(run, errors_
     assert f"name it on this command line too: 'env.packages=[{PACKAGE},os]'." in errors["resume"]
 
 
-def test_packages_that_only_a_lone_checkpoint_names_are_not_imported(train, evaluate, tiny, package, tmp_path):
+def test_packages_that_only_a_lone_checkpoint_names_are_not_imported(train, evaluate, tiny, stranger, tmp_path):
     ours = [*tiny, "env=gym", "env.id=CartPole-v1", f"env.packages=[{PACKAGE}]"]
     assert train(*ours, "hydra.run.dir=run").code == 0
     shutil.copytree(tmp_path / "run" / "checkpoints" / "frames_000000000064", tmp_path / "mine")
-    shutil.rmtree(package)
+    shutil.rmtree(stranger)
     sys.modules.pop(PACKAGE, None)
     for outcome in (evaluate("mine"), train("resume=mine", "total_frames=96", "hydra.run.dir=next")):
         assert PACKAGE in outcome.error
-    assert not package.exists()
+    assert not stranger.exists()
     assert evaluate("mine", "--trust-packages").code == 0
-    assert package.exists()
+    assert stranger.exists()
 
 
-def test_packages_that_are_named_again_are_imported(train, evaluate, run, package):
+def test_packages_that_are_named_again_are_imported(train, evaluate, run, stranger):
     name_packages(run, PACKAGE)
     assert evaluate(run, "--trust-packages").code == 0
-    assert package.exists()
+    assert stranger.exists()
     assert train(f"resume={run}", "total_frames=96", "env.packages=[os]").code == 0
     assert train(f"resume={run}", "total_frames=128", f"env.packages=[{PACKAGE}]").code == 0
 
@@ -180,13 +169,13 @@ NAMED = "names code that would be imported and executed: "
     ],
     ids=str,
 )
-def test_code_is_found_wherever_a_saved_configuration_names_it(run, package, change, reason):
+def test_code_is_found_wherever_a_saved_configuration_names_it(run, stranger, change, reason):
     config = OmegaConf.load(run / "config.yaml")
     for key, value in change.items():
         OmegaConf.update(config, key, value, merge=False)
     OmegaConf.save(config, run / "config.yaml")
     assert reason in error_of(open_run, run)
-    assert not package.exists()
+    assert not stranger.exists()
 
 
 def test_wrappers_of_gymnasium_and_of_our_extras_need_no_permission(train, evaluate, run):
@@ -196,8 +185,8 @@ def test_wrappers_of_gymnasium_and_of_our_extras_need_no_permission(train, evalu
     assert train("resume=clipped", "total_frames=128").code == 0
 
 
-def test_wrappers_that_are_named_again_as_the_error_says_are_used(train, tiny, package, tmp_path):
-    (package.parent / "packages" / PACKAGE / "__init__.py").write_text(
+def test_wrappers_that_are_named_again_as_the_error_says_are_used(train, tiny, stranger, tmp_path):
+    (tmp_path / "packages" / PACKAGE / "__init__.py").write_text(
         "import gymnasium\n"
         "class Outer(gymnasium.Wrapper):\n"
         "    def __init__(self, env, text, flag): super().__init__(env)\n"

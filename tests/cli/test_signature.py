@@ -62,8 +62,7 @@ def imported(tmp_path, monkeypatch):
 @pytest.fixture
 def own_run(train, tiny, imported, tmp_path):
     """A finished run with code of the user's own, which has not been imported since."""
-    outcome = train(*tiny, "cell=my_parts:my_cell", "hydra.run.dir=run")
-    assert outcome.code == 0, outcome.err
+    train(*tiny, "cell=my_parts:my_cell", "hydra.run.dir=run").succeeded()
     imported.unlink()
     sys.modules.pop("my_parts", None)
     return tmp_path / "run"
@@ -85,8 +84,7 @@ def test_the_command_that_an_interrupted_run_prints_resumes_it(
     folder, _, command = printed.partition(" && ")
     assert folder == f"cd {tmp_path}"
     assert (len(shlex.split(command)) == 2) == signed
-    resumed = train(*shlex.split(command)[1:])
-    assert resumed.code == 0, resumed.err
+    train(*shlex.split(command)[1:]).succeeded()
     assert [row["frames"] for row in metrics(tmp_path / "my runs" / "the 'first'")] == ["32", "64"]
 
 

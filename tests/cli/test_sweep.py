@@ -22,7 +22,7 @@ def sweep_call(in_a_folder, recurrl_train, tiny):
 @pytest.fixture(scope="module")
 def sweep(sweep_call):
     """The run directories of its jobs, in the order of ``GRID``."""
-    assert sweep_call.outcome.code == 0, sweep_call.outcome.err
+    sweep_call.outcome.succeeded()
     (directory,) = sweep_call.folder.glob("outputs/sweeps/*/*")
     return [directory / str(job) for job in range(len(GRID))]
 
@@ -35,25 +35,33 @@ def test_a_sweep_runs_each_combination_in_a_directory_of_its_own(sweep, sweep_ca
     assert "4 of 4 jobs completed" in sweep_call.outcome.err.splitlines()
 
 
-def test_the_last_job_of_a_sweep_is_the_same_as_the_same_run_in_a_process_of_its_own(sweep, console_run):
+def test_the_last_job_of_a_sweep_equals_the_same_run_in_its_own_process(sweep, console_run):
     assert without_times(metrics(sweep[-1])) == without_times(metrics(console_run))
 
 
-def test_a_failed_job_does_not_stop_the_others_and_is_named_at_the_end(train, tiny, tmp_path, monkeypatch):
-    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
-    outcome = train("-m", *tiny, "backend=triton,scan", "hydra.sweep.dir=sweep").failed()
-    assert "Traceback" not in outcome.err
+LAUNCHERS = {"basic": "hydra", "joblib": "joblib", "submitit_local": "submitit"}
+"""The package that each needs."""
+
+
+@pytest.mark.parametrize(
+    "launcher", [pytest.param(name, marks=() if name == "basic" else pytest.mark.slow) for name in LAUNCHERS]
+)
+def test_a_failed_job_fails_alone_and_is_named_at_the_end(train, tiny, tmp_path, monkeypatch, launcher):
+    pytest.importorskip(LAUNCHERS[launcher])
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)  # with it no job would fail
+    outcome = train("-m", *tiny, f"hydra/launcher={launcher}", "backend=triton,scan", "hydra.sweep.dir=sweep").failed()
     assert [summary(tmp_path / "sweep" / job)["status"] for job in ("0", "1")] == ["failed", "completed"]
     lines = outcome.err.splitlines()
-    report = lines[lines.index("1 of 2 jobs completed") :]
-    (named,) = (line for line in report if line.startswith("failed: "))
-    assert "backend=triton" in named
-    assert "backend=triton needs a CUDA device" in named
-    assert "lr=" not in named
-    assert report[-1].startswith("error: backend=triton needs a CUDA device")
+    _, failed, error = lines[lines.index("1 of 2 jobs completed") :]
+    assert failed.startswith("failed: 0: backend=triton: ConfigError: backend=triton needs a CUDA device")
+    assert error.startswith("error: backend=triton needs a CUDA device")
+    jobs = json.loads((tmp_path / "sweep" / "sweep.json").read_text(encoding="utf-8"))["jobs"]
+    statuses = [(job["settings"]["backend"], job["status"]) for job in jobs]
+    assert statuses == [("triton", "failed"), ("scan", "completed")]
+    assert outcome.out.splitlines()[-2].split()[:2] == ["1", "scan"]
 
 
-def test_a_sweep_over_an_option_that_does_not_exist_is_rejected_before_its_first_job(train, tiny, tmp_path):
+def test_a_sweep_over_an_unknown_choice_is_rejected_before_its_first_job(train, tiny, tmp_path):
     outcome = train("-m", *tiny, "cell=gru,nonesuch", "hydra.sweep.dir=sweep").failed()
     assert outcome.error.startswith("cell=nonesuch does not exist.")
     assert not list(tmp_path.glob("sweep/*/summary.json"))
@@ -71,13 +79,13 @@ def test_a_sweep_ends_with_a_table_of_its_jobs_and_one_over_seeds(sweep, sweep_c
     _, jobs, seeds = sweep_call.outcome.out.strip().rsplit("\n\n", 2)
     head, *rows = rows_of(jobs)
     assert head == ["job", "cell", "seed", *(word for head in OUTCOME for word in head.split())]
-    found = [summary(run) for run in sweep]
-    for number, (row, (cell, seed), of) in enumerate(zip(rows, GRID, found, strict=True)):
+    summaries = [summary(run) for run in sweep]
+    for number, (row, (cell, seed), of) in enumerate(zip(rows, GRID, summaries, strict=True)):
         assert row[:4] == [str(number), cell, str(seed), shown(of["eval_return_mean"], of["eval_return_std"])]
         assert (row[-4], row[-1]) == ("64", "completed")
     head, *rows = rows_of(seeds)
     assert " ".join(head) == "cell seeds mean std 95% interval interquartile mean min max"
-    for row, cell, pair in zip(rows, ("gru", "lstm"), (found[:2], found[2:]), strict=True):
+    for row, cell, pair in zip(rows, ("gru", "lstm"), (summaries[:2], summaries[2:]), strict=True):
         returns = [of["eval_return_mean"] for of in pair]
         assert row[:4] == [cell, "2", shown(fmean(returns), stdev(returns)), shown(stdev(returns), fmean(returns))]
         assert row[4:7] == ["too", "few", "seeds"]
@@ -85,11 +93,11 @@ def test_a_sweep_ends_with_a_table_of_its_jobs_and_one_over_seeds(sweep, sweep_c
 
 def test_the_table_is_also_a_file(sweep):
     folder = sweep[0].parent
-    found = json.loads((folder / "sweep.json").read_text(encoding="utf-8"))
-    assert [job["return"] for job in found["jobs"]] == [summary(run)["eval_return_mean"] for run in sweep]
-    assert [group["settings"] for group in found["over_seeds"]] == [{"cell": "gru"}, {"cell": "lstm"}]
-    assert [group["seeds"] for group in found["over_seeds"]] == [["0", "1"]] * 2
-    assert [(job["settings"]["cell"], int(job["settings"]["seed"])) for job in found["jobs"]] == GRID
+    written = json.loads((folder / "sweep.json").read_text(encoding="utf-8"))
+    assert [job["return"] for job in written["jobs"]] == [summary(run)["eval_return_mean"] for run in sweep]
+    assert [group["settings"] for group in written["over_seeds"]] == [{"cell": "gru"}, {"cell": "lstm"}]
+    assert [group["seeds"] for group in written["over_seeds"]] == [["0", "1"]] * 2
+    assert [(job["settings"]["cell"], int(job["settings"]["seed"])) for job in written["jobs"]] == GRID
 
 
 def test_ctrl_c_ends_a_sweep_with_its_table_and_it_can_be_continued(train, tiny, tmp_path, signalled):

@@ -11,7 +11,7 @@ from recurrl.config import TrainConfig
 from recurrl.returns import return_format
 
 
-def test_the_console_command_writes_a_run_directory_below_the_folder_it_is_called_in(console_run, console_call):
+def test_the_console_command_writes_a_run_directory_below_its_folder(console_run, console_call):
     assert re.fullmatch(
         r"outputs/\d{4}-\d\d-\d\d/\d\d-\d\d-\d\d-\d{6}", console_run.relative_to(console_call.folder).as_posix()
     )
@@ -22,13 +22,13 @@ def test_the_console_command_writes_a_run_directory_below_the_folder_it_is_calle
 
 def test_a_run_says_what_it_runs_and_what_came_out(console_call, console_run):
     out = console_call.outcome.out
-    found = summary(console_run)
+    result = summary(console_run)
     assert "CartPole-v1, 4 environments; lstm 8 by backend auto (chosen on the first batch) on cpu" in out
-    assert f"backend auto is {found['backend']}" in out
-    mean, std = found["eval_return_mean"], found["eval_return_std"]
+    assert f"backend auto is {result['backend']}" in out
+    mean, std = result["eval_return_mean"], result["eval_return_std"]
     form = return_format(mean, std)
     assert f"evaluation return {mean:{form}} ± {std:{form}} over 2 episodes, " in out
-    zeroed, shuffled = found["eval_return_mean_zeroed_state"], found["eval_return_mean_shuffled_state"]
+    zeroed, shuffled = result["eval_return_mean_zeroed_state"], result["eval_return_mean_shuffled_state"]
     assert f", {zeroed:{form}} with its memory zeroed, {shuffled:{form}} with another episode's; " in out
     assert str(console_run) in out
 
@@ -49,24 +49,24 @@ def test_a_run_writes_a_row_of_metrics_an_iteration_by_frames(console_run):
 
 
 def test_the_summary_of_a_run_says_what_it_came_to(console_run):
-    found = summary(console_run)
-    assert found.keys() >= SUMMARY_KEYS
+    result = summary(console_run)
+    assert result.keys() >= SUMMARY_KEYS
     expected = {"status": "completed", "error": None, "frames": 64, "seed": 1, "device": "cpu", "cell": "lstm"}
-    assert found | expected | {"eval_episodes": 2} == found
-    assert found["backend"] in ("native", "scan", "pad")
-    assert found["checkpoint"] == "checkpoints/frames_000000000064"
-    assert (console_run / found["checkpoint"]).is_dir()
+    assert result | expected | {"eval_episodes": 2} == result
+    assert result["backend"] in ("native", "scan", "pad")
+    assert result["checkpoint"] == "checkpoints/frames_000000000064"
+    assert (console_run / result["checkpoint"]).is_dir()
 
 
 def test_the_summary_of_a_run_agrees_with_its_metrics(console_run):
-    found, rows = summary(console_run), metrics(console_run)
-    assert found["train_return_mean"] == float(rows[-1]["train/return_mean"])
-    assert found["eval_return_mean"] == found["best_eval_return_mean"] == float(rows[-1]["eval/return_mean"])
-    assert found["eval_return_std"] == float(rows[-1]["eval/return_std"])
+    result, rows = summary(console_run), metrics(console_run)
+    assert result["train_return_mean"] == float(rows[-1]["train/return_mean"])
+    assert result["eval_return_mean"] == result["best_eval_return_mean"] == float(rows[-1]["eval/return_mean"])
+    assert result["eval_return_std"] == float(rows[-1]["eval/return_std"])
     seconds = sum(float(row["time/collect_s"]) + float(row["time/learn_s"]) for row in rows)
-    assert found["train_time_s"] == pytest.approx(seconds)
-    assert found["frames_per_s"] == pytest.approx(64 / seconds)
-    assert found["startup_time_s"] + found["train_time_s"] < found["wall_time_s"]
+    assert result["train_time_s"] == pytest.approx(seconds)
+    assert result["frames_per_s"] == pytest.approx(64 / seconds)
+    assert result["startup_time_s"] + result["train_time_s"] < result["wall_time_s"]
 
 
 def test_evaluation_and_checkpoints_come_as_often_as_configured_and_at_the_end(train, tiny, tmp_path):
@@ -89,7 +89,7 @@ def test_frames_that_are_no_whole_number_of_iterations_are_not_exceeded(train, t
 def test_a_policy_without_memory_runs_without_a_backend(train, tiny, tmp_path):
     outcome = train(*tiny, "cell=none", "hydra.run.dir=run").succeeded()
     assert "no memory (cell=none)" in outcome.out
-    found = summary(tmp_path / "run")
-    assert (found["status"], found["cell"], found["backend"]) == ("completed", "none", None)
-    assert found["eval_return_mean_zeroed_state"] is None
+    result = summary(tmp_path / "run")
+    assert (result["status"], result["cell"], result["backend"]) == ("completed", "none", None)
+    assert result["eval_return_mean_zeroed_state"] is None
     assert "with its memory" not in outcome.out

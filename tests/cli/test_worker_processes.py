@@ -48,12 +48,12 @@ class Run(NamedTuple):
 
     def workers(self):
         """The processes that collect, in their order; without Python's own helper."""
-        found = []
+        workers = []
         for pid in sorted(self.members()):
             command = (Path("/proc") / str(pid) / "cmdline").read_text()
             if "spawn_main" in command:
-                found.append(pid)
-        return found
+                workers.append(pid)
+        return workers
 
     def members(self):
         """The processes of the group, without those that have ended or are about to."""
@@ -102,7 +102,7 @@ def start(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("overrides", IN_PROCESSES.values(), ids=IN_PROCESSES.keys())
-def test_ctrl_c_in_the_terminal_reaches_all_processes_and_ends_the_run_after_the_iteration(overrides, start):
+def test_ctrl_c_reaches_all_processes_and_ends_the_run_after_the_iteration(overrides, start):
     run = start(*overrides)
     run.wait_until_it_learns()
     assert len(run.workers()) >= 2
@@ -110,10 +110,10 @@ def test_ctrl_c_in_the_terminal_reaches_all_processes_and_ends_the_run_after_the
     code, err = run.end()
     assert code == 130, err
     assert "Traceback" not in err
-    found = summary(run.folder)
-    assert (found["status"], found["error"]) == ("interrupted", None)
-    assert metrics(run.folder)[-1]["frames"] == str(found["frames"])
-    assert (run.folder / found["checkpoint"]).exists()
+    result = summary(run.folder)
+    assert (result["status"], result["error"]) == ("interrupted", None)
+    assert metrics(run.folder)[-1]["frames"] == str(result["frames"])
+    assert (run.folder / result["checkpoint"]).exists()
 
 
 @pytest.mark.slow
@@ -127,6 +127,6 @@ def test_a_killed_worker_ends_the_run_with_an_error_message_and_leaves_nothing(c
     (line,) = [line for line in err.splitlines() if line.startswith("error: ")]
     assert "Worker 1 of 2 (environments 2 to 3) was killed by SIGKILL after " in line
     assert "Traceback" not in err
-    found = summary(run.folder)
-    assert found["status"] == "failed"
-    assert line.removeprefix("error: ") in found["error"]
+    result = summary(run.folder)
+    assert result["status"] == "failed"
+    assert line.removeprefix("error: ") in result["error"]

@@ -51,12 +51,12 @@ def _classes():
         yield f"{group}.", base_options(group)
         yield from ((f"{group}.", options) for options in PACKAGED_OPTIONS[group].values())
     for module in example_modules():
-        for found in vars(module).values():
-            if isinstance(found, type) and is_dataclass(found) and found.__module__ == module.__name__:
+        for cls in vars(module).values():
+            if isinstance(cls, type) and is_dataclass(cls) and cls.__module__ == module.__name__:
                 yield from (
-                    (f"{group}.", found)
+                    (f"{group}.", cls)
                     for group in GROUPS
-                    if issubclass(found, base_options(group)) and base_options(group) in found.__mro__
+                    if issubclass(cls, base_options(group)) and base_options(group) in cls.__mro__
                 )
 
 

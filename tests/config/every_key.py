@@ -90,18 +90,18 @@ def others(key, kind, meaning, value):
     """Other legal values of a key, far from its own and near."""
     group = key.removesuffix(".name")
     if key in TEXTS:
-        found = TEXTS[key]
+        alternatives = TEXTS[key]
     elif group in GROUPS:
-        found = [name for name in names(group) if name not in SLOW.get(group, ())]
+        alternatives = [name for name in names(group) if name not in SLOW.get(group, ())]
     elif meaning.choices:
-        found = list(meaning.choices)
+        alternatives = list(meaning.choices)
     elif kind is bool:
-        found = [not value]
+        alternatives = [not value]
     elif "list" in str(kind):
-        found = [[], [0], [4], [1, 2]]
+        alternatives = [[], [0], [4], [1, 2]]
     else:
-        found = _numbers(kind, meaning, value)
-    return [each for each in found if each != value]
+        alternatives = _numbers(kind, meaning, value)
+    return [each for each in alternatives if each != value]
 
 
 def _numbers(kind, meaning, value):
@@ -119,12 +119,12 @@ def levels(key, kind, meaning, value):
     """The values of a key that may decide whether others matter: choices, yes or no, null, and zero or one."""
     if key in TEXTS or key in EVENTS or key in ("compile", "consistency_check") or key.endswith(".name"):
         return []
-    found = [*meaning.choices, *((True, False) if kind is bool else ())]
+    deciding = [*meaning.choices, *((True, False) if kind is bool else ())]
     if type(None) in get_args(kind):
-        found += [0.5] if value is None and float in get_args(kind) else [None]
+        deciding += [0.5] if value is None and float in get_args(kind) else [None]
     elif meaning.range is not None and kind is float and meaning.range.holds(0):
-        found += [0.0, 1.0] if meaning.range.holds(1) else [0.0]
-    return found
+        deciding += [0.0, 1.0] if meaning.range.holds(1) else [0.0]
+    return deciding
 
 
 def changed(composed, key, value):

@@ -78,7 +78,7 @@ def test_every_experiment_composes_and_is_valid(compose, experiment):
     check_config(replace(config, device="cpu", precision="ieee"))
 
 
-def test_a_users_own_experiment_composes(recurrl_train, yamls, tmp_path):
+def test_a_custom_experiment_composes(recurrl_train, yamls, tmp_path):
     yamls("experiment", "long", defaults=[{"override /cell": "lstm"}], total_frames=2048)
     outcome = recurrl_train("--config-dir", "mine", "--cfg", "job", "experiment=long", cwd=tmp_path).succeeded()
     composed = typed(OmegaConf.create(outcome.out))

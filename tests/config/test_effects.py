@@ -38,7 +38,7 @@ def test_a_value_that_has_no_effect_is_rejected_with_what_it_needs(rejected, ove
 
 
 @pytest.mark.parametrize(("env", "override", "needed"), BY_THE_SPACES)
-def test_a_value_that_has_no_effect_in_the_environment_is_rejected_before_anything_is_written(
+def test_a_value_without_effect_in_the_environment_is_rejected_before_writing(
     recurrl_train, recurrl_check, compose_untyped, tmp_path, env, override, needed
 ):
     env_id = compose_untyped(f"env={env}").env.id
@@ -54,7 +54,7 @@ def test_a_value_of_the_packages_yamls_is_left_alone(recurrl_train, tiny, tmp_pa
     recurrl_train(*tiny, *tuned, cwd=tmp_path).succeeded()
 
 
-def test_a_value_that_a_resumed_run_had_is_left_alone_and_an_explicit_one_is_not(recurrl_train, finished_run, tmp_path):
+def test_a_value_of_the_resumed_run_is_left_alone_and_an_explicit_one_is_not(recurrl_train, finished_run, tmp_path):
     ours = (f"resume={finished_run}", "lr_schedule=adaptive", "total_frames=96", "hydra.run.dir=run")
     error = recurrl_train(*ours, "lr_final_fraction=0.2", cwd=tmp_path).error
     assert error.startswith("lr_final_fraction=0.2 has no effect without lr_schedule=linear.")

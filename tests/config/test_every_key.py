@@ -68,9 +68,9 @@ class Trial:
 
 def silent_keys(trial, counts, prefixes=("",)):
     """The keys of a configuration of which nothing comes; counts what comes of the others."""
-    found = keys(trial.composed)
-    known = {key for key, _, _ in found} - ({"env.kwargs"} if trial.composed.env.id != "Kind-v0" else set())
-    for key, kind, meaning in found:
+    all_keys = keys(trial.composed)
+    known = {key for key, _, _ in all_keys} - ({"env.kwargs"} if trial.composed.env.id != "Kind-v0" else set())
+    for key, kind, meaning in all_keys:
         if key.startswith(prefixes) and EVENTS.get(key, {}).keys() <= known:
             outcome = trial.outcome(key, kind, meaning)
             counts[outcome] += 1
@@ -125,23 +125,23 @@ def in_every_pair(compose, folder):
         drafts = [draft_with(dict(pair)) for _ in range(12)]
         drafts.sort(key=lambda draft: -len(missing & set(combinations(draft.items(), 2))))
         for draft in drafts if pair in missing else ():
-            found = composed(draft)
-            if is_legal(found, explicit_keys(draft)) and "rejected" not in observed(found, folder):
+            candidate = composed(draft)
+            if is_legal(candidate, explicit_keys(draft)) and "rejected" not in observed(candidate, folder):
                 missing -= set(combinations(draft.items(), 2))
-                variant = _varied(found, drawn)
+                variant = _varied(candidate, drawn)
                 # What an environment lacks, such as a mask of actions, shows in its run only. So does a policy that
                 # collapses in the first update, after which schedules and clip ranges change nothing.
                 steps = observed(variant, folder).get("1/optim/steps")
-                yield ", ".join(draft.values()), variant if float(steps or 0) else found
+                yield ", ".join(draft.values()), variant if float(steps or 0) else candidate
                 break
 
 
 def _varied(composed, drawn):
     """A configuration with other values of some of the keys that may decide whether others matter."""
     for key, kind, meaning in keys(composed):
-        found = levels(key, kind, meaning, OmegaConf.select(composed, key))
-        if found and drawn.random() < 0.3:
-            varied = changed(composed, key, drawn.choice(found))
+        choices = levels(key, kind, meaning, OmegaConf.select(composed, key))
+        if choices and drawn.random() < 0.3:
+            varied = changed(composed, key, drawn.choice(choices))
             composed = varied if is_legal(varied) else composed
     return composed
 
@@ -180,8 +180,8 @@ WRONG = [["/proc/nope", "Acrobot-v1"], {"nope": 1}, "/proc/nope", "Acrobot-v1"]
 def test_no_value_of_the_wrong_kind_is_silent(compose_untyped, tmp_path, choice, prefix):
     trial, counts = Trial(compose_untyped(*TINY, choice), tmp_path / "run"), Counter()
     _, base, random_names = trial.base()
-    found = [key for key, _, _ in keys(trial.composed) if key.startswith(prefix)]
-    for key, value in product(found, WRONG):
+    chosen_keys = [key for key, _, _ in keys(trial.composed) if key.startswith(prefix)]
+    for key, value in product(chosen_keys, WRONG):
         composed, group = deepcopy(trial.composed), key.removesuffix(".name")
         try:
             if (group in GROUPS and isinstance(value, list)) or key == "env.id":
@@ -194,7 +194,7 @@ def test_no_value_of_the_wrong_kind_is_silent(compose_untyped, tmp_path, choice,
         shown = any(seen.get(name) != base.get(name) for name in {**seen, **base}.keys() - random_names)
         counts[f"silent: {key}={value}" if not shown else REJECTED if "rejected" in seen else SHOWN] += 1
     assert set(counts) <= {REJECTED, SHOWN}
-    assert counts[REJECTED] >= 3 * len(found)
+    assert counts[REJECTED] >= 3 * len(chosen_keys)
 
 
 @pytest.mark.slow

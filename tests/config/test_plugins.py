@@ -1,4 +1,4 @@
-"""Choices of a user's own, ``package.module:Name``: found, or rejected with the reason."""
+"""Custom choices, ``package.module:Name``: imported, or rejected with the reason."""
 
 import sys
 from dataclasses import fields
@@ -50,7 +50,7 @@ def package(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["Elman", "Elman.other", "make"])
-def test_a_class_or_function_of_a_module_in_the_current_folder_is_found_with_its_options(package, name):
+def test_a_factory_in_a_module_of_the_current_folder_is_found_with_its_options(package, name):
     package("elman", ELMAN)
     assert callable(factory("cell", f"own_package.elman:{name}"))
     assert options_class("cell", f"own_package.elman:{name}").__name__ == "ElmanConfig"
@@ -106,7 +106,7 @@ def test_a_choice_without_a_yaml_has_its_own_defaults_and_those_of_the_group(pac
     assert custom_values("cell", name) == {**values("cell", "gru"), "name": name, "leak": 1.0}
 
 
-def test_a_source_of_ones_own_has_the_values_of_env_gym_and_its_name_as_the_id():
+def test_a_custom_source_has_the_values_of_env_gym_and_its_name_as_the_id():
     name = "my_package.corridor:Corridor"
     own, inherited = custom_values("env", name), values("env", "gym")
     assert (own["name"], own["source"], own["id"]) == (name, name, "Corridor")

@@ -52,7 +52,7 @@ def test_kubernetes_takes_the_file(path):
 
 
 @by_name
-def test_a_pod_has_no_root_writes_to_its_volumes_only_and_gets_its_gpu_by_a_limit(path):
+def test_a_pod_has_no_root_writes_to_its_volumes_only_and_limits_its_gpu(path):
     job = documents(path)["Job"]["spec"]
     pod = job["template"]["spec"]
     (container,) = pod["containers"]
@@ -69,24 +69,24 @@ def test_a_pod_has_no_root_writes_to_its_volumes_only_and_gets_its_gpu_by_a_limi
 
 
 @by_name
-def test_a_pod_that_ends_is_replaced_and_the_new_one_continues_in_the_same_claim(path):
-    found = documents(path)
-    job, pod = found["Job"]["spec"], found["Job"]["spec"]["template"]["spec"]
+def test_a_pod_that_ends_is_replaced_and_continues_in_the_same_claim(path):
+    by_kind = documents(path)
+    job, pod = by_kind["Job"]["spec"], by_kind["Job"]["spec"]["template"]["spec"]
     assert pod["restartPolicy"] == "Never"
     assert job["backoffLimit"] > 0
     assert {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]} in job[
         "podFailurePolicy"
     ]["rules"]
     claims = {each["persistentVolumeClaim"]["claimName"] for each in pod["volumes"] if "persistentVolumeClaim" in each}
-    assert claims == {found["PersistentVolumeClaim"]["metadata"]["name"]}
+    assert claims == {by_kind["PersistentVolumeClaim"]["metadata"]["name"]}
     arguments = pod["containers"][0]["args"]
     assert "resume=auto" in arguments
     assert any(each.startswith("hydra.run.dir=outputs/") for each in arguments)
 
 
 def test_the_pods_of_an_indexed_job_find_the_first():
-    found = documents(ROOT / "deploy" / "kubernetes" / "torchrun.yaml")
-    job, service = found["Job"], found["Service"]
+    by_kind = documents(ROOT / "deploy" / "kubernetes" / "torchrun.yaml")
+    job, service = by_kind["Job"], by_kind["Service"]
     pod, name = job["spec"]["template"]["spec"], job["metadata"]["name"]
     arguments = pod["containers"][0]["args"]
     assert job["spec"]["completionMode"] == "Indexed"

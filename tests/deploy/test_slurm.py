@@ -81,9 +81,7 @@ def test_the_command_is_one_that_recurrl_takes(job, recurrl_train, tmp_path, scr
 
 @by_name
 @pytest.mark.parametrize(("code", "queued_again"), [(138, True), (0, False)])
-def test_a_job_that_is_warned_waits_for_its_run_and_is_queued_again_unless_it_is_complete(
-    job, tmp_path, script, code, queued_again
-):
+def test_a_warned_job_waits_for_its_run_and_is_queued_again_if_incomplete(job, tmp_path, script, code, queued_again):
     (tmp_path / "code_when_warned").write_text(str(code), encoding="utf-8")
     started = job(script)
     deadline = time.monotonic() + 30
@@ -153,7 +151,7 @@ def test_an_interrupted_job_continues_where_it_was(cluster, tmp_path, submitted,
 
 
 @pytest.mark.slow
-def test_an_array_trains_a_seed_in_each_task_and_a_cancelled_job_is_not_queued_again(cluster, tmp_path):
+def test_an_array_trains_a_seed_a_task_and_a_cancelled_job_stays_cancelled(cluster, tmp_path):
     output = cluster(
         f"sbatch --array=3,5 --cpus-per-task=1 --mem=1G {RUN} $TINY\n{ALL_ENDED}"
         f"job=$(sbatch --parsable --cpus-per-task=1 --mem=1G {RUN} $TINY total_frames=1_000_000)\n"

@@ -62,6 +62,6 @@ def _commands_of(page, block):
 def snippets(language):
     """The page and the text of each block in a language."""
     for page in PAGES:
-        for found, body in _BLOCK.findall(page.read_text(encoding="utf-8")):
-            if found == language:
+        for tag, body in _BLOCK.findall(page.read_text(encoding="utf-8")):
+            if tag == language:
                 yield page.relative_to(ROOT).as_posix(), body

@@ -66,16 +66,14 @@ def test_a_run_can_be_configured_so(command, recurrl_train, finished_run, tmp_pa
     arguments = [word.replace("seed=S", "seed=1") for word in arguments]
     if not {"--help", "--cfg"} & set(arguments):
         arguments += ["--cfg", "job"]
-    shown = recurrl_train(*arguments, cwd=command.folder)
-    assert shown.code == 0, shown.err
+    shown = recurrl_train(*arguments, cwd=command.folder).succeeded()
     assert "seed:" in shown.out or "seed=" in shown.out
 
 
 @pytest.mark.parametrize("command", of("recurrl-evaluate"))
 def test_a_run_can_be_evaluated_so(command, recurrl_evaluate, finished_run):
     _, arguments = program(command)
-    done = recurrl_evaluate(*(RUN.sub(str(finished_run), word) for word in arguments), cwd=finished_run)
-    assert done.code == 0, done.err
+    recurrl_evaluate(*(RUN.sub(str(finished_run), word) for word in arguments), cwd=finished_run).succeeded()
 
 
 @pytest.mark.slow
@@ -83,8 +81,7 @@ def test_a_run_can_be_evaluated_so(command, recurrl_evaluate, finished_run):
 def test_a_run_can_be_exported_so(command, console, finished_run, tmp_path):
     run = shutil.copytree(finished_run, tmp_path / "run")
     name, arguments = program(command)
-    done = console(name, *(RUN.sub(str(run), word) for word in arguments), cwd=tmp_path)
-    assert done.code == 0, done.err
+    console(name, *(RUN.sub(str(run), word) for word in arguments), cwd=tmp_path).succeeded()
 
 
 @pytest.mark.parametrize("command", of("benchmark"))

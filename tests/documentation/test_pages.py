@@ -72,23 +72,23 @@ def test_the_links_of_a_page_lead_somewhere(page):
     for target, anchor in re.findall(r"\]\(([^)#\s]*)(?:#([^)]*))?\)", text):
         if target.startswith("http"):
             continue
-        found = (page.parent / target).resolve() if target else page
-        assert found.exists(), target
+        linked = (page.parent / target).resolve() if target else page
+        assert linked.exists(), target
         if anchor:
-            titles = re.findall(r"^#+ (.*)", found.read_text(encoding="utf-8"), re.MULTILINE)
+            titles = re.findall(r"^#+ (.*)", linked.read_text(encoding="utf-8"), re.MULTILINE)
             assert anchor in {re.sub(r"[^\w -]", "", title).strip().lower().replace(" ", "-") for title in titles}
 
 
 @pytest.fixture(scope="module")
 def logged(recurrl_train, tiny, tmp_path_factory):
     """Every metric that some run logs."""
-    found = set()
+    names = set()
     for name, overrides in RUNS.items():
         folder = tmp_path_factory.mktemp(name)
         recurrl_train(*tiny, *overrides.split(), "hydra.run.dir=run", cwd=folder).succeeded()
         with (folder / "run/metrics.csv").open(newline="", encoding="utf-8") as rows:
-            found |= set(next(csv.reader(rows)))
-    return found - {"frames"}
+            names |= set(next(csv.reader(rows)))
+    return names - {"frames"}
 
 
 def test_every_metric_is_in_the_glossary_and_every_one_there_exists(logged):

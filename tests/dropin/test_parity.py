@@ -60,8 +60,8 @@ def results(module, data, call):
     data = data.clone()
     leaves = [data[key].requires_grad_() for key in module.in_keys[:-1] if key in data.keys()]  # noqa: SIM118 (a TensorDict has no such test)
     with set_recurrent_mode(not call.startswith("step")):
-        found = module(data)
-    outputs = [found[key] for key in module.out_keys]
+        returned = module(data)
+    outputs = [returned[key] for key in module.out_keys]
     weights = [torch.arange(value.numel()).sin().view_as(value) for value in outputs]
     total = sum((weight * value).sum() for weight, value in zip(weights, outputs, strict=True))
     inputs = [*leaves, *module.parameters()]
@@ -85,8 +85,7 @@ ITEMS = [
 def test_outputs_states_and_gradients_equal_torchrls(kind, sizes, call, backend):
     theirs, ours = pair(kind, **SIZES[sizes], recurrent_backend=backend)
     data = data_of(theirs, call)
-    expected, found = results(theirs, data, call), results(ours, data, call)
-    torch.testing.assert_close(found, expected, **EQUAL)
+    torch.testing.assert_close(results(ours, data, call), results(theirs, data, call), **EQUAL)
 
 
 def raised(call):
@@ -148,8 +147,6 @@ ATTRIBUTES = {
     "submodules": lambda m: [name for name, _ in m.named_modules()],
     "is an nn.GRU": lambda m: any(isinstance(each, nn.GRU) for each in m.modules()),
     "is an nn.LSTM": lambda m: any(isinstance(each, nn.LSTM) for each in m.modules()),
-    "converted to python": lambda m: m.make_python_based() is m,
-    "converted to cudnn": lambda m: m.make_cudnn_based() is m,
     "pickled": lambda m: list(pickle.loads(pickle.dumps(m)).state_dict()),
     "copied": lambda m: list(copy.deepcopy(m).state_dict()),
     "moved to float16": lambda m: {p.dtype for p in m.half().parameters()},
@@ -160,8 +157,7 @@ ATTRIBUTES = {
 MEMBERS = [
     item
     for item in product(KINDS, ATTRIBUTES, ("plain", "two layers, bidirectional", "projected"))
-    # TorchRL rejects that, see test_what_torchrl_rejects_runs.
-    if possible(item[0], item[2]) and not (item[1] == "converted to python" and "bidirectional" in item[2])
+    if possible(item[0], item[2])
 ]
 
 
@@ -211,8 +207,8 @@ def test_what_torchrl_rejects_runs(kind):
     options = {"num_layers": 2, "bidirectional": True, "dropout": 0.5, "recurrent_backend": "scan"}
     module = getattr(recurrent, f"{kind.upper()}Module")(IN, H, in_key="x", out_key="y", **options).double()
     with set_recurrent_mode(True):
-        found = module(data_of(module, "sequence"))["y"]
-    assert found.shape == (B, T, 2 * H)
+        output = module(data_of(module, "sequence"))["y"]
+    assert output.shape == (B, T, 2 * H)
 
     def theirs():
         rejected = getattr(torchrl.modules, f"{kind.upper()}Module")(IN, H, in_key="x", out_key="y", **options).double()
@@ -237,10 +233,10 @@ def test_both_directions_run_by_the_kernels():
     theirs, ours = pair("lstm", **SIZES["bidirectional"], recurrent_backend="triton")
     data = data_of(theirs, "sequence")
     in_float32 = data.apply(lambda value: value.float() if value.is_floating_point() else value)
-    found = results(ours.float(), in_float32, "sequence")
+    in_kernels = results(ours.float(), in_float32, "sequence")
     assert ours.backend_in_use == "triton"
     for name, expected in results(theirs, data, "sequence").items():
-        torch.testing.assert_close(found[name].double(), expected, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(in_kernels[name].double(), expected, rtol=1e-4, atol=1e-5)
 
 
 class Masked(Categorical):
@@ -309,21 +305,21 @@ LOSSES = {
 
 @pytest.mark.parametrize("options", LOSSES.values(), ids=LOSSES)
 def test_losses_equal_torchrls(options):
-    theirs, ours, wanted, found = both_losses(**options)
+    theirs, ours, expected, gradients = both_losses(**options)
     for name in FIELDS:
         a, b = getattr(theirs, name), getattr(ours, name)
         assert (a is None) == (b is None), name
         if a is not None:
             torch.testing.assert_close(b, a.reshape(b.shape), **EQUAL, msg=lambda m, n=name: f"{n}: {m}")
-    torch.testing.assert_close(found, wanted, **EQUAL)
+    torch.testing.assert_close(gradients, expected, **EQUAL)
 
 
 def test_losses_over_masked_steps_equal_torchrls():
-    theirs, ours, wanted, found = both_losses(0.6)
+    theirs, ours, expected, gradients = both_losses(0.6)
     for name in ("loss_objective", "loss_entropy", "ESS"):
         b = getattr(ours, name)
         torch.testing.assert_close(b, getattr(theirs, name).reshape(b.shape), **EQUAL)
-    torch.testing.assert_close(found, wanted, **EQUAL)
+    torch.testing.assert_close(gradients, expected, **EQUAL)
 
 
 def test_statistics_are_means_over_the_steps_that_count():

@@ -31,9 +31,9 @@ def rows(section):
 
 def listed(name):
     """The table's rows of one class or function: both sides by parameter or member."""
-    found = [row for row in rows("Signatures") if f"`{name}`" in row[0]]
-    assert all(len(row) == 5 and row[4] for row in found), "each row needs a reason"
-    return {row[1].strip("`"): (row[2].strip("`"), row[3].strip("`")) for row in found}
+    of_name = [row for row in rows("Signatures") if f"`{name}`" in row[0]]
+    assert all(len(row) == 5 and row[4] for row in of_name), "each row needs a reason"
+    return {row[1].strip("`"): (row[2].strip("`"), row[3].strip("`")) for row in of_name}
 
 
 def parameters(function):
@@ -43,36 +43,36 @@ def parameters(function):
 def members(name):
     """The class or function itself and its public functions, by name; None where ours is missing."""
     theirs, ours = PAIRS[name]
-    found = {"": (theirs, ours)}
+    both = {"": (theirs, ours)}
     if inspect.isclass(theirs):
         own = {key for cls in theirs.__mro__ if cls.__module__.startswith("torchrl") for key in vars(cls)}
         for key in sorted(own):
             name = key.replace("_AcceptedKeys", "default_keys")
             if not name.startswith("_"):
-                found[name] = inspect.getattr_static(theirs, key), inspect.getattr_static(ours, key, None)
-    return found
+                both[name] = inspect.getattr_static(theirs, key), inspect.getattr_static(ours, key, None)
+    return both
 
 
 def differences(name):
     """The differences: both sides by parameter, ``member.parameter`` or member; ``ABSENT`` where one side lacks it."""
-    found = {}
+    differing = {}
     for member, (theirs, ours) in members(name).items():
         if ours is None and theirs is not None:
-            found[member] = theirs, ABSENT
+            differing[member] = theirs, ABSENT
         # forward is dispatched by its in_keys, whose tensors it also takes by name.
         elif ours is not theirs and callable(theirs) and not isinstance(ours, property) and member != "forward":
             a, b = parameters(theirs), parameters(ours)
             for key in {**a, **b}:
                 if key not in a or key not in b or a[key] != b[key]:
-                    found[".".join(filter(None, (member, key)))] = a.get(key, ABSENT), b.get(key, ABSENT)
-    return found
+                    differing[".".join(filter(None, (member, key)))] = a.get(key, ABSENT), b.get(key, ABSENT)
+    return differing
 
 
 @pytest.mark.parametrize("name", PAIRS)
 def test_signatures_and_members_differ_as_listed(name):
-    found, table = differences(name), listed(name)
-    assert set(found) == set(table)
-    for key, values in found.items():
+    differing, table = differences(name), listed(name)
+    assert set(differing) == set(table)
+    for key, values in differing.items():
         for value, text in zip(values, table[key], strict=True):
             if text not in IN_WORDS:
                 assert value == (ABSENT if text == ABSENT else ast.literal_eval(text))

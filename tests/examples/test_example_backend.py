@@ -34,7 +34,7 @@ def test_a_module_takes_it():
     layer = GRUModule(3, 5, in_key="x", out_key="y", recurrent_backend=Loop(LoopConfig(name=NAME, project_first=False)))
     data = TensorDict({"x": torch.randn(4, 8, 3), "is_init": torch.rand(4, 8, 1) < 0.3}, [4, 8])
     with set_recurrent_mode(True):
-        found = layer(data.clone())["y"]
+        output = layer(data.clone())["y"]
         assert layer.backend_in_use == NAME
         layer.recurrent_backend = "reference"
-        torch.testing.assert_close(found, layer(data.clone())["y"])
+        torch.testing.assert_close(output, layer(data.clone())["y"])

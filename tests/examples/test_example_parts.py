@@ -49,8 +49,6 @@ def test_a_run_with_an_encoder_resumes_as_if_it_had_not_stopped(chosen, previous
     ("overrides", "message"),
     [
         ((BUFFER, "buffer.exponent=2"), "buffer.exponent must be a number from 0 to 1 (got 2.0)."),
-        ((COLLECTOR, "collector.reset_every=0"), "collector.reset_every must be an integer from 1"),
-        ((*FOURIER_BY_NAME, "encoder.frequencies=0"), "encoder.frequencies must be an integer from 1 to 65_536 (got"),
         (
             (*FOURIER, "env=gym", "env.id=FrozenLake-v1"),
             "encoder=my_package.fourier_encoder:make takes continuous observations, not torch.int64.",

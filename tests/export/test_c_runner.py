@@ -44,8 +44,8 @@ def test_the_runner_in_c_acts_as_onnxruntime_does_from_python(finished_run, tmp_
     expected = []
     for step in range(12):
         observation = np.array([[np.float32(0.1) * np.float32(step), 0, 0, 0]], np.float32)
-        found = session.run(None, {"observation": observation, "is_init": np.array([step == 0]), **state})
-        outputs = dict(zip(names, found, strict=True))
+        values = session.run(None, {"observation": observation, "is_init": np.array([step == 0]), **state})
+        outputs = dict(zip(names, values, strict=True))
         state = {name: outputs[f"next.{name}"] for name in state}
         expected.append(str(outputs["action"][0]))
     assert done.stdout.split() == expected

@@ -76,8 +76,7 @@ def test_the_folder_holds_everything_and_acts_as_the_run_does(written, finished_
         *("README.md", "config.yaml", "checkpoints", "policy.onnx", "policy.pt2", "policy.json"),
         *("replay.mp4", "replay.gif"),
     }
-    run, found = recurrl.load(finished_run), recurrl.load(written)
-    weights = found.policy.state_dict()
+    run, weights = recurrl.load(finished_run), recurrl.load(written).policy.state_dict()
     assert all(torch.equal(value, weights[name]) for name, value in run.policy.state_dict().items())
     assert evaluate_run(written, episodes=2, seed=7) == evaluate_run(finished_run, 2, 7, which="best")
     # Neither the optimizer nor unfinished episodes.
@@ -85,8 +84,7 @@ def test_the_folder_holds_everything_and_acts_as_the_run_does(written, finished_
 
 
 def test_a_folder_starts_a_new_run_and_is_not_resumed(written, recurrl_train, tmp_path):
-    rejected = recurrl_train(f"resume={written}", "total_frames=96", cwd=tmp_path)
-    assert rejected.code == 1
+    rejected = recurrl_train(f"resume={written}", "total_frames=96", cwd=tmp_path).failed()
     assert "holds a policy alone" in rejected.error
     assert f"init_from={written}" in rejected.error
 
@@ -133,7 +131,7 @@ def test_nothing_of_a_strangers_folder_runs(folder, tmp_path, monkeypatch, recur
     outcome = recurrl_evaluate(folder, "--episodes", 1, cwd=folder)
     if message is None:
         recurrl.load(folder)
-        assert outcome.code == 0, outcome.err
+        outcome.succeeded()
     else:
         assert message in outcome.error
         with pytest.raises(ConfigError, match=message):
@@ -169,12 +167,13 @@ def test_without_the_package_there_is_no_video_and_the_reason(finished_run, tmp_
 
 
 def test_a_card_of_any_environment_keeps_its_header(compose):
-    found = summarized([0.5, 1.0, 1.5])
     env = 'mine:A "quoted": name'
     config = compose()
     config.env.id = env
     facts = {"frames": 64, "evaluation_seed": 1, "version": "0.1.0"}
-    card = model_card(config, found, **facts, license="mit", files=["policy.onnx"], needs_trust=True)
+    card = model_card(
+        config, summarized([0.5, 1.0, 1.5]), **facts, license="mit", files=["policy.onnx"], needs_trust=True
+    )
     header = yaml.safe_load(card.split("---\n")[1])
     check_header(header)
     assert header["tags"][0] == env

@@ -99,12 +99,12 @@ def _score(kind, action, bits):
         return (float(action["move"] == a) + _near(action["more"]["aim"][0], b)) / 2
     if kind == "bounded":
         action = (action - np.array([0, -4])) / np.array([2, 12]) * 2 - 1
-    return float(np.mean([_near(found, bit) for found, bit in zip(action, bits, strict=True)]))
+    return float(np.mean([_near(value, bit) for value, bit in zip(action, bits, strict=True)]))
 
 
-def _near(found, bit):
+def _near(value, bit):
     """1 at ±½, falling to 0 at a distance of 1."""
-    return max(0.0, 1.0 - abs(float(found) - (bit - 0.5)))
+    return max(0.0, 1.0 - abs(float(value) - (bit - 0.5)))
 
 
 def still(seen):

@@ -16,7 +16,7 @@ def correlation(a, b):
 
 @pytest.mark.parametrize("cell", ["gru", "none"])
 @pytest.mark.parametrize("expected", [0.9, 0.0])
-def test_collected_actions_deviate_the_same_way_within_an_episode_and_not_across_its_end(expected, cell, small):
+def test_actions_deviate_alike_within_an_episode_and_not_across_its_end(expected, cell, small):
     overrides = (f"policy.noise_correlation={expected}", f"cell={cell}", "env.max_episode_steps=20")
     config = small(*OPTIONS, *overrides, "frames_per_batch=5120", "slice_len=20")
     policy, batch = collected(config)
@@ -30,7 +30,7 @@ def test_collected_actions_deviate_the_same_way_within_an_episode_and_not_across
     assert correlation(before[starts], after[starts]) == pytest.approx(0, abs=0.25)
 
 
-def test_a_step_starts_noise_where_an_episode_does_and_a_deterministic_one_leaves_it_as_it_is(small):
+def test_noise_starts_where_an_episode_does_and_deterministic_steps_leave_it(small):
     policy = make_policy_for(small(*OPTIONS, "policy.noise_correlation=0.9"))
     state = {**policy.initial_state(2), NOISE: torch.full((2, 1), 50.0)}
     observation, is_init = torch.zeros(2, 2), torch.tensor([True, False])

@@ -60,7 +60,7 @@ def test_the_actor_does_not_see_what_only_the_critic_does(task, critic, small, c
     assert torch.equal(one[1], another[1])
 
 
-def test_the_bootstrap_of_a_truncated_episode_is_the_value_of_all_that_the_critic_sees(critic, small, collect):
+def test_the_bootstrap_of_a_truncation_is_the_value_of_all_the_critic_sees(critic, small, collect):
     policy, batch = collect(small(*TASKS["masked vector"], critic))
     cut = batch["next", "truncated"].squeeze(-1)
     assert cut.any()
@@ -123,9 +123,9 @@ def test_memory_tasks_show_what_they_hide():
     def shown(task):
         plain = task.observe()
         task.show_hidden()
-        found = task.reset_tensors(torch.zeros(2, 1, dtype=torch.bool))
-        assert torch.equal(found["observation"], plain)
-        both = found["hidden"]
+        observation = task.reset_tensors(torch.zeros(2, 1, dtype=torch.bool))
+        assert torch.equal(observation["observation"], plain)
+        both = observation["hidden"]
         assert both.shape == task.observation_spec["hidden"].shape
         return both[0].tolist()
 

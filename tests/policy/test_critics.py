@@ -13,17 +13,10 @@ def test_a_recurrent_critic_has_states_of_its_own(critic, own_states, small):
 
 
 @pytest.mark.parametrize("critic", ["shared", "recurrent", "feedforward"])
-def test_values_have_gradients_with_respect_to_the_actors_trunk_only_where_the_critic_shares_it(critic, small):
+def test_values_have_gradients_in_the_actors_trunk_only_where_it_is_shared(critic, small):
     policy = make_policy_for(small(f"algorithm.critic={critic}"))
     stored = {key: torch.zeros(3, 4, *shape) for key, shape in policy.state_shapes.items()}
     output = policy.sequence(torch.randn(3, 4, 2), stored, torch.zeros(3, 4, dtype=torch.bool))
     output.value.square().sum().backward()
     reached = {name.partition(".")[0] for name, p in policy.named_parameters() if p.grad is not None}
     assert reached == {"critic_head", "trunk" if critic == "shared" else "critic_trunk"}
-
-
-def test_a_recurrent_critic_needs_a_cell(rejection):
-    assert rejection({"algorithm.critic": "recurrent", "cell.name": "none"}) == (
-        "cell must be a recurrent one with algorithm.critic=recurrent (got none). Choose a cell, or "
-        "algorithm.critic=feedforward."
-    )

@@ -31,33 +31,33 @@ def normal_logits(*shape):
 
 def test_several_choices_are_the_product_of_single_ones():
     logits = normal_logits(7, 9)
-    found = MultiCategorical((2, 4, 3), logits)
+    distribution = MultiCategorical((2, 4, 3), logits)
     parts = [Categorical(logits=part) for part in logits.split((2, 4, 3), -1)]
-    action = found.sample((100,))
+    action = distribution.sample((100,))
     assert action.shape == (100, 7, 3)
     log_prob = torch.stack([part.log_prob(action[..., i]) for i, part in enumerate(parts)]).sum(0)
-    torch.testing.assert_close(found.log_prob(action), log_prob)
-    torch.testing.assert_close(found.entropy(), torch.stack([part.entropy() for part in parts]).sum(0))
-    torch.testing.assert_close(found.mode, torch.stack([part.mode for part in parts], -1))
+    torch.testing.assert_close(distribution.log_prob(action), log_prob)
+    torch.testing.assert_close(distribution.entropy(), torch.stack([part.entropy() for part in parts]).sum(0))
+    torch.testing.assert_close(distribution.mode, torch.stack([part.mode for part in parts], -1))
 
 
 def test_a_mask_makes_a_choice_impossible_and_the_others_share_its_probability():
     logits = normal_logits(5)
     mask = torch.tensor([1, 0, 1, 1, 0], dtype=torch.int8)
-    found, allowed = LazyCategorical(logits, mask), mask.bool()
-    assert set(found.sample((2000,)).tolist()) == {0, 2, 3}
+    distribution, allowed = LazyCategorical(logits, mask), mask.bool()
+    assert set(distribution.sample((2000,)).tolist()) == {0, 2, 3}
     expected = logits - logits[allowed].logsumexp(0)
-    torch.testing.assert_close(found.log_prob(torch.tensor([0, 2, 3])), expected[allowed])
-    torch.testing.assert_close(found.entropy(), -(expected.exp() * expected)[allowed].sum())
-    assert found.mode == torch.where(allowed, logits, -math.inf).argmax()
+    torch.testing.assert_close(distribution.log_prob(torch.tensor([0, 2, 3])), expected[allowed])
+    torch.testing.assert_close(distribution.entropy(), -(expected.exp() * expected)[allowed].sum())
+    assert distribution.mode == torch.where(allowed, logits, -math.inf).argmax()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_gradients_through_a_mask_are_finite_and_zero_where_it_forbids(dtype):
     logits = torch.randn(6, dtype=dtype, requires_grad=True)
     mask = torch.tensor([0, 1, 1, 0, 0, 1])
-    found = MultiCategorical((3, 3), logits, mask)
-    total = found.log_prob(torch.tensor([1, 2])) + found.entropy()
+    distribution = MultiCategorical((3, 3), logits, mask)
+    total = distribution.log_prob(torch.tensor([1, 2])) + distribution.entropy()
     (gradient,) = torch.autograd.grad(total, logits)
     assert gradient.isfinite().all()
     assert (gradient[mask == 0] == 0).all()
@@ -66,16 +66,16 @@ def test_gradients_through_a_mask_are_finite_and_zero_where_it_forbids(dtype):
 
 def test_bits_are_independent_and_a_tie_is_zero():
     logits = torch.tensor([[0.0, 2.0, -1.0]], dtype=torch.float64)
-    found = Binary(logits)
+    distribution = Binary(logits)
     action = Binary(logits.expand(500, 3)).action_from_noise(torch.randn(500, 3))
     assert action.dtype == torch.int8
     assert set(action.flatten().tolist()) == {0, 1}
     probability = torch.sigmoid(logits)
     expected = torch.where(action == 1, probability, 1 - probability).log().sum(-1)
-    torch.testing.assert_close(found.log_prob(action), expected)
+    torch.testing.assert_close(distribution.log_prob(action), expected)
     entropy = -(probability * probability.log() + (1 - probability) * (1 - probability).log()).sum(-1)
-    torch.testing.assert_close(found.entropy(), entropy)
-    assert found.mode.tolist() == [[0, 1, 0]]
+    torch.testing.assert_close(distribution.entropy(), entropy)
+    assert distribution.mode.tolist() == [[0, 1, 0]]
 
 
 CLIPPED = list(product([0.0, 0.5, -3.0, 20.0], [0.05, 0.6, 1.7, 30.0]))
@@ -123,12 +123,12 @@ def test_gradients_of_a_clipped_action_are_finite_however_far_the_mean_is_beyond
 
 def test_a_squashed_action_has_the_density_that_the_change_of_variables_gives():
     loc, scale = torch.randn(4, 2, dtype=torch.float64), torch.rand(4, 2, dtype=torch.float64) + 0.2
-    found = SquashedGaussian(loc, scale)
+    distribution = SquashedGaussian(loc, scale)
     expected = TransformedDistribution(Normal(loc, scale), [TanhTransform()])
-    action = found.sample((50,))
+    action = distribution.sample((50,))
     assert action.abs().max() < 1
-    torch.testing.assert_close(found.log_prob(action), expected.log_prob(action).sum(-1))
-    torch.testing.assert_close(found.mode, loc.tanh())
+    torch.testing.assert_close(distribution.log_prob(action), expected.log_prob(action).sum(-1))
+    torch.testing.assert_close(distribution.mode, loc.tanh())
 
 
 @pytest.mark.parametrize("scale", [0.05, 0.5, 1.0, 3.0])
@@ -145,7 +145,7 @@ def test_the_entropy_of_a_squashed_action_is_its_integral(loc, scale):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_gradients_of_a_squashed_actions_log_probability_are_of_the_size_of_a_gaussians(dtype):
+def test_gradients_of_squashed_log_probabilities_are_as_large_as_a_gaussians(dtype):
     """Also of actions that were rounded to ±1, however far beyond the bound the mean is."""
     means = torch.tensor([*range(-12, 13), -1000.0, -20.0, 20.0, 1000.0], dtype=dtype)
     scales = torch.tensor([0.05, 0.2, 0.5, 1.0, 3.0], dtype=dtype)
@@ -163,10 +163,10 @@ def test_gradients_of_a_squashed_actions_log_probability_are_of_the_size_of_a_ga
 
 
 @pytest.mark.parametrize(("loc", "scale"), [(0.0, 1.0), (6.5, 0.7), (-7.5, 0.5), (20.0, 0.5)])
-def test_the_density_of_a_squashed_action_integrates_to_one_with_what_lies_at_the_bounds(loc, scale):
-    found = SquashedGaussian(torch.tensor([loc]), torch.tensor([scale]))
+def test_the_density_of_a_squashed_action_integrates_to_one_with_its_bounds(loc, scale):
+    distribution = SquashedGaussian(torch.tensor([loc]), torch.tensor([scale]))
     width = 8 * torch.finfo(torch.float32).eps
-    ends = found.log_prob(torch.tensor([[-1.0], [1.0]])).double().exp().sum() * width
+    ends = distribution.log_prob(torch.tensor([[-1.0], [1.0]])).double().exp().sum() * width
     limit = math.atanh(1 - width)
     before = torch.linspace(-limit, limit, 20_001, dtype=torch.float64)
     normal = Normal(torch.tensor(loc).double(), torch.tensor(scale).double())
@@ -188,19 +188,19 @@ def joint(shift=0.0):
 
 
 def test_the_parts_of_an_action_add_up():
-    found = joint()
-    action = found.action_from_noise(torch.randn(3, 9))
+    distribution = joint()
+    action = distribution.action_from_noise(torch.randn(3, 9))
     assert isinstance(action, TensorDict)
     assert action["legs", "step"].shape == (3,)
 
     def total(parts):
         return torch.stack(parts).sum(0)
 
-    parts = dict(found.parts)
-    torch.testing.assert_close(found.log_prob(action), total([p.log_prob(action[k]) for k, p in parts.items()]))
-    torch.testing.assert_close(found.entropy(), total([part.entropy() for part in parts.values()]))
-    chosen = found.mode
-    assert torch.equal(chosen["aim"], found.parts["aim"].mean)
+    parts = dict(distribution.parts)
+    torch.testing.assert_close(distribution.log_prob(action), total([p.log_prob(action[k]) for k, p in parts.items()]))
+    torch.testing.assert_close(distribution.entropy(), total([part.entropy() for part in parts.values()]))
+    chosen = distribution.mode
+    assert torch.equal(chosen["aim"], distribution.parts["aim"].mean)
     assert chosen["legs", "step"].tolist() == [3, 3, 3]
 
 
@@ -236,5 +236,5 @@ def test_actions_from_noise_are_distributed_as_samples(kind):
 def test_noise_in_the_tails_chooses_only_what_is_allowed():
     extremes = torch.tensor([-8.0, -5.5, 0.0, 5.5, 8.0])
     noise = torch.cartesian_prod(*[extremes] * 3)
-    found = LazyCategorical(torch.zeros(len(noise), 3), torch.tensor([1, 0, 1])).action_from_noise(noise)
-    assert set(found.tolist()) == {0, 2}
+    actions = LazyCategorical(torch.zeros(len(noise), 3), torch.tensor([1, 0, 1])).action_from_noise(noise)
+    assert set(actions.tolist()) == {0, 2}

@@ -36,7 +36,7 @@ def test_normalised_observations_have_zero_mean_and_unit_deviation():
     assert normalised.dtype == samples.dtype
 
 
-def test_the_statistics_in_use_are_replaced_when_the_number_of_observations_has_doubled():
+def test_statistics_in_use_are_replaced_when_the_observations_have_doubled():
     normalizer = ObservationNormalizer(1)
     replaced = []
     for iteration in range(1, 20):

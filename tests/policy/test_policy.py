@@ -111,8 +111,8 @@ def test_states_are_zeroed_in_one_place():
     zeroing = re.compile(
         r"(masked_fill|where\(|\* ?~).*(is_init|begins).*state|state.*(masked_fill|\* ?\(?~).*(is_init|begins)"
     )
-    found = [str(file.relative_to(package)) for file in package.rglob("*.py") if zeroing.search(file.read_text())]
-    assert found == ["recurrent/layer.py"]
+    files = [str(file.relative_to(package)) for file in package.rglob("*.py") if zeroing.search(file.read_text())]
+    assert files == ["recurrent/layer.py"]
 
 
 def test_actions_of_a_head_without_noise_size_are_drawn_by_torch():
@@ -124,13 +124,6 @@ def test_actions_of_a_head_without_noise_size_are_drawn_by_torch():
     torch.manual_seed(1)
     torch.randn(B, 3)
     assert torch.equal(step.action, step.distribution.sample())
-
-
-def test_a_state_that_is_not_finite_does_not_survive_a_reset():
-    policy = make("lstm")
-    state = {key: torch.full((B, 2, H), torch.nan) for key in policy.state_keys}
-    _, log_prob, value, new, _ = policy.step(torch.randn(B, 3), state, torch.ones(B, dtype=torch.bool))
-    assert all(each.isfinite().all() for each in (log_prob, value, *new.values()))
 
 
 def test_two_states_of_one_name_are_rejected():

@@ -37,10 +37,10 @@ def test_the_previous_step_is_shown_and_forgotten_where_an_episode_starts(kind, 
     after, now = batch["next", OBSERVATION], batch[OBSERVATION]
     # What follows a step shows it, also where it was the episode's last one: the bootstrap sees that.
     if kind == "dict":  # compared without regard to the order of the parts
-        found, expected = after["previous_action"].sort(-1).values, done.sort(-1).values
+        shown, expected = after["previous_action"].sort(-1).values, done.sort(-1).values
     else:
-        found, expected = after["previous_action"], done
-    torch.testing.assert_close(found, expected)
+        shown, expected = after["previous_action"], done
+    torch.testing.assert_close(shown, expected)
     torch.testing.assert_close(after["previous_reward"], batch["next", "reward"])
     starts = batch["is_init"][:, 1:]
     assert starts.any()

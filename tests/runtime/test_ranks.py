@@ -29,18 +29,18 @@ def test_every_kind_of_tensor_is_gathered_and_summed(size):
         gathered = {name: world().gathered(tensor) for name, tensor in own.items()}
         summed = {name: world().sum_(tensor.clone()) for name, tensor in own.items() if tensor.dtype != torch.bool}
         return {
-            name: [tensor.numpy() for tensor in found.values()]
-            for name, found in {"gathered": gathered, "summed": summed}.items()
+            name: [tensor.numpy() for tensor in of_kind.values()]
+            for name, of_kind in {"gathered": gathered, "summed": summed}.items()
         }
 
     of_ranks = in_ranks(size, met(exchanged))
-    for found in of_ranks:
-        for made, gathered in zip(TENSORS.values(), found["gathered"], strict=True):
+    for of_rank in of_ranks:
+        for made, gathered in zip(TENSORS.values(), of_rank["gathered"], strict=True):
             expected = torch.stack([made(rank) for rank in range(size)])
             assert gathered.dtype == expected.numpy().dtype
             assert (gathered == expected.numpy()).all()
         summable = [made for made in TENSORS.values() if made(0).dtype != torch.bool]
-        for made, summed, first in zip(summable, found["summed"], of_ranks[0]["summed"], strict=True):
+        for made, summed, first in zip(summable, of_rank["summed"], of_ranks[0]["summed"], strict=True):
             torch.testing.assert_close(torch.from_numpy(summed), sum(made(rank) for rank in range(size)))
             assert (summed == first).all()
 

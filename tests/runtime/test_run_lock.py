@@ -3,58 +3,22 @@
 import errno
 import fcntl
 import os
-import signal
-import subprocess
-import sys
-from contextlib import suppress
 
 import pytest
 
 from recurrl.errors import ConfigError
 from recurrl.runtime.run_directory import LOCK, locked
 
-HOLDER = """
-import sys, time
-from pathlib import Path
-from recurrl.runtime.run_directory import locked
-with locked(Path(sys.argv[1])):
-    print("locked", flush=True)
-    if "fork" in sys.argv:
-        import os
-        if os.fork() == 0:
-            time.sleep(600)
-    time.sleep(600)
-"""
-
-
-@pytest.fixture
-def holder(tmp_path):
-    """Another process, which holds the lock."""
-    started = []
-
-    def holder(*arguments):
-        command = [sys.executable, "-c", HOLDER, str(tmp_path), *arguments]
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
-        started.append(process)
-        assert process.stdout.readline() == "locked\n"
-        return process
-
-    yield holder
-    for process in started:
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-
 
 def test_a_directory_is_locked_for_one_process_and_the_other_hears_which(tmp_path, holder):
-    other = holder()
+    other = holder(tmp_path)
     with pytest.raises(ConfigError, match=rf"is in use by process {other.pid} on \S+ since \d{{4}}-.*hydra.run.dir="):
         locked(tmp_path).__enter__()
 
 
 @pytest.mark.parametrize("arguments", [[], ["fork"]], ids=["alone", "with a child that lives on"])
 def test_the_lock_of_a_killed_process_is_free(tmp_path, holder, arguments):
-    other = holder(*arguments)
+    other = holder(tmp_path, *arguments)
     other.kill()
     other.wait()
     with locked(tmp_path):
@@ -69,7 +33,7 @@ def test_a_released_lock_can_be_acquired_again(tmp_path):
 
 @pytest.mark.parametrize("content", [b"", b"\xff", b"process \x1b[2J", b"x" * 9000])
 def test_a_holder_that_does_not_say_who_it_is_is_another_process(tmp_path, holder, content):
-    holder()
+    holder(tmp_path)
     (tmp_path / LOCK).write_bytes(content)
     with pytest.raises(ConfigError, match="in use by another process"):
         locked(tmp_path).__enter__()

@@ -44,7 +44,7 @@ def test_a_second_signal_interrupts_at_once():
     assert caught.value.exit_code == 130
 
 
-def test_a_signal_that_torchrun_passes_on_to_a_rank_that_had_it_already_is_no_second_one(monkeypatch):
+def test_a_signal_that_torchrun_passes_on_again_is_no_second_one(monkeypatch):
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
     before = [signal.getsignal(number) for number in SIGNALS]
     done = []

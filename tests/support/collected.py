@@ -16,6 +16,11 @@ def fresh_policy(config, std=0.0):
     return policy
 
 
+def weights_of(policy):
+    """A copy of all parameters, in a vector."""
+    return torch.cat([parameter.detach().flatten() for parameter in policy.parameters()])
+
+
 def rollouts(config, policy, count=1):
     """One rollout after the other, each with the weights of then."""
     collector = make_collector(config, policy)

@@ -25,8 +25,8 @@ class Outcome(NamedTuple):
     @property
     def error(self):
         """The text after ``error:`` at the beginning of a line of standard error; empty without such a line."""
-        found = re.search(r"^error: (.*)", self.err, re.MULTILINE | re.DOTALL)
-        return found[1].strip() if found else ""
+        match = re.search(r"^error: (.*)", self.err, re.MULTILINE | re.DOTALL)
+        return match[1].strip() if match else ""
 
     def succeeded(self):
         """The same, of a command that succeeded."""

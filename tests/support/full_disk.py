@@ -30,14 +30,14 @@ def leave_free(disk, kib):
 
 def result_of(outcome, run):
     """What a command came to, and in which state the files are."""
-    found = files.checkpoints_in(run / "checkpoints")
+    checkpoints = files.checkpoints_in(run / "checkpoints")
     return {
         "code": outcome.code,
         "error": outcome.error,
         "err": outcome.err,
         "traceback": "Traceback" in outcome.err + outcome.out,
-        "damaged": [str(path) for path in found if files.damage(path) is not None],
-        "frames": [path.name for path in found],
+        "damaged": [str(path) for path in checkpoints if files.damage(path) is not None],
+        "frames": [path.name for path in checkpoints],
         "hidden": [path.name for path in run.rglob(".*") if path.name != ".hydra"] if run.exists() else [],
     }
 

@@ -1,4 +1,3 @@
-import csv
 import math
 import os
 import tempfile
@@ -7,25 +6,17 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from run_files import metrics
 
 from recurrl.errors import ConfigError
 from recurrl.tracking.csv import CsvTracker, make
 
 
-def read(path):
-    with path.open(encoding="utf-8", newline="") as file:
-        return list(csv.DictReader(file))
-
-
 def write(path, rows):
     tracker = CsvTracker(path)
-    for frames, metrics in rows:
-        tracker.log(frames, metrics)
+    for frames, logged in rows:
+        tracker.log(frames, logged)
     tracker.close()
-
-
-def frames_of(path):
-    return [int(row["frames"]) for row in read(path)]
 
 
 def test_frames_come_first_and_each_iteration_is_a_row(tmp_path):
@@ -37,11 +28,11 @@ def test_a_row_is_in_the_file_before_the_tracker_is_closed(tmp_path):
     tracker = CsvTracker(tmp_path / "metrics.csv")
     for frames in (8, 16):
         tracker.log(frames, {"a": 1.0})
-        assert frames_of(tmp_path / "metrics.csv")[-1] == frames
+        assert metrics(tmp_path)[-1]["frames"] == str(frames)
     tracker.close()
 
 
-def test_a_metric_that_appears_later_gets_a_column_and_earlier_rows_an_empty_cell(tmp_path):
+def test_a_later_metric_gets_a_column_and_earlier_rows_an_empty_cell(tmp_path):
     path = tmp_path / "metrics.csv"
     write(path, [(8, {"a": 1.0}), (16, {"a": 2.0, "eval/return_mean": 9.0}), (24, {"a": 3.0})])
     assert path.read_text() == "frames,a,eval/return_mean\n8,1.0,\n16,2.0,9.0\n24,3.0,\n"
@@ -59,17 +50,11 @@ def test_whatever_was_logged_is_read_back_to_the_last_digit_under_its_name(rows)
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory) / "metrics.csv"
         write(path, enumerate(rows, start=1))
-        for index, (row, logged) in enumerate(zip(read(path), rows, strict=True), start=1):
+        for index, (row, logged) in enumerate(zip(metrics(path.parent), rows, strict=True), start=1):
             assert int(row.pop("frames")) == index
             cells = {name: float(cell) for name, cell in row.items() if cell}
             assert cells.keys() == logged.keys()
             assert all(cells[name] == value or math.isnan(value) for name, value in logged.items())
-
-
-def make_run(run_dir, frames):
-    run_dir.mkdir(exist_ok=True)
-    write(run_dir / "metrics.csv", [(count, {"a": float(count)}) for count in frames])
-    return run_dir
 
 
 @pytest.mark.parametrize(
@@ -93,10 +78,10 @@ def test_a_run_that_resumes_in_its_directory_continues_its_rows(logger_options, 
 
 
 def test_a_resumed_run_that_logs_nothing_changes_nothing(logger_options, tmp_path):
-    run_dir = make_run(tmp_path / "run", [8, 16])
-    before = (run_dir / "metrics.csv").read_bytes()
-    make(logger_options(), run_dir, {}).close(exit_code=1)
-    assert (run_dir / "metrics.csv").read_bytes() == before
+    write(tmp_path / "metrics.csv", [(8, {"a": 8.0}), (16, {"a": 16.0})])
+    before = (tmp_path / "metrics.csv").read_bytes()
+    make(logger_options(), tmp_path, {}).close(exit_code=1)
+    assert (tmp_path / "metrics.csv").read_bytes() == before
 
 
 @pytest.mark.parametrize(

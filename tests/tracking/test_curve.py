@@ -64,7 +64,7 @@ def is_drawn(path):
     return image.shape[0] >= 400 and image.shape[1] >= 800 and image[..., :3].std() > 0.01
 
 
-def test_returns_of_training_are_a_line_over_frames_and_evaluations_points_with_bars(plot, tmp_path):
+def test_training_returns_are_a_line_and_evaluations_points_with_bars(plot, tmp_path):
     axes = plot([(10, {TRAIN: 1.0}), (20, {TRAIN: 2.0, EVAL: 4.0, STD: 0.5}), (30, {TRAIN: 3.0})], rendered=True)
     assert line_of(axes, TRAINING) == [(10, 1.0), (20, 2.0), (30, 3.0)]
     assert points_of(axes) == [(20, 4.0)]

@@ -57,7 +57,7 @@ def lines(text):
     return [line.strip() for line in re.split(r"[\r\n]+", plain) if line.strip()]
 
 
-def test_the_line_says_the_time_frames_speed_returns_the_time_left_and_the_last_warning(terminal):
+def test_the_line_has_time_frames_speed_returns_time_left_and_last_warning(terminal):
     shown = terminal()
     bar = Progress(100_000, shown)
     bar.update(25_000, {**METRICS, "eval/return_mean": 99.0}, warning="Entropy gone")

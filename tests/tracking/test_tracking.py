@@ -27,7 +27,7 @@ class Recorder(Tracker):
 
 
 @pytest.mark.parametrize("failing", [0, 1, 2])
-def test_closing_reaches_every_destination_when_one_fails_and_the_failure_is_raised(failing):
+def test_closing_reaches_every_destination_and_raises_the_failure_of_one(failing):
     events = []
     trackers = [Recorder(events, str(i), OSError("disk full") if i == failing else None) for i in range(3)]
     with pytest.raises(OSError, match="disk full"):

@@ -85,7 +85,7 @@ def test_each_job_in_a_process_is_a_separate_run_with_its_whole_configuration(sw
     assert math.isnan(history(sweep.records[0])[0]["train/return_mean"])
 
 
-def test_offline_it_uses_neither_the_network_nor_a_prompt_prints_only_errors_and_says_how_to_upload(sweep):
+def test_offline_there_is_no_network_and_no_prompt_and_it_says_how_to_upload(sweep):
     assert not sweep.was_contacted
     [line] = sweep.done.stderr.splitlines()
     assert "an error of wandb" in line
@@ -124,7 +124,7 @@ def test_auto_is_online_with_a_login_and_offline_without(server, machine, monkey
 
 
 @pytest.mark.parametrize(("mode", "required"), [("online", True), ("offline", False)])
-def test_online_stays_online_because_wandb_may_not_offer_another_mode_at_its_prompt(
+def test_online_stays_online_because_wandb_may_not_offer_another_mode(
     machine, logger_options, tmp_path, monkeypatch, mode, required
 ):
     def init(**options):
@@ -165,11 +165,11 @@ def test_a_sweep_is_a_group_of_finished_runs_with_every_metric_of_every_row(mach
     recurrl_train(*ours, cwd=tmp_path).succeeded()
     for job, cell in enumerate(("gru", "lstm")):
         run_dir = tmp_path / "sweep" / str(job)
-        found = records(run_dir)
-        [run] = only(found, "run")
+        recorded = records(run_dir)
+        [run] = only(recorded, "run")
         assert (run.run_group, list(run.tags)) == (f"{tmp_path.name}/sweep", ["cartpole_no_velocity", cell, "ppo"])
         assert {key: value for key, value in config_of(run).items() if key != "_wandb"} == settings(run_dir)
-        assert [ended.exit_code for ended in only(found, "exit")] == [0]
+        assert [ended.exit_code for ended in only(recorded, "exit")] == [0]
         rows = [{name: float(cell) for name, cell in row.items() if cell} for row in metrics(run_dir)]
         [history_of] = synced(run_dir).history.values()
         uploaded = [{name: float(row[name]) for name in row if not name.startswith("_")} for row in history_of]

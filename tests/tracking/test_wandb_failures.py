@@ -147,9 +147,9 @@ def test_a_run_that_wandb_cannot_start_fails_before_training(machine, trained, t
     assert (outcome.code, "Traceback" in outcome.err) == (1, False)
     assert seconds < 10
     assert outcome.error.startswith("logger=wandb could not start a run with logger.mode=online: ")
-    found = summary(tmp_path / "run")
-    assert (found["status"], found["frames"]) == ("failed", 0)
-    assert reason in found["error"]
+    result = summary(tmp_path / "run")
+    assert (result["status"], result["frames"]) == ("failed", 0)
+    assert reason in result["error"]
     for text in (reason, "logger.mode=offline", "logger=csv"):
         assert text in outcome.error
 
@@ -186,9 +186,8 @@ def test_training_continues_when_wandbs_process_is_killed_and_reports_it(trained
         log(*arguments)
 
     monkeypatch.setattr(CsvTracker, "log", killing)
-    outcome = trained("logger.mode=offline", "total_frames=128")
+    outcome = trained("logger.mode=offline", "total_frames=128").succeeded()
     assert killed
-    assert outcome.code == 0, outcome.err
     assert len(re.findall(r"wandb run \w+ is incomplete", outcome.out)) == 1
     assert "Traceback" not in outcome.err
     assert frames_in(tmp_path / "run") == [32, 64, 96, 128]

@@ -15,7 +15,7 @@ def records(run_dir):
     [path] = run_dir.glob("wandb/offline-run-*/*.wandb")
     data = path.read_bytes()
     assert data[:4] == b":W&B"
-    found = []
+    parsed = []
     parts, position = b"", 7
     while position < len(data):
         left = 32768 - position % 32768
@@ -26,21 +26,21 @@ def records(run_dir):
         parts += data[position + 7 : position + 7 + length]
         position += 7 + length
         if kind in (1, 4):
-            found.append(Record.FromString(parts))
+            parsed.append(Record.FromString(parts))
             parts = b""
-    return found
+    return parsed
 
 
-def only(found, kind):
+def only(all_records, kind):
     """The records of a kind."""
-    return [getattr(record, kind) for record in found if record.WhichOneof("record_type") == kind]
+    return [getattr(record, kind) for record in all_records if record.WhichOneof("record_type") == kind]
 
 
-def history(found):
+def history(all_records):
     """The metrics logged at each step: nested keys joined, values decoded from JSON."""
     return [
         {item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in step.item}
-        for step in only(found, "history")
+        for step in only(all_records, "history")
     ]
 
 

@@ -42,7 +42,7 @@ def test_features_do_not_grow_with_the_weights_of_convolutions(kind):
                 parameter.mul_(4)
 
 
-def test_an_image_is_the_same_with_its_channels_first_or_last_and_as_bytes_or_numbers():
+def test_an_image_is_the_same_with_channels_first_or_last_and_in_any_dtype():
     torch.manual_seed(0)
     last = make_image_network("nature", image(36, 40, 3))
     first = make_image_network("nature", image(3, 36, 40))

@@ -1,4 +1,4 @@
-"""Cells of a user's own on the command line: all that are found in ``examples/extending``."""
+"""Custom cells on the command line: all of ``examples/extending``."""
 
 from pathlib import Path
 
@@ -20,13 +20,13 @@ OWN = f"--config-dir={CONFIGS}"
 @pytest.mark.parametrize(
     "cell", [pytest.param(cell, marks=() if cell == "elman" else pytest.mark.slow) for cell in CELLS]
 )
-def test_a_cell_of_ones_own_is_one_module_and_one_yaml(cell, train, evaluate, tiny, tmp_path):
+def test_a_custom_cell_is_one_module_and_one_yaml(cell, train, evaluate, tiny, tmp_path):
     deep = ("cell.num_layers=2", "algorithm.critic=recurrent", "state=burn_in")
     train(OWN, *tiny, f"cell={cell}", *deep, "hydra.run.dir=run").succeeded()
-    found = summary(tmp_path / "run")
-    assert found["cell"] == yaml.safe_load((CONFIGS / "cell" / f"{cell}.yaml").read_text(encoding="utf-8"))["name"]
-    assert found["backend"] == ("native" if cell == "diagonal" else "scan")  # which is linear in its state
-    assert found["eval_return_mean_zeroed_state"] is not None
+    result = summary(tmp_path / "run")
+    assert result["cell"] == yaml.safe_load((CONFIGS / "cell" / f"{cell}.yaml").read_text(encoding="utf-8"))["name"]
+    assert result["backend"] == ("native" if cell == "diagonal" else "scan")  # which is linear in its state
+    assert result["eval_return_mean_zeroed_state"] is not None
     evaluate("run", "--memory", "--trust-packages").succeeded()
 
 
@@ -44,7 +44,7 @@ def test_a_cell_of_ones_own_is_one_module_and_one_yaml(cell, train, evaluate, ti
         ),
     ],
 )
-def test_what_a_cell_of_ones_own_cannot_do_is_rejected(overrides, message, rejected):
+def test_what_a_custom_cell_cannot_do_is_rejected(overrides, message, rejected):
     assert message in rejected(OWN, "device=cpu", *overrides)
 
 

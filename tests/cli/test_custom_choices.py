@@ -1,4 +1,4 @@
-"""Choices of a user's own through the commands: options, sweeps, yamls, resuming, and code that is not trusted."""
+"""Custom choices through the commands: options, sweeps, yamls, resuming, and code that is not trusted."""
 
 import pytest
 from run_files import metrics, settings, summary
@@ -54,7 +54,7 @@ def package(tmp_path):
 
 @pytest.fixture
 def own_run(train, tiny, package, tmp_path):
-    """A finished run with a logger of the user's own, from elsewhere, which has not been imported since."""
+    """A finished run with a custom logger, from elsewhere, which has not been imported since."""
     train(*tiny, f"logger={OWN}", "logger.share=0.25", "hydra.run.dir=there").succeeded()
     package.unlink()
     return (tmp_path / "there").rename(tmp_path / "run")
@@ -69,7 +69,7 @@ def test_options_of_the_command_line_are_recorded(own_run):
     assert summary(own_run)["status"] == "completed"
 
 
-def test_a_sweep_over_a_choice_of_the_package_and_one_of_the_users_own(train, tiny, package, tmp_path):
+def test_a_sweep_over_a_choice_of_the_package_and_a_custom_one(train, tiny, package, tmp_path):
     train("-m", *tiny, f"logger=csv,{OWN}", "hydra.sweep.dir=sweep").succeeded()
     assert [(tmp_path / "sweep" / job / "notes.txt").exists() for job in "01"] == [False, True]
 
@@ -101,8 +101,8 @@ def test_a_logger_that_raises_ends_the_run_which_can_be_resumed(train, tiny, pac
     outcome = train(*tiny, *ours).failed()
     assert "no such note" in outcome.err
     assert "own_package/notes.py" in outcome.err  # its traceback
-    found = summary(tmp_path / "run")
-    assert (found["status"], found["error"]) == ("failed", "KeyError: 'no such note'")
+    result = summary(tmp_path / "run")
+    assert (result["status"], result["error"]) == ("failed", "KeyError: 'no such note'")
     assert [row["frames"] for row in metrics(tmp_path / "run")] == ["32", "64"]
     train("resume=run", "logger=csv", "total_frames=96", "hydra.run.dir=run").succeeded()
     assert [row["frames"] for row in metrics(tmp_path / "run")] == ["32", "64", "96"]
