@@ -10,7 +10,7 @@ import time
 import torch
 
 from benchmarks.command_line import add_output, publish
-from benchmarks.measuring import Run, machine
+from benchmarks.measuring import Run, interleaved, machine
 from recurrl.recurrent import RecurrentModule
 from recurrl.recurrent.cells import cell_names
 
@@ -90,12 +90,5 @@ def _learning(layer: RecurrentModule, steps: int) -> Run:
 
 
 def _least(runs: dict[str, Run], repetitions: int) -> dict[str, float]:
-    """The least seconds of this process in each, of alternating repetitions after a warm-up."""
-    least = dict.fromkeys(runs, float("inf"))
-    for repetition in range(repetitions + 1):
-        for name, run in runs.items():
-            begin = time.process_time()
-            run()
-            if repetition > 0:
-                least[name] = min(least[name], time.process_time() - begin)
-    return least
+    """The least seconds of this process in each."""
+    return interleaved(runs, repetitions, torch.device("cpu"), time.process_time, min)

@@ -16,8 +16,14 @@ import torch
 Run = Callable[[], object]
 
 
-def interleaved(runs: Mapping[str, Run], repetitions: int, device: torch.device) -> dict[str, float]:
-    """The median seconds of each run.
+def interleaved(
+    runs: Mapping[str, Run],
+    repetitions: int,
+    device: torch.device,
+    clock: Callable[[], float] = time.perf_counter,
+    summarize: Callable[[list[float]], float] = statistics.median,
+) -> dict[str, float]:
+    """The seconds of each run: by default the median, by the wall clock.
 
     The runs alternate, so that a slowdown of the machine affects all of them: compare ratios, not times. The order is
     shuffled every round, because each run affects the caches of the next. The first round is a warm-up.
@@ -26,13 +32,13 @@ def interleaved(runs: Mapping[str, Run], repetitions: int, device: torch.device)
     order = random.Random(0)
     for repetition in range(repetitions + 1):
         for name in order.sample(list(runs), len(runs)):
-            begin = time.perf_counter()
+            begin = clock()
             runs[name]()
             if device.type == "cuda":
                 torch.cuda.synchronize(device)
             if repetition > 0:
-                times[name].append(time.perf_counter() - begin)
-    return {name: statistics.median(seconds) for name, seconds in times.items()}
+                times[name].append(clock() - begin)
+    return {name: summarize(seconds) for name, seconds in times.items()}
 
 
 def peak_memory(run: Run, device: torch.device) -> float | None:

@@ -1,7 +1,5 @@
 """The states that slices start from, and what gradients flow where: against a loop over single steps."""
 
-from typing import NamedTuple
-
 import pytest
 import torch
 from collected import collected, weights_of
@@ -21,17 +19,6 @@ from recurrl.policy import ACTION, LOG_PROB, OBSERVATION, VALUE
 NARROW = ("cell.hidden_size=5", "cell.num_layers=2", "encoder.sizes=[4]", "backend=reference")
 
 
-class Rows(NamedTuple):
-    """Rows of random numbers with resets at random places, and how they are cut."""
-
-    batch: TensorDict
-    slice_len: int
-
-    @property
-    def slices_per_row(self):
-        return self.batch.shape[1] // self.slice_len
-
-
 @pytest.fixture(scope="module", params=["gru", "lstm", "my_package.fast_weight_cell:FastWeight"])
 def policy(request, small):
     """A policy in float64, far from its initial zeros."""
@@ -49,7 +36,7 @@ def policy(request, small):
 
 @st.composite
 def cut_rows(draw):
-    """Rows, slices a row, steps a slice, burn-in steps, and where episodes start."""
+    """Rows, slices a row, steps a slice, and where episodes start."""
     rows, per_row, slice_len = draw(st.integers(1, 3)), draw(st.integers(2, 3)), draw(st.integers(2, 4))
     count = rows * per_row * slice_len
     resets = draw(st.lists(st.booleans(), min_size=count, max_size=count))
@@ -57,13 +44,14 @@ def cut_rows(draw):
 
 
 def rows_of(policy, rows, per_row, slice_len, resets):
+    """Rows of random numbers with resets."""
     steps = per_row * slice_len
     is_init = torch.tensor(resets).reshape(rows, steps, 1)
     done = torch.cat((is_init[:, 1:], torch.zeros(rows, 1, 1, dtype=torch.bool)), 1)
     states = {key: torch.randn(rows, steps, *shape) for key, shape in policy.state_shapes.items()}
     for state in states.values():
         state[is_init.squeeze(-1)] = 0.0
-    batch = TensorDict(
+    return TensorDict(
         {
             OBSERVATION: torch.randn(rows, steps, 2),
             "is_init": is_init,
@@ -80,7 +68,6 @@ def rows_of(policy, rows, per_row, slice_len, resets):
         },
         [rows, steps],
     )
-    return Rows(batch, slice_len)
 
 
 def one_by_one(policy, row, entering):
@@ -104,14 +91,14 @@ def stored_at(policy, row, t):
     return {key: row[key][t : t + 1] for key in policy.state_keys}
 
 
-def expected_start(policy, state, rows, row, begin):
+def expected_start(policy, state, slice_len, row, begin):
     """The state that the slice beginning at step ``begin`` of a row starts from, by the definition of each policy."""
     stored = stored_at(policy, row, begin)
     if state == "zero":
         return {key: torch.zeros_like(value) for key, value in stored.items()}
     if state == "stored" or begin == 0 or bool(row["is_init"][begin]):
         return stored
-    first = begin - rows.slice_len // 2 if state == "burn_in" else 0
+    first = begin - slice_len // 2 if state == "burn_in" else 0
     return one_by_one(policy, row[first:begin], stored_at(policy, row, first))[1]
 
 
@@ -132,30 +119,27 @@ def gradients(policy, loss):
     return list(torch.autograd.grad(loss, list(policy.parameters()), allow_unused=True, materialize_grads=True))
 
 
-def epoch_of(states, rows):
-    """The minibatches of an epoch, each slice with the state it starts from."""
-    states.set_rows(rows.batch)
+def slices_of(states, rows, slice_len):
+    """All slices of the rows, each with the state it starts from."""
+    states.set_rows(rows)
     if states.refreshes:
-        states.refresh(rows.batch)
-    count = rows.batch.shape[0] * rows.slices_per_row
-    buffer = SliceBuffer(BufferConfig(name="on_policy"), rows.slice_len, count)
-    minibatches = list(buffer.minibatches(rows.batch))
-    for minibatch in minibatches:
-        states.set_initial_states(minibatch)
-    return minibatches
+        states.refresh(rows)
+    (slices,) = SliceBuffer(BufferConfig(name="on_policy"), slice_len, rows.numel() // slice_len).minibatches(rows)
+    states.set_initial_states(slices)
+    return slices
 
 
 @pytest.mark.parametrize("state", STATE_POLICIES)
 @settings(max_examples=5, deadline=None)
 @given(cut=cut_rows())
 def test_losses_and_gradients_are_those_of_a_loop_from_a_constant_state(policy, state, cut):
-    rows = rows_of(policy, *cut)
+    rows, slice_len = rows_of(policy, *cut), cut[2]
     expected = torch.zeros(())
-    for row in rows.batch.clone().unbind(0):
-        for begin in range(0, row.shape[0], rows.slice_len):
-            start = detached(expected_start(policy, state, rows, row, begin))
-            expected = expected + plain_loss(one_by_one(policy, row[begin : begin + rows.slice_len], start)[0])
-    (minibatch,) = epoch_of(SliceStates(policy, state, rows.slice_len), rows)
+    for row in rows.clone().unbind(0):
+        for begin in range(0, row.shape[0], slice_len):
+            start = detached(expected_start(policy, state, slice_len, row, begin))
+            expected = expected + plain_loss(one_by_one(policy, row[begin : begin + slice_len], start)[0])
+    minibatch = slices_of(SliceStates(policy, state, slice_len), rows, slice_len)
     assert not any(minibatch[key].requires_grad for key in policy.state_keys)
     loss = sequence_loss(policy, minibatch)
     torch.testing.assert_close(loss, expected, rtol=1e-9, atol=1e-9)
@@ -165,17 +149,17 @@ def test_losses_and_gradients_are_those_of_a_loop_from_a_constant_state(policy, 
 @settings(max_examples=5, deadline=None)
 @given(cut=cut_rows())
 def test_a_refresh_gives_the_values_and_the_bootstraps_of_the_current_weights(policy, cut):
-    rows = rows_of(policy, *cut)
-    before = rows.batch.clone()
-    states = SliceStates(policy, "refresh", rows.slice_len)
-    states.set_rows(rows.batch)
-    states.refresh(rows.batch)
-    bootstraps = next_values(rows.batch, policy)
+    rows, slice_len = rows_of(policy, *cut), cut[2]
+    before = rows.clone()
+    states = SliceStates(policy, "refresh", slice_len)
+    states.set_rows(rows)
+    states.refresh(rows)
+    bootstraps = next_values(rows, policy)
     for n, row in enumerate(before.unbind(0)):
         with torch.no_grad():
             steps, _ = one_by_one(policy, row, stored_at(policy, row, 0))
         values = torch.cat([step[VALUE] for step in steps])
-        torch.testing.assert_close(rows.batch[VALUE][n], values, rtol=1e-9, atol=1e-9)
+        torch.testing.assert_close(rows[VALUE][n], values, rtol=1e-9, atol=1e-9)
         for t, step in enumerate(steps):
             if not (bool(row["next", "done"][t]) or t == row.shape[0] - 1):
                 torch.testing.assert_close(bootstraps[n, t], values[t + 1], rtol=1e-9, atol=1e-9)
@@ -185,9 +169,9 @@ def test_a_refresh_gives_the_values_and_the_bootstraps_of_the_current_weights(po
             with torch.no_grad():
                 (last,), _ = one_by_one(policy, after, {key: step["next", key] for key in policy.state_keys})
             torch.testing.assert_close(bootstraps[n, t], last[VALUE][0], rtol=1e-9, atol=1e-9)
-    torch.testing.assert_close(rows.batch[LOG_PROB], before[LOG_PROB], rtol=0, atol=0)
+    torch.testing.assert_close(rows[LOG_PROB], before[LOG_PROB], rtol=0, atol=0)
     for key in policy.state_keys:
-        torch.testing.assert_close(rows.batch[key][:, 0], before[key][:, 0], rtol=0, atol=0)
+        torch.testing.assert_close(rows[key][:, 0], before[key][:, 0], rtol=0, atol=0)
 
 
 OPTIONS = ("frames_per_batch=128", "slice_len=8", "minibatch_slices=16", "backend=pad")
@@ -237,9 +221,9 @@ def test_states_are_refreshed_before_each_epoch(small, monkeypatch):
 def test_drift_is_the_relative_distance_of_current_states_from_recorded_ones(policy):
     resets = [False, False, True, False, False, False, True, False, False]
     rows = rows_of(policy, 1, 3, 3, resets)
-    (minibatch,) = epoch_of(states := SliceStates(policy, "stored", rows.slice_len), rows)
+    minibatch = slices_of(states := SliceStates(policy, "stored", 3), rows, 3)
     difference, recorded = 0.0, 0.0
-    row = rows.batch[0]
+    row = rows[0]
     for begin in (0, 3, 6):
         with torch.no_grad():
             steps, _ = one_by_one(policy, row[begin : begin + 3], stored_at(policy, row, begin))

@@ -91,10 +91,8 @@ def test_a_policy_that_has_learnt_is_not_warned_about(title):
 
 
 def test_returns_that_differ_by_rounding_alone_have_not_improved():
-    of, metrics = (
-        make_diagnosis(),
-        HEALTHY | ILL[diagnosis.ADVANTAGES] | {"train/return_mean": 8.1, "train/return_std": 0.0},
-    )
+    of, same = make_diagnosis(), {"train/return_mean": 8.1, "train/return_std": 0.0}
+    metrics = HEALTHY | ILL[diagnosis.ADVANTAGES] | same
     warned(metrics, 19, of)
     assert warned(metrics | {"train/return_mean": math.nextafter(8.1, 9.0)}, 1, of) == [[diagnosis.ADVANTAGES]]
 

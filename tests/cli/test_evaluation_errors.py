@@ -19,10 +19,10 @@ AFTER = 40
 
 
 @pytest.fixture
-def signalled(monkeypatch):
+def signalled_in_evaluation(monkeypatch):
     """Sends a signal to this process once, at the fifth step of an evaluation of a kind; returns the steps after it."""
 
-    def signalled(which, kind):
+    def signalled_in_evaluation(which, kind):
         evaluate = evaluation.evaluate
         begun, after = [], []
 
@@ -44,7 +44,7 @@ def signalled(monkeypatch):
         monkeypatch.setattr(evaluation, "evaluate", watched)
         return after
 
-    return signalled
+    return signalled_in_evaluation
 
 
 @pytest.mark.parametrize(
@@ -53,11 +53,11 @@ def signalled(monkeypatch):
     ids=["in mid-run", "the last", "memory zeroed", "memory shuffled"],
 )
 def test_a_signal_ends_an_evaluation_at_a_step_and_a_resumed_run_repeats_it(
-    train, tiny, tmp_path, signalled, monkeypatch, which, kind, frames
+    train, tiny, tmp_path, signalled_in_evaluation, monkeypatch, which, kind, frames
 ):
     arguments = (*tiny, "evaluation.every_frames=32", "resume=auto")
     train(*arguments, "hydra.run.dir=whole").succeeded()
-    steps_after = signalled(which, kind)
+    steps_after = signalled_in_evaluation(which, kind)
     outcome = train(*arguments, "hydra.run.dir=parts")
     monkeypatch.undo()
     assert outcome.code == 143

@@ -224,11 +224,8 @@ def test_no_attack_makes_a_run_trusted(own_run, train, imported, tmp_path, monke
 
 
 def test_where_no_key_can_be_kept_a_run_is_not_signed(train, evaluate, tiny, imported, tmp_path, monkeypatch):
-    def no_home(path):
-        return path
-
     monkeypatch.delenv("XDG_STATE_HOME")
-    monkeypatch.setattr(os.path, "expanduser", no_home)
+    monkeypatch.setattr(os.path, "expanduser", lambda path: path)
     assert train(*tiny, "cell=my_parts:my_cell", "hydra.run.dir=run").code == 0
     assert not (tmp_path / "~").exists()
     assert evaluate("run").error.endswith(

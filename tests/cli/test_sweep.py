@@ -52,7 +52,7 @@ def test_a_failed_job_fails_alone_and_is_named_at_the_end(train, tiny, tmp_path,
     outcome = train("-m", *tiny, f"hydra/launcher={launcher}", "backend=triton,scan", "hydra.sweep.dir=sweep").failed()
     assert [summary(tmp_path / "sweep" / job)["status"] for job in ("0", "1")] == ["failed", "completed"]
     lines = outcome.err.splitlines()
-    _, failed, error = lines[lines.index("1 of 2 jobs completed") :]
+    _, failed, *_, error = lines[lines.index("1 of 2 jobs completed") :]
     assert failed.startswith("failed: 0: backend=triton: ConfigError: backend=triton needs a CUDA device")
     assert error.startswith("error: backend=triton needs a CUDA device")
     jobs = json.loads((tmp_path / "sweep" / "sweep.json").read_text(encoding="utf-8"))["jobs"]

@@ -16,7 +16,7 @@ SMALL = (
     *("env.num_envs=4", "frames_per_batch=64", "slice_len=8", "minibatch_slices=4", "epochs=1"),
     "total_frames=1_000_000_000",
 )
-IN_PROCESSES = {"multi_sync": ("collector=multi_sync",), "multi_async": ("collector=multi_async",)}
+in_processes = pytest.mark.parametrize("collector", ["multi_sync", "multi_async"])
 WAIT_S = 300
 # Linux's PF_EXITING, see proc_pid_stat(5): past its own code; the last of its memory is freed.
 _EXITING = 0x4
@@ -48,16 +48,12 @@ class Run(NamedTuple):
 
     def workers(self):
         """The processes that collect, in their order; without Python's own helper."""
-        workers = []
-        for pid in sorted(self.members()):
-            command = (Path("/proc") / str(pid) / "cmdline").read_text()
-            if "spawn_main" in command:
-                workers.append(pid)
-        return workers
+        return [pid for pid in sorted(self.members()) if "spawn_main" in Path(f"/proc/{pid}/cmdline").read_text()]
 
     def members(self):
         """The processes of the group, without those that have ended or are about to."""
-        return [pid for pid in _processes() if _group(pid) == self.process.pid]
+        pids = (int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit())
+        return [pid for pid in pids if _group(pid) == self.process.pid]
 
     def end(self, within_s=WAIT_S):
         """Its exit code and what it printed; nothing is left of it."""
@@ -67,13 +63,9 @@ class Run(NamedTuple):
         return self.process.returncode, err
 
 
-def _processes():
-    yield from (int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit())
-
-
 def _group(pid):
     try:
-        state, _, group, *others = (Path("/proc") / str(pid) / "stat").read_text().rpartition(")")[2].split()
+        state, _, group, *others = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
         return None
     ends = state == "Z" or int(others[3]) & _EXITING
@@ -101,9 +93,9 @@ def start(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("overrides", IN_PROCESSES.values(), ids=IN_PROCESSES.keys())
-def test_ctrl_c_reaches_all_processes_and_ends_the_run_after_the_iteration(overrides, start):
-    run = start(*overrides)
+@in_processes
+def test_ctrl_c_reaches_all_processes_and_ends_the_run_after_the_iteration(collector, start):
+    run = start(f"collector={collector}")
     run.wait_until_it_learns()
     assert len(run.workers()) >= 2
     os.killpg(run.process.pid, signal.SIGINT)
@@ -117,7 +109,7 @@ def test_ctrl_c_reaches_all_processes_and_ends_the_run_after_the_iteration(overr
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("collector", ["multi_sync", "multi_async"])
+@in_processes
 def test_a_killed_worker_ends_the_run_with_an_error_message_and_leaves_nothing(collector, start):
     run = start(f"collector={collector}")
     run.wait_until_it_learns()

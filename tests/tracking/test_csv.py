@@ -19,11 +19,6 @@ def write(path, rows):
     tracker.close()
 
 
-def test_frames_come_first_and_each_iteration_is_a_row(tmp_path):
-    write(tmp_path / "metrics.csv", [(8, {"b": 1.0, "a": 2.0}), (16, {"a": 3.0, "b": 4.0})])
-    assert (tmp_path / "metrics.csv").read_text() == "frames,b,a\n8,1.0,2.0\n16,4.0,3.0\n"
-
-
 def test_a_row_is_in_the_file_before_the_tracker_is_closed(tmp_path):
     tracker = CsvTracker(tmp_path / "metrics.csv")
     for frames in (8, 16):

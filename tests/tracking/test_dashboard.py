@@ -15,10 +15,8 @@ ROOT = Path(__file__).parents[2]
 
 def dashboard(home, *arguments, **environment):
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("WANDB_", "NETRC"))}
-    command, env = (
-        [sys.executable, ROOT / "scripts/dashboard.py", *arguments],
-        {**kept, "HOME": str(home), **environment},
-    )
+    command = [sys.executable, ROOT / "scripts/dashboard.py", *arguments]
+    env = {**kept, "HOME": str(home), **environment}
     return subprocess.run(command, cwd=home, env=env, capture_output=True, text=True, timeout=60)
 
 

@@ -41,15 +41,6 @@ def test_a_metric_named_like_the_axis_is_an_error_before_recording(tmp_path):
     assert (tmp_path / "metrics.csv").read_text() == ""
 
 
-@pytest.mark.parametrize(("name", "written"), [("csv", []), ("tensorboard", ["tensorboard"])])
-def test_every_run_writes_a_csv_file(logger_options, tmp_path, name, written):
-    trackers = make_trackers(logger_options(name), tmp_path, {})
-    for tracker in trackers.values():
-        tracker.log(8, {"loss/critic": 1.0})
-        tracker.close()
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["metrics.csv", *written]
-
-
 def test_opened_destinations_are_closed_as_failed_when_a_later_one_fails(logger_options, tmp_path, monkeypatch):
     def fail(*_):
         raise ValueError("not here")
