@@ -54,6 +54,15 @@ class VecEnvConfig(EnvConfig):
     critic_groups: list[str] = option("those that algorithm.critic_observation=[hidden] adds; none: critic")
 
 
+@dataclass
+class TorchRLConfig(EnvConfig):
+    """An environment of TorchRL with any keys. Nested ones are joined by dots."""
+
+    observation_keys: list[str] = option("what the policy sees; several are a dict")
+    action_key: str = option("the action")
+    reward_key: str = option("the reward")
+
+
 def wrapper_and_arguments(entry: Any) -> tuple[str, dict[str, Any]]:
     """The name and the arguments of an entry of ``env.wrappers``.
 

@@ -25,7 +25,7 @@ import yaml  # type: ignore[import-untyped]
 from recurrl.config import cell
 from recurrl.config.algorithm import DistillConfig, GRPOConfig, PPOConfig
 from recurrl.config.collector import RayConfig, ReplayConfig, WorkersConfig
-from recurrl.config.env import VecEnvConfig
+from recurrl.config.env import TorchRLConfig, VecEnvConfig
 from recurrl.config.run import TrainConfig, WandbConfig
 from recurrl.errors import ConfigError
 
@@ -42,7 +42,7 @@ GROUPS = {
 """The groups, from each of which a run has one choice, and the packages that implement the choices."""
 
 PACKAGED_OPTIONS: dict[str, dict[str, type]] = {
-    "env": dict.fromkeys(("vec_env", "mjlab", "envpool"), VecEnvConfig),
+    "env": {**dict.fromkeys(("vec_env", "mjlab", "envpool"), VecEnvConfig), "torchrl": TorchRLConfig},
     "cell": {
         "mingru": cell.MinGRUConfig,
         "lmu": cell.LMUConfig,

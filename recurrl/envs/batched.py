@@ -5,6 +5,7 @@ Shape legend: N environments.
 
 from abc import abstractmethod
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -21,7 +22,6 @@ from recurrl.keys import ACTION, ACTION_MASK, HIDDEN, INSERTED, OBSERVATION, nes
 from recurrl.runtime.serialization import Stateful
 
 Tensors = dict[NestedKey, Tensor]
-_OBSERVED = (OBSERVATION, ACTION_MASK, HIDDEN)
 
 
 class BatchedEnv(EnvBase):
@@ -135,25 +135,38 @@ class BatchedEnv(EnvBase):
 
 
 class TorchRLEnv(BatchedEnv):
-    """Any environment of TorchRL with the batch size ``[N]`` and the entries ``observation`` and ``action``.
+    """Any environment of TorchRL with the batch size ``[N]``.
 
     Args:
         env: the environment.
+        observed: its keys of what is ``observation``, or of entries within it.
+        action: its key of the action.
+        reward: its key of the reward.
     """
 
-    def __init__(self, env: EnvBase) -> None:
-        observed = {key: env.observation_spec[key] for key in _OBSERVED if key in env.observation_spec.keys()}  # noqa: SIM118
-        super().__init__(env.batch_size[0], observed, env.full_action_spec[ACTION], env.device or "cpu")
+    def __init__(
+        self,
+        env: EnvBase,
+        observed: Mapping[NestedKey, NestedKey] = MappingProxyType({OBSERVATION: OBSERVATION}),
+        action: NestedKey = ACTION,
+        reward: NestedKey = "reward",
+    ) -> None:
+        beside = {key: key for key in (ACTION_MASK, HIDDEN) if key in env.observation_spec.keys()}  # noqa: SIM118
+        self._keys, self._action, self._reward = {**observed, **beside}, action, reward
+        device = env.device or torch.device("cpu")
+        entries = {name: env.observation_spec[key].clone().to(device) for name, key in self._keys.items()}
+        specs = Composite(entries, shape=env.batch_size, device=device)
+        super().__init__(env.batch_size[0], dict(specs.items()), env.full_action_spec[action], device)
         self._env = env
         self._current = TensorDict(batch_size=env.batch_size)
 
     def step_tensors(self, action: Tensor | TensorDictBase) -> Tensors:
         """Steps the environment of TorchRL."""
-        stepped = self._env.step(self._current.copy().set(ACTION, action))
+        stepped = self._env.step(self._current.copy().set(self._action, action))
         after, shape = stepped["next"], (*self.batch_size, 1)
         flags = {key: after.get(key, torch.zeros_like(after["done"])) for key in ("done", "terminated", "truncated")}
         self._current = step_mdp(stepped)
-        results = {"reward": after["reward"], **flags}
+        results = {"reward": after[self._reward], **flags}
         return self._observed() | {key: value.reshape(shape) for key, value in results.items()}
 
     def reset_tensors(self, mask: Tensor | None) -> Tensors:
@@ -172,7 +185,8 @@ class TorchRLEnv(BatchedEnv):
 
     def _observed(self) -> Tensors:
         # Clones, because environments of TorchRL may reuse their memory.
-        return dict(self._current.select(*_OBSERVED, strict=False).clone().items(True, True))
+        observed = TensorDict({name: self._current[key].clone() for name, key in self._keys.items()}, self.batch_size)
+        return dict(observed.items(True, True))
 
     def episodes(self) -> dict[str, Any]:
         """Raises, because environments of TorchRL do not expose their state."""

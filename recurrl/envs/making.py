@@ -90,8 +90,8 @@ def _check_env(env: EnvBase, config: EnvConfig, num_envs: int) -> None:
         if key not in spec.keys():  # noqa: SIM118  (a spec has no __contains__)
             raise ConfigError(
                 f"env.source={config.source} made an environment without the entry {key!r}; it has "
-                f"{', '.join(map(str, spec.keys())) or 'none'}. Rename it, for example with "
-                "torchrl.envs.RenameTransform."
+                f"{', '.join(map(str, spec.keys())) or 'none'}. Name its keys: env=torchrl env.observation_keys=[...] "
+                "env.action_key=... env.reward_key=...; or rename it, for example with torchrl.envs.RenameTransform."
             )
 
 

@@ -59,4 +59,8 @@ def with_maker(config: EnvConfig, env: Any) -> EnvConfig:
     """The options of an environment that was passed as an object; None if none was."""
     if env is None or not config.id.startswith("<"):
         return config
+    require(
+        config.source == "gymnasium",
+        f"env={config.name} must have env.id=module:Name (got {config.id}, an object). Put it into a module.",
+    )
     return PassedEnv(**{**vars(config), "maker": env})

@@ -39,6 +39,7 @@ def composed_options(compose):
         required = {
             ("env", "gym"): "env.id=Acrobot-v1",
             ("env", "vec_env"): "env.id=simulators:rsl_vec_env",
+            ("env", "torchrl"): "env.id=test_torchrl:many",
             ("env", "mjlab"): "env.id=Mjlab-Cartpole-Balance",
             ("env", "envpool"): "env.id=CartPole-v1",
             ("algorithm", "distill"): "algorithm.teacher=run",

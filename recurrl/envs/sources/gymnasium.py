@@ -35,11 +35,11 @@ def make(options: EnvConfig) -> Source:
     Raises:
         ConfigError: a package is missing, or there is no such name in the module.
     """
-    maker = _maker_of(options)
+    maker = maker_of(options)
     return Registered(options) if maker is None else ByMaker(options, maker)
 
 
-def _maker_of(options: EnvConfig) -> Callable[..., Any] | None:
+def maker_of(options: EnvConfig) -> Callable[..., Any] | None:
     """The class or function that makes the environment; None for a registered id."""
     if isinstance(options, PassedEnv):
         return options.maker

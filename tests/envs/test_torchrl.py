@@ -1,0 +1,173 @@
+"""Environments of TorchRL whose keys have names of their own."""
+
+import gymnasium
+import pytest
+import torch
+from collected import fresh_policy
+from tensordict import TensorDict
+from torchrl.data import Bounded, Categorical, Composite, Unbounded
+from torchrl.envs import EnvBase, SerialEnv, Transform, TransformedEnv
+
+from recurrl.agent import Agent
+from recurrl.build import make_collector
+from recurrl.envs import make_batched_env
+from recurrl.envs.passed_env import with_maker
+from recurrl.errors import ConfigError
+
+N, LENGTH = 3, 3
+
+
+class Nested(EnvBase):
+    """Shows the time and the last push, which is also the reward; an episode has three steps."""
+
+    def __init__(self):
+        super().__init__()
+        self.observation_spec = Composite(agent=Composite(time=Unbounded(1), push=Unbounded(1)), noise=Unbounded(2))
+        self.full_action_spec = Composite(agent=Composite(move=Bounded(-2.0, 6.0, (1,))))
+        self.full_reward_spec = Composite(agent=Composite(gain=Unbounded(1)))
+        flag = Categorical(2, shape=(1,), dtype=torch.bool)
+        self.full_done_spec = Composite(done=flag, terminated=flag.clone())
+
+    def _seen(self, push):
+        over = torch.tensor([self.time == LENGTH])
+        seen = {"time": torch.full((1,), float(self.time)), "push": push.clone()}
+        return {"agent": seen, "noise": torch.ones(2), "done": over, "terminated": over.clone()}
+
+    def _reset(self, tensordict, **_):
+        self.time = 0
+        return TensorDict(self._seen(torch.zeros(1)))
+
+    def _step(self, tensordict):
+        self.time += 1
+        push = tensordict["agent", "move"]
+        seen = self._seen(push)
+        seen["agent"]["gain"] = push.clone()
+        return TensorDict(seen)
+
+    def _set_seed(self, seed):
+        pass
+
+
+class Counted(Transform):
+    """Counts its steps, and adds their number to the time."""
+
+    def __init__(self):
+        super().__init__(in_keys=[("agent", "time")], out_keys=[("agent", "time")])
+        self.register_buffer("count", torch.zeros(1))
+
+    def _apply_transform(self, time):
+        self.count += 1
+        return time + 100 * self.count
+
+    def _reset(self, tensordict, tensordict_reset):
+        return tensordict_reset
+
+
+def many(num_envs):
+    return SerialEnv(num_envs, Nested)
+
+
+def counted(num_envs):
+    return TransformedEnv(many(num_envs), Counted())
+
+
+class Plain(gymnasium.Env):
+    observation_space, action_space = gymnasium.spaces.Box(0, 1, (1,)), gymnasium.spaces.Discrete(2)
+
+
+KEYS = ("env.observation_keys=[agent.time]", "env.action_key=agent.move", "env.reward_key=agent.gain")
+
+
+def of(name, *overrides):
+    return ("env=torchrl", f"env.id={__name__}:{name}", *overrides)
+
+
+@pytest.mark.parametrize("name", ["Nested", "many"])
+def test_nested_keys_are_observation_action_and_reward(name, compose):
+    env = make_batched_env(compose(*of(name, *KEYS)).env, N, seed=0)
+    times, rewards = [env.reset_tensors(None)["observation"]], []
+    for move in (0.5, -3.0, 1.0, 0.0):
+        after = env.step_tensors(torch.full((N, 1), move))
+        rewards.append(after["reward"])
+        times += [after["observation"], env.reset_tensors(after["done"])["observation"]]
+    assert [each.unique().item() for each in times] == [0, 1, 1, 2, 2, 3, 0, 1, 1]
+    assert [each.unique().item() for each in rewards] == [4, -2, 6, 2]
+    env.close()
+
+
+def test_several_observations_are_a_dict(compose):
+    keys = ("env.observation_keys=[agent.time,agent.push,noise]", *KEYS[1:], "env.mask=[noise]")
+    env = make_batched_env(compose(*of("Nested", *keys)).env, N, seed=0)
+    env.reset_tensors(None)
+    after = env.step_tensors(torch.ones(N, 1))
+    seen = {key[1:]: value.unique().item() for key, value in after.items() if key[0] == "observation"}
+    assert seen == {("agent", "time"): 1, ("agent", "push"): 6}
+    env.close()
+
+
+def test_a_group_of_observations_is_a_dict(compose):
+    env = make_batched_env(compose(*of("Nested", "env.observation_keys=[agent]", *KEYS[1:])).env, N, seed=0)
+    shown = {key: tuple(value.shape) for key, value in env.reset_tensors(None).items()}
+    assert shown == {("observation", "time"): (N, 1), ("observation", "push"): (N, 1)}
+    env.close()
+
+
+def test_a_policy_is_trained_evaluated_and_used_with_them(small):
+    config = small(*of("many", *KEYS))
+    policy = fresh_policy(config)
+    collector = make_collector(config, policy)
+    rows = collector.collect()
+    assert rows["observation"][0, :, 0].tolist() == [float(t % LENGTH) for t in range(rows.shape[1])]
+    moved = (2 + 4 * rows["action"]).clamp(-2, 6)
+    torch.testing.assert_close(rows["next", "reward"], moved, rtol=0, atol=1e-5)
+    collector.shutdown()
+    agent = Agent(policy, config.env)
+    assert len(agent.evaluate(episodes=2)) == 2
+    env, state = agent.make_env(), agent.initial_state()
+    observation, _ = env.reset()
+    action, state = agent.act(observation, state)
+    assert env.step(action)[1] == pytest.approx(action.item())
+
+
+def test_the_state_of_transforms_is_in_checkpoints(small):
+    config = small(*of("counted", *KEYS, "env.normalize_observation=false"))
+    policy = fresh_policy(config)
+    collector = make_collector(config, policy)
+    steps = collector.collect().shape[1]
+    state = collector.state_dict()
+    collector.shutdown()
+    resumed = make_collector(config, policy)
+    resumed.load_state_dict(state)
+    assert resumed.collect()["next", "observation"][0, 0].item() == 100 * (steps + 1) + 1
+    resumed.shutdown()
+
+
+WRONG = {
+    "observation": (
+        "env.observation_keys=[agent.position]",
+        "env.observation_keys must name what the environment has: agent, agent.push, agent.time, noise (got "
+        "agent.position). Join the names of a nested key by dots.",
+    ),
+    "no observation": ("env.observation_keys=[]", "env.observation_keys must name what the environment has: agent,"),
+    "action": ("env.action_key=move", "env.action_key must name what the environment has: agent, agent.move (got move"),
+    "reward": ("env.reward_key=reward", "env.reward_key must name what the environment has: agent.gain (got rew"),
+}
+
+
+@pytest.mark.parametrize(("override", "message"), WRONG.values(), ids=WRONG)
+def test_a_name_that_the_environment_lacks_is_rejected(override, message, compose):
+    with pytest.raises(ConfigError) as rejected:
+        make_batched_env(compose(*of("Nested", *KEYS, override)).env, N, seed=0)
+    assert str(rejected.value).startswith(message)
+
+
+def test_what_is_no_environment_of_torchrl_is_rejected(compose):
+    with pytest.raises(ConfigError, match=r"env\.id must make an environment of TorchRL \(got .*:Plain, which makes a"):
+        make_batched_env(compose(*of("Plain")).env, N, seed=0)
+    with pytest.raises(ConfigError, match=r"env\.id must be module:Name with env=torchrl \(got CartPole-v1\)"):
+        make_batched_env(compose("env=torchrl", "env.id=CartPole-v1").env, N, seed=0)
+
+
+def test_an_object_cannot_take_the_place_of_one_with_keys(compose):
+    with pytest.raises(ConfigError, match=r"env=torchrl must have env\.id=module:Name \(got <Nested>, an object\)"):
+        with_maker(compose("env=torchrl", "env.id='<Nested>'", *KEYS).env, Nested)
