@@ -46,6 +46,14 @@ def test_a_policy_that_has_no_memory_cannot_be_evaluated_without_it(train, evalu
     )
 
 
+def test_an_evaluation_uses_the_threads_of_its_run(train, evaluate, tiny, monkeypatch):
+    train(*tiny, "num_threads=3", "hydra.run.dir=run").succeeded()
+    threads = []
+    monkeypatch.setattr(torch, "set_num_threads", threads.append)
+    evaluate("run").succeeded()
+    assert threads[0] == 3
+
+
 def test_evaluating_leaves_the_run_as_it_was(evaluate, finished_run, tmp_path):
     run = shutil.copytree(finished_run, tmp_path / "run")
     before = {path: path.stat().st_mtime_ns for path in run.rglob("*")}
