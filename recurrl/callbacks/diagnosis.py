@@ -27,7 +27,7 @@ WARNINGS = {
     "Explained variance near zero": (
         f"{_SCALE}; a larger frames_per_batch; observations, or a longer slice_len, that tell what rewards depend on"
     ),
-    "Gradients mostly noise": "epochs=4; more total_frames",
+    "Gradients mostly noise": "epochs=4; lr=5e-4; more total_frames",
     "Every episode truncated": f"{_EXPLORE}; a larger env.max_episode_steps",
     "Memory without use": (
         "cell=none, which is faster, if the task needs no memory; otherwise a longer slice_len or more total_frames"
