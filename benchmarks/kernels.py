@@ -31,7 +31,10 @@ _ARGUMENTS = {
     "lane_begin": "*i64",
     "lane_length": "*i32",
     **dict.fromkeys(("first", "last", "lanes", "stored_stride"), "i32"),
+    **dict.fromkeys(("T", "a_row", "a_step", "stored_row", "stored_step"), "i32"),
 }
+LINEAR = {"linear": False, "complex": True}
+"""The kinds of linear cells, whose kernels multiply no matrices: whether their numbers are complex."""
 _HEADS = ("cell", "hidden", "precision", "registers", "spilled bytes", "shared memory, KB", "tensor-core instructions")
 
 
@@ -68,7 +71,7 @@ class Figures:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options of ``benchmark.py kernels``."""
     known = ", ".join(str(architecture) for architecture in SHARED_MEMORY)
-    parser.add_argument("--cells", default=",".join(tiles.CELLS), help="default: %(default)s")
+    parser.add_argument("--cells", default=",".join((*tiles.CELLS, *LINEAR)), help="default: %(default)s")
     parser.add_argument("--hidden", default="64,128", help="hidden sizes; default: %(default)s")
     parser.add_argument("--precisions", default=",".join(tiles.PRECISIONS), help="default: %(default)s")
     parser.add_argument("--architectures", default="80,90,100", help=f"any of {known}; default: %(default)s")
@@ -87,7 +90,7 @@ def run(arguments: argparse.Namespace) -> None:
         raise SystemExit(f"--architectures must be among {known} (got {architecture}).")
     sizes = [int(size) for size in arguments.hidden.split(",")]
     chosen = product(arguments.cells.split(","), sizes, arguments.precisions.split(","), architectures)
-    figures = compile_elsewhere([Layer(*each) for each in chosen])
+    figures = compile_elsewhere([Layer(*each) for each in chosen if each[0] not in LINEAR or each[2] == "ieee"])
     sys.stdout.write((json.dumps(list(map(asdict, figures)), indent=1) if arguments.json else table(figures)) + "\n")
 
 
@@ -135,8 +138,14 @@ class Launch(NamedTuple):
 
 def launches_of(layer: Layer) -> Iterator[Launch]:
     """The kernels of a layer, each in its most demanding form."""
-    from recurrl.recurrent.backends.triton import kernels
+    from recurrl.recurrent.backends.triton import kernels, linear_kernels, recurrence
 
+    if layer.cell in LINEAR:
+        constants = recurrence.constants(layer.hidden_size, LINEAR[layer.cell])
+        options = {"num_warps": constants.pop("num_warps")}
+        yield Launch(linear_kernels.forward, constants, options)
+        yield Launch(linear_kernels.backward, constants | {"WANTS_STORED": True}, options)
+        return
     chosen = tiles.configuration(layer.hidden_size, layer.precision)
     for kernel, form in ((kernels.forward, {"KEEP": True}), (kernels.backward, {"WANTS_STORED": True})):
         constants = chosen.constants(*layer[:3]) | form
@@ -147,7 +156,7 @@ def launches_of(layer: Layer) -> Iterator[Launch]:
 def signature(launch: Launch) -> dict[str, str]:
     """The type of each argument, for ``triton.compiler.ASTSource``."""
     kinds = _ARGUMENTS | dict.fromkeys(launch.constants, "constexpr")
-    if launch.constants["PRECISION"] == "bf16":
+    if launch.constants.get("PRECISION") == "bf16":
         kinds |= {"w_hh": "*bf16", "w_hh_t": "*bf16"}
     return {name: kinds.get(name, "*fp32") for name in launch.kernel.arg_names}
 
@@ -161,7 +170,8 @@ def _compiled(launch: Launch, layer: Layer) -> Figures:
     constants = {(names.index(name),): value for name, value in launch.constants.items()}
     # Divisible by 16 whenever the hidden size is, as at run time.
     aligned = [name for name, kind in kinds.items() if kind.startswith("*")]
-    aligned += ["stored_stride"] if launch.constants["H"] % 16 == 0 else []
+    strides = [name for name in names if name in ("stored_stride", "a_row", "a_step", "stored_row", "stored_step")]
+    aligned += strides if layer.hidden_size % 16 == 0 else []
     compiled = triton.compile(
         ASTSource(
             launch.kernel, kinds, constants, {(names.index(name),): [["tt.divisibility", 16]] for name in aligned}

@@ -99,13 +99,14 @@ def unsupported_by_torch(backend: str, mode: str, compute_dtype: torch.dtype, de
     if compute_dtype not in (torch.float32, torch.float64):
         return (
             f"recurrent_compute_dtype={compute_dtype} is not possible with backend={backend}, which computes in the "
-            "dtype of its weights. Choose backend=triton, or leave it at torch.float32."
+            "dtype of its weights. Choose gru or lstm by backend=triton, or leave it at torch.float32."
         )
     if mode == AUTO:
         return None
     concrete = resolve(mode, device)
     if concrete in ("tf32x3", "bf16"):
-        return f"precision={mode} is not possible with backend={backend}: it needs backend=triton, on a GPU."
+        advice = "it needs gru or lstm by backend=triton, on a GPU."
+        return f"precision={mode} is not possible with backend={backend}: {advice}"
     if concrete == "tf32" and device.type == "cpu":
         return f"precision={mode} needs a GPU, and device={device} has no such format. Choose precision=ieee."
     return None

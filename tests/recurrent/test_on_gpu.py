@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from parity import PATTERNS, batch, outputs_and_gradients, resets
+from parity import PATTERNS, batch, outputs_and_gradients, relative_errors, resets
 from tensordict import TensorDict
 from triton_layers import CELLS, WAYS, assert_within, make
 
@@ -29,6 +29,16 @@ def test_kernels_equal_the_reference(cell, precision, hidden, recompute, pattern
 def test_the_other_backends_equal_the_reference(cell, backend):
     module = make(cell, 64, backend).cuda()
     assert_within(module, batch(module, resets("random", 37, 21)), 2e-5)
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
+@pytest.mark.parametrize("cell", ["mingru", "rtu", "ffm"])
+def test_the_kernels_of_linear_cells_equal_the_reference(cell, pattern):
+    module, truth = make(cell, 100, precision="auto").cuda(), make(cell, 100, "reference").double().cuda()
+    expected = outputs_and_gradients(truth, batch(truth, resets(pattern, 37, 21)))
+    found = outputs_and_gradients(module, batch(module, resets(pattern, 37, 21)))
+    for name, error in relative_errors(found, expected).items():
+        assert error < 2e-5, f"{name}: {error:.1e}"
 
 
 @pytest.mark.parametrize("hidden", [64, 256])

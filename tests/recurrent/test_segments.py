@@ -5,6 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from recurrl.recurrent.backends import triton
 from recurrl.recurrent.backends.native.recurrence import recurrence as native_recurrence
 from recurrl.recurrent.linear_recurrence import linear_recurrence
 from recurrl.recurrent.segments import Segments, expanded, mirrored
@@ -99,7 +100,11 @@ FORMS = {  # the shapes of a and of a state, and the dimension of real and imagi
 
 @pytest.mark.parametrize("steps", [(2, 7), ()], ids=["of each step", "of all steps"])
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS.keys())
-@pytest.mark.parametrize("recurrence", [linear_recurrence, pytest.param(native_recurrence, marks=pytest.mark.native)])
+@pytest.mark.parametrize(
+    "recurrence",
+    [linear_recurrence, pytest.param(native_recurrence, marks=pytest.mark.native), triton.linear_recurrence],
+    ids=["doubling", "native", "triton"],
+)
 def test_a_linear_recurrence_equals_its_loop_and_has_its_derivatives(recurrence, form, steps):
     (of_a, of_state, pair), generator = form, torch.Generator().manual_seed(0)
     a = torch.rand((*steps, *of_a), dtype=torch.float64, generator=generator)

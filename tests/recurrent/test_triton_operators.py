@@ -113,7 +113,20 @@ def test_the_operators_pass_torchs_registration_checks(cell, one_launch_a_step):
     assert set(torch.library.opcheck(backward, arguments).values()) == {"SUCCESS"}
 
 
-@pytest.mark.parametrize("cell", CELLS)
+@pytest.mark.parametrize("pairs", [False, True])
+def test_the_operators_of_linear_cells_pass_torchs_registration_checks(pairs):
+    torch.use_deterministic_algorithms(False)  # NaN does not equal itself
+    a, b, stored, grad = torch.randn(4, 2, 6, 2, 3, generator=torch.Generator().manual_seed(0)).unbind(0)
+    starts = torch.tensor([[1, 0, 0, 1, 0, 0], [1, 0, 1, 0, 0, 0]]).bool()
+    forward, backward = (getattr(torch.ops.recurrl, f"recurrence_{name}").default for name in ("forward", "backward"))
+    assert set(torch.library.opcheck(forward, ("triton", a, b, starts, stored, pairs)).values()) == {"SUCCESS"}
+    states = forward("triton", a, b, starts, stored, pairs)
+    arguments = ("triton", a, starts, stored, states, pairs, grad)
+    for wanted in (True, False):
+        assert set(torch.library.opcheck(backward, (*arguments, wanted)).values()) == {"SUCCESS"}
+
+
+@pytest.mark.parametrize("cell", [*CELLS, "mingru", "rtu"])
 def test_a_module_compiles_without_graph_breaks(cell):
     module = make(cell, 6, precision="auto")
     data = batch(module, resets("random", 5, 7))

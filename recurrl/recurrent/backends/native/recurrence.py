@@ -13,7 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from recurrl.recurrent import linear_operators
 from recurrl.recurrent.backends.native import library
+from recurrl.recurrent.linear_operators import RecurrenceCall
 from recurrl.recurrent.matrix import Access
 from recurrl.recurrent.operators import reject_second_derivative
 
@@ -37,92 +39,29 @@ def recurrence(a: Tensor, b: Tensor, starts_BT: Tensor, stored: Tensor, pair: in
     if entries[:kept] != shape[:kept]:
         kept = len(shape)
     a = a.expand(*b.shape[: 2 + kept], *[1] * (len(shape) - kept))
-    return _Differentiable.apply(a, b, starts_BT, stored, pair is not None)  # type: ignore[no-untyped-call]
+    return linear_operators.recurrence("native", a, b, starts_BT, stored, pair is not None)
 
 
-def forward(a: Tensor, b: Tensor, starts_BT: Tensor, stored: Tensor, pairs: bool) -> Tensor:
-    """The states after each step."""
-    states = _states(a, b, starts_BT, stored, pairs)
-    _run("forward", a, b.contiguous(), starts_BT, stored, states, pairs, [None] * 5)
-    return states
+def forward(call: RecurrenceCall, b: Tensor) -> None:
+    """See :meth:`~recurrl.recurrent.linear_operators.Kernels.forward`."""
+    _run("forward", call, b, [None] * 5)
 
 
-def backward(
-    a: Tensor, starts_BT: Tensor, stored: Tensor, states: Tensor, grad: Tensor, pairs: bool, wants_stored: bool
-) -> list[Tensor]:
-    """Gradients of a, b and the stored states; the last is empty unless it is wanted."""
-    grads = _gradients(a, starts_BT, stored, states, grad, pairs, wants_stored)
-    memory = [grad.contiguous(), *grads, grad.new_empty(states.shape[2:])]
-    _run("backward", a, None, starts_BT, stored, states, pairs, memory)
-    return grads
+def backward(call: RecurrenceCall, grad: Tensor, grads: list[Tensor]) -> None:
+    """See :meth:`~recurrl.recurrent.linear_operators.Kernels.backward`."""
+    _run("backward", call, None, [grad, *grads, grad.new_empty(call.states.shape[2:])])
 
 
-def _run(
-    direction: str,
-    a: Tensor,
-    b: Tensor | None,
-    starts_BT: Tensor,
-    stored: Tensor,
-    states: Tensor,
-    pairs: bool,
-    memory: Sequence[Tensor | None],
-) -> None:
-    if stored.shape != states.shape or a.dtype != states.dtype:
-        raise ValueError(
-            f"backend=native needs stored states {list(states.shape)} and coefficients of {states.dtype}; there are "
-            f"{list(stored.shape)} and {a.dtype}."
-        )
-    stored, starts_BT = stored.to(states), starts_BT.bool().contiguous()
-    (rows, steps), size, planes = states.shape[:2], prod(states.shape[2:]), 2 if pairs else 1
-    a, stored = (each if each[0, 0].is_contiguous() else each.contiguous() for each in (a, stored))
-    repeat = size // prod(a.shape[2:])
-    sizes = (rows, steps, planes, size // planes, repeat, *a.stride()[:2], *stored.stride()[:2])
-    arrays = (a, b, stored, starts_BT, states, *memory)
+def _run(direction: str, call: RecurrenceCall, b: Tensor | None, memory: Sequence[Tensor | None]) -> None:
+    states = call.states
+    (rows, steps), size, planes = states.shape[:2], prod(states.shape[2:]), 2 if call.pairs else 1
+    sizes = (rows, steps, planes, size // planes, size // prod(call.a.shape[2:]), *call.strides)
+    arrays = (call.a, b, call.stored, call.starts_BT, states, *memory)
     kernel = library.kernel(states.dtype)
     if isinstance(kernel, str):
         raise RuntimeError(kernel)
     pointers = [None if each is None or not each.numel() else each.data_ptr() for each in arrays]
     getattr(kernel, f"recurrence_{direction}")(ctypes.byref(_Recurrence(*sizes, *pointers)))
-
-
-def _states(a: Tensor, b: Tensor, starts_BT: Tensor, stored: Tensor, pairs: bool) -> Tensor:
-    return b.new_empty(b.shape)
-
-
-def _gradients(
-    a: Tensor, starts_BT: Tensor, stored: Tensor, states: Tensor, grad: Tensor, pairs: bool, wants_stored: bool
-) -> list[Tensor]:
-    return [grad.new_empty(shape) for shape in (a.shape, states.shape, stored.shape if wants_stored else (0,))]
-
-
-_operators = torch.library.Library("recurrl", "FRAGMENT")
-_operators.define("recurrence_forward(Tensor a, Tensor b, Tensor starts, Tensor stored, bool pairs) -> Tensor")
-_operators.define(
-    "recurrence_backward(Tensor a, Tensor starts, Tensor stored, Tensor states, Tensor grad, bool pairs, "
-    "bool wants_stored) -> Tensor[]"
-)
-_operators.impl("recurrence_forward", forward, "CompositeExplicitAutograd")
-_operators.impl("recurrence_backward", backward, "CompositeExplicitAutograd")
-torch.library.register_fake("recurrl::recurrence_forward", _states)
-torch.library.register_fake("recurrl::recurrence_backward", _gradients)
-
-
-class _Differentiable(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, a: Tensor, b: Tensor, starts_BT: Tensor, stored: Tensor, pairs: bool) -> Tensor:
-        run: Any = torch.ops.recurrl.recurrence_forward.default if torch.compiler.is_compiling() else forward
-        states: Tensor = run(a, b, starts_BT, stored, pairs)
-        ctx.save_for_backward(a, starts_BT, stored, states)
-        ctx.pairs = pairs
-        return states
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        reject_second_derivative("native")
-        run: Any = torch.ops.recurrl.recurrence_backward.default if torch.compiler.is_compiling() else backward
-        wants_stored = ctx.needs_input_grad[3]
-        grad_a, grad_b, grad_stored = run(*ctx.saved_tensors, grad, ctx.pairs, wants_stored)
-        return grad_a, grad_b, None, grad_stored if wants_stored else None, None
 
 
 _MEMORY_SIZES = ("rows", "steps", "heads", "keys", "values", "stored_row", "stored_step")

@@ -1,5 +1,7 @@
 """Fused CUDA kernels: a whole sequence of one layer in one launch each way, or one launch per step of a large one.
 
+Of a linear cell a kernel runs the recurrence of each state; the rest is torch's.
+
 triton is imported when the first layer runs, so that everything else works without it.
 
 Shape legend: B rows, T steps, P steps of all rows (B·T), I input size, H hidden size.
@@ -13,11 +15,12 @@ import os
 import torch
 from torch import Tensor
 
-from recurrl.recurrent import precision
+from recurrl.recurrent import linear_operators, precision
 from recurrl.recurrent.backends import Options
 from recurrl.recurrent.backends.triton import tiles
 from recurrl.recurrent.cell import Cell, States, Weights
 from recurrl.recurrent.gated import AnalyticCell, GatedCell
+from recurrl.recurrent.linear import LinearCell
 from recurrl.recurrent.operators import run_layer
 from recurrl.recurrent.segments import Segments
 
@@ -26,12 +29,26 @@ _ALTERNATIVE = "Choose backend=auto, or backend=pad on a GPU and backend=scan on
 
 
 def supports(cell: Cell, options: Options, device: torch.device | None) -> str | None:
-    """Supports GRU and LSTM without a projection up to 1,024 features, on CUDA or under triton's interpreter."""
+    """Supports GRU and LSTM without a projection up to 1,024 features, and linear cells, on CUDA or under triton's
+    interpreter.
+    """
+    return _without_kernel(cell, options, device) or _without_device(device)
+
+
+def _without_kernel(cell: Cell, options: Options, device: torch.device | None) -> str | None:
+    if isinstance(cell, LinearCell):
+        if options.recompute != "none":
+            return (
+                f"recompute={options.recompute} is not possible with backend=triton for a cell that is linear in its "
+                "states, whose steps are not recomputed. Choose recompute=none."
+            )
+        mode, dtype = options.precision, options.compute_dtype
+        return None if device is None else precision.unsupported_by_torch("triton", mode, dtype, device)
     # The name alone may be that of another cell.
     if cell.TORCH is None or cell.name not in tiles.CELLS:
         return (
-            f"backend=triton has no kernel for cell={cell.name}, only for {' and '.join(tiles.CELLS)}. "
-            "Choose backend=scan."
+            f"backend=triton has no kernel for cell={cell.name}, only for {', '.join(tiles.CELLS)}, and cells that are "
+            "linear in their states. Choose backend=scan."
         )
     if isinstance(cell, GatedCell) and cell.proj_size:
         return f"proj_size={cell.proj_size} is not possible with backend=triton. {_ALTERNATIVE}"
@@ -40,6 +57,10 @@ def supports(cell: Cell, options: Options, device: torch.device | None) -> str |
             f"hidden_size={cell.hidden_size} is not possible with backend=triton, whose kernels are tested "
             f"up to {tiles.MAX_HIDDEN_SIZE} features: beyond, one step keeps torch's own kernels busy. {_ALTERNATIVE}"
         )
+    return None
+
+
+def _without_device(device: torch.device | None) -> str | None:
     if importlib.util.find_spec("triton") is None:
         return f"backend=triton needs the package triton, which is not installed. {_ALTERNATIVE}"
     if device is None or (device.type != "cuda" and os.environ.get("TRITON_INTERPRET") == "1"):
@@ -58,6 +79,11 @@ def supports(cell: Cell, options: Options, device: torch.device | None) -> str |
     return None
 
 
+def linear_recurrence(a: Tensor, b: Tensor, starts_BT: Tensor, stored: Tensor, pair: int | None) -> Tensor:
+    """As :func:`~recurrl.recurrent.linear_recurrence.linear_recurrence`, by the kernels; differentiable once."""
+    return linear_operators.recurrence("triton", a.expand(b.shape), b, starts_BT, stored, pair is not None)
+
+
 def _precision(options: Options, device: torch.device) -> str:
     concrete = "bf16" if options.compute_dtype == torch.bfloat16 else precision.resolve(options.precision, device)
     return "bf16 emulated" if concrete == "bf16" and device.type != "cuda" else concrete
@@ -69,8 +95,17 @@ def sequence(
     """Runs one layer with the kernels.
 
     Raises:
-        ValueError: the dtype is not float32.
+        ValueError: the dtype is not float32; for a linear cell, neither that nor float64.
     """
+    if isinstance(cell, LinearCell):
+        if x_BTI.dtype not in (torch.float32, torch.float64):
+            raise ValueError(
+                f"backend=triton computes linear cells in float32 or float64, but the layer's dtype is {x_BTI.dtype}. "
+                "Choose backend=scan."
+            )
+        x_BTX, starts_BT = cell.project(weights, x_BTI), segments.starts_BT
+        output_BTO, states = cell.scan(linear_recurrence, weights, x_BTX, starts_BT, stored_states)
+        return output_BTO, tuple(segments.only_ends(state) for state in states)
     assert isinstance(cell, AnalyticCell)
     if x_BTI.dtype != torch.float32:
         raise ValueError(
