@@ -118,7 +118,7 @@ from recurrl.checkpoint import files
 from recurrl.config.collector import ReplayConfig
 from recurrl.buffers.replay import ReplayBuffer
 
-STEPS, MIB = 64, 2**20
+STEPS, MIB = 128, 2**20
 
 def rows(first):
     number = torch.arange(first, first + 4).view(1, 4, 1)
@@ -139,15 +139,15 @@ def buffer(name):
 folder = Path(sys.argv[1])
 first, second = buffer("one"), buffer("two")
 allow(STEPS // 2)
-for begin in range(0, 72, 4):
+for begin in range(0, STEPS + 8, 4):
     first.extend(rows(begin))
 files.write(folder / "frames_1", {"buffer": first.state_dict()}, {})
 allow(STEPS // 2 + STEPS)  # a mapped file counts too
 before = used("RssAnon")
 files.load(folder / "frames_1", {"buffer": second})
 assert used("RssAnon") - before < STEPS // 2 * MIB
-second.extend(rows(72))
-assert sorted(set(second.ring._buffer[:]["number"][:, 0, -1].tolist())) == list(range(12, 76))
+second.extend(rows(STEPS + 8))
+assert sorted(set(second.ring._buffer[:]["number"][:, 0, -1].tolist())) == list(range(12, STEPS + 12))
 """
 
 

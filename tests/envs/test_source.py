@@ -133,7 +133,7 @@ def test_environments_of_torchrl_are_trained_in(overrides, train, tmp_path):
     [
         ("env=mine:TooFew", "environment of batch size [1] (got one of batch size [2])."),
         ("env=mine:Nothing", "must make a TorchRL environment of batch size [1] (got a NoneType)."),
-        ("env=mine:Renamed", "made an environment without the entry 'observation'; it has pixels. Rename"),
+        ("env=mine:Renamed", "made an environment without the entry 'observation'; it has pixels. Name its keys"),
         ("env=mine:no_source", "made a str, which is not a recurrl.envs.Source. Derive from"),
         ("env=mine:unannotated", "must be annotated with a dataclass derived from recurrl.config.EnvC"),
         ("env=mine:Absent", "the module mine has no Absent."),

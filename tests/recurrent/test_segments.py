@@ -110,8 +110,8 @@ def test_a_linear_recurrence_equals_its_loop_and_has_its_derivatives(recurrence,
     a = torch.rand((*steps, *of_a), dtype=torch.float64, generator=generator)
     b, stored = torch.randn(2, 2, 7, *of_state, dtype=torch.float64, generator=generator).unbind(0)
     starts = torch.tensor([[True, False, False, True, True, False, False], [True] + [False] * 6])
-    stored_read = torch.where(expanded(starts, stored), stored, torch.nan)
-    s, expected = stored[:, 0], []
+    inputs = [a.requires_grad_(), b.requires_grad_(), stored.requires_grad_()]
+    s, states = stored[:, 0], []
     for t in range(7):
         before = torch.where(expanded(starts[:, t], s), stored[:, t], s)
         of_t = a[:, t] if steps else a
@@ -119,14 +119,16 @@ def test_a_linear_recurrence_equals_its_loop_and_has_its_derivatives(recurrence,
             before, of_t = (torch.complex(*each.unbind(pair)) for each in (before, of_t))
         s = of_t * before
         s = (torch.stack((s.real, s.imag), pair) if pair is not None else s) + b[:, t]
-        expected.append(s)
-    inputs = [a.requires_grad_(), b.requires_grad_(), stored.requires_grad_()]
+        states.append(s)
+    expected = torch.stack(states, 1)
 
     def run(a, b, stored):
         return recurrence(a, b, starts, stored, pair)
 
-    found = recurrence(a, b, starts, stored_read, pair)
-    torch.testing.assert_close(found, torch.stack(expected, 1), rtol=1e-12, atol=1e-12)
-    assert torch.autograd.gradcheck(run, inputs)
+    unread = torch.where(expanded(starts, stored), stored, torch.nan)
+    torch.testing.assert_close(run(a, b, unread), expected, rtol=1e-12, atol=1e-12)
+    weight = torch.randn(expected.shape, dtype=torch.float64, generator=generator)
+    gradients = torch.autograd.grad(run(*inputs), inputs, weight)
+    torch.testing.assert_close(gradients, torch.autograd.grad(expected, inputs, weight), rtol=1e-11, atol=1e-11)
     if recurrence is linear_recurrence:
         assert torch.autograd.gradgradcheck(run, inputs)
