@@ -10,12 +10,12 @@ from recurrl.returns import interquartile_mean
 ROOT = Path(__file__).parents[1]
 
 
-def train(console, tmp_path, *overrides):
-    """The summary of a run with these overrides and no others."""
+def train(console, tmp_path, *overrides, warned=()):
+    """The summary of a run with these overrides and no others, and without any other warning."""
     outcome = console("recurrl-train", "hydra.run.dir=run", *overrides, cwd=tmp_path).succeeded()
     result = summary(tmp_path / "run")
-    assert result["warnings"] == {}
-    assert "[WARNING]" not in outcome.out
+    assert result["warnings"].keys() <= set(warned)
+    assert ("[WARNING]" in outcome.out) <= bool(warned)
     return result
 
 
@@ -44,7 +44,8 @@ def test_the_readme_has_the_commands_that_are_tested():
 
 @pytest.mark.slow
 def test_without_memory_it_is_not_solved(console, tmp_path):
-    assert train(console, tmp_path, "cell=none")["eval_return_mean"] < 100
+    # Where the observation does not tell what to do, actions at random do better than the most probable one.
+    assert train(console, tmp_path, "cell=none", warned=["Better when sampled"])["eval_return_mean"] < 100
 
 
 @pytest.mark.slow
@@ -53,7 +54,8 @@ def test_the_pendulum_swings_up_without_its_velocity(console, tmp_path):
     for seed in range(5):
         where = tmp_path / str(seed)
         where.mkdir()
-        overrides = ("env=pendulum_no_velocity", "total_frames=100_000", f"seed={seed}")
+        # The mean of 20 episodes has a standard error of 30.
+        overrides = ("env=pendulum_no_velocity", "total_frames=100_000", "evaluation.episodes=200", f"seed={seed}")
         returns.append(train(console, where, *overrides)["eval_return_mean"])
     # What sb3-contrib has in as many frames. One seed of five may be late.
     assert interquartile_mean(returns) >= -217.9
