@@ -1,5 +1,6 @@
 """Errors addressed to the user."""
 
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -23,7 +24,10 @@ def require(condition: bool, message: str) -> None:
 
 def one_line(error: Exception) -> str:
     """An error of another library in at most 200 characters, without the last full stop; its type if it has no text."""
-    return " ".join(str(error).split())[:200].rstrip(".") or type(error).__name__
+    # Where several files could not be copied: source, destination and reason of each.
+    failed = error.args[0] if isinstance(error, shutil.Error) and isinstance(error.args[0], list) else []
+    text = failed[0][-1] if failed else str(error)
+    return " ".join(text.split())[:200].rstrip(".") or type(error).__name__
 
 
 @contextmanager
