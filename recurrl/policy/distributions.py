@@ -133,7 +133,7 @@ class ClippedGaussian(DiagonalGaussian):
         """Log-probability ``[B]``."""
         normal: Any = self.base_dist
         beyond = torch.special.log_ndtr((normal.loc * value.sign() - 1) / normal.scale)
-        return self._over_event(torch.where(value.abs() < 1, normal.log_prob(value), beyond))
+        return _sum_of_entries(torch.where(value.abs() < 1, normal.log_prob(value), beyond), self)
 
     def entropy(self) -> Tensor:
         """Entropy ``[B]``, in nats."""
@@ -143,10 +143,7 @@ class ClippedGaussian(DiagonalGaussian):
         log_beyond = torch.special.log_ndtr(-distance)
         beyond, density = log_beyond.exp(), (-0.5 * distance**2).exp() / math.sqrt(2 * math.pi)
         inside = (1 - beyond.sum(0)) * normal.entropy() - 0.5 * (distance * density).sum(0)
-        return self._over_event(inside - (beyond * log_beyond).sum(0))
-
-    def _over_event(self, each: Tensor) -> Tensor:
-        return each.flatten(each.ndim - len(self.event_shape)).sum(-1)
+        return _sum_of_entries(inside - (beyond * log_beyond).sum(0), self)
 
 
 class Binary(Independent):  # type: ignore[type-arg]
@@ -221,7 +218,7 @@ class SquashedGaussian(Distribution):
         inside = normal.log_prob(before) - _log_slope_of_tanh(before)
         beyond = (normal.loc * value.sign() - math.atanh(1 - width)) / normal.scale
         log_prob = torch.where(value.abs() > 1 - width, torch.special.log_ndtr(beyond) - math.log(width), inside)
-        return log_prob.flatten(log_prob.ndim - len(self.event_shape)).sum(-1)
+        return _sum_of_entries(log_prob, self)
 
     def entropy(self) -> Tensor:
         """Entropy ``[B]``, in nats."""
@@ -230,12 +227,17 @@ class SquashedGaussian(Distribution):
         points, weights = _quadrature(loc)
         log_slope = _log_slope_of_tanh(loc.unsqueeze(-1) + scale.unsqueeze(-1) * points) @ weights
         entropy: Tensor = self.base.entropy()  # type: ignore[no-untyped-call]
-        return entropy + log_slope.flatten(loc.ndim - len(self.event_shape)).sum(-1)
+        return entropy + _sum_of_entries(log_slope, self)
 
     @property
     def mode(self) -> Tensor:
         """The median of each entry, not the action of highest density, which is often a bound."""
         return torch.tanh(self.base.mean)
+
+
+def _sum_of_entries(values: Tensor, distribution: Distribution) -> Tensor:
+    """The sums ``[B]`` of values ``[B, *event]`` over the entries of an action."""
+    return values.flatten(values.ndim - len(distribution.event_shape)).sum(-1)
 
 
 def _log_slope_of_tanh(x: Tensor) -> Tensor:
