@@ -28,19 +28,23 @@ SIZES = {
     "two layers, bidirectional": {"num_layers": 2, "bidirectional": True},
     "dropout, evaluated": {"num_layers": 2, "dropout": 0.5},
     "projected": {"proj_size": 2},
+    "all but dropout": {"num_layers": 2, "bidirectional": True, "bias": False, "proj_size": 2},
 }
 CALLS = ("step", "step without states", "sequence", "sequence without states", "one row", "rows of rows")
-BACKENDS = ("auto", "native", "pad", "reference", "scan")
+BACKENDS = (
+    *((backend, "none") for backend in ("auto", "native", "pad", "reference", "scan")),
+    *((backend, "full") for backend in ("native", "scan")),
+)
 EQUAL = {"rtol": 1e-7, "atol": 1e-9}
 
 
-def pair(kind, *sizes, **options):
+def pair(kind, backend="auto", recompute="none", **options):
     """TorchRL's module and ours with the same parameters, in float64."""
     torch.manual_seed(0)
-    name, backend = f"{kind.upper()}Module", options.pop("recurrent_backend", "auto")
-    keys = {"in_key": "x", "out_key": "y"}
-    theirs = getattr(torchrl.modules, name)(*(sizes or (IN, H)), **keys, **options).double().eval()
-    ours = getattr(recurrent, name)(*(sizes or (IN, H)), **keys, recurrent_backend=backend, **options).double().eval()
+    name, keys = f"{kind.upper()}Module", {"in_key": "x", "out_key": "y"}
+    ways = {"recurrent_backend": backend, "recurrent_recompute": recompute}
+    theirs = getattr(torchrl.modules, name)(IN, H, **keys, **options).double().eval()
+    ours = getattr(recurrent, name)(IN, H, **keys, **ways, **options).double().eval()
     ours.load_state_dict(theirs.state_dict())
     return theirs, ours
 
@@ -71,19 +75,22 @@ def results(module, data, call):
 
 def possible(kind, sizes, call="", backend=""):
     """False for what torch, TorchRL or the kernel of ``native`` does not have; other tests are about these."""
-    return sizes != "projected" or (kind == "lstm" and call != "step" and backend != "native")
+    return "proj_size" not in SIZES[sizes] or (kind == "lstm" and call != "step" and backend != "native")
 
 
 ITEMS = [
-    pytest.param(*item, marks=() if item[1] == "plain" and item[3] == "auto" else pytest.mark.slow)
-    for item in product(KINDS, SIZES, CALLS, BACKENDS)
-    if possible(*item)
+    pytest.param(
+        *(kind, sizes, call, backend, recompute),
+        marks=() if call == "sequence" or (sizes, backend) == ("plain", "auto") else pytest.mark.slow,
+    )
+    for kind, sizes, call, (backend, recompute) in product(KINDS, SIZES, CALLS, BACKENDS)
+    if possible(kind, sizes, call, backend)
 ]
 
 
-@pytest.mark.parametrize(("kind", "sizes", "call", "backend"), ITEMS)
-def test_outputs_states_and_gradients_equal_torchrls(kind, sizes, call, backend):
-    theirs, ours = pair(kind, **SIZES[sizes], recurrent_backend=backend)
+@pytest.mark.parametrize(("kind", "sizes", "call", "backend", "recompute"), ITEMS)
+def test_outputs_states_and_gradients_equal_torchrls(kind, sizes, call, backend, recompute):
+    theirs, ours = pair(kind, backend, recompute, **SIZES[sizes])
     data = data_of(theirs, call)
     torch.testing.assert_close(results(ours, data, call), results(theirs, data, call), **EQUAL)
 
@@ -230,7 +237,7 @@ def test_a_projected_step_runs():
 
 
 def test_both_directions_run_by_the_kernels():
-    theirs, ours = pair("lstm", **SIZES["bidirectional"], recurrent_backend="triton")
+    theirs, ours = pair("lstm", "triton", **SIZES["bidirectional"])
     data = data_of(theirs, "sequence")
     in_float32 = data.apply(lambda value: value.float() if value.is_floating_point() else value)
     in_kernels = results(ours.float(), in_float32, "sequence")

@@ -261,16 +261,6 @@ def test_what_it_has_no_kernel_for_is_rejected(cell, options, message):
 
 
 @pytest.mark.native
-@pytest.mark.parametrize("cell", ["mingru", "mlstm"])
-def test_a_second_derivative_of_a_linear_cell_is_rejected(cell):
-    module = layers_of(cell, "native", "none", (2, 3, 2, 3))
-    data = batch(module, resets("none", 2, 3))
-    data["x"].requires_grad_()
-    with set_recurrent_mode(True), pytest.raises(RuntimeError, match="Choose backend=reference"):
-        torch.autograd.grad(module(data)["y"].sum(), [data["x"]], create_graph=True)
-
-
-@pytest.mark.native
 @pytest.mark.parametrize("cell", ["gru", "lstm"])
 @pytest.mark.parametrize("rows", [1, 2, 3, 5, 7, 8, 31, 33, 70])
 def test_rows_do_not_depend_on_one_another_or_on_threads(cell, rows, monkeypatch):
