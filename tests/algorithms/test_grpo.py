@@ -1,149 +1,214 @@
-"""GRPO's loss against its formula, for every option."""
-
-from collections import defaultdict
-from itertools import product
+"""GRPO's loss: it equals TorchRL's but for what docs/torchrl.md lists, and steps alone give the terms of a batch."""
 
 import pytest
 import torch
 from tensordict import TensorDict
-from tensordict.nn import ProbabilisticTensorDictModule, ProbabilisticTensorDictSequential, TensorDictModule
 from torch import nn
 from torch.distributions import Categorical, Independent, Normal, TransformedDistribution
 from torch.distributions.transforms import TanhTransform
+from torchrl.objectives.llm import GRPOLoss as TheirGRPOLoss
+from torchrl.objectives.llm.grpo import GRPOLossOutput
 
 from recurrl.losses import GRPOLoss
 
 B, T = 4, 6
+EQUAL = {"rtol": 1e-7, "atol": 1e-9}
 
 
-def diagonal(loc, scale):
-    return Independent(Normal(loc, scale), 1)
+class Actor(nn.Module):
+    """A policy whose distribution says which steps count, as those of TorchRL's language models do."""
+
+    in_keys = ("observation",)
+
+    def __init__(self, kind="discrete"):
+        super().__init__()
+        torch.manual_seed(0)
+        self.kind, self.linear = kind, nn.Linear(3, 4).double()
+
+    def get_dist(self, data, logits_key=None):
+        outputs = self.linear(data["observation"])
+        distribution = Categorical(logits=outputs) if self.kind == "discrete" else diagonal(outputs)
+        if self.kind == "squashed":
+            distribution = TransformedDistribution(distribution, TanhTransform(cache_size=1))
+        distribution.mask = data.get("loss_mask", torch.ones(())).squeeze(-1)
+        return distribution
 
 
-def squashed(loc, scale):
-    return TransformedDistribution(diagonal(loc, scale), TanhTransform(cache_size=1))
+def diagonal(outputs):
+    loc, log_scale = outputs.chunk(2, -1)
+    return Independent(Normal(loc, log_scale.exp()), 1)
 
 
-def make_actor(kind):
-    torch.manual_seed(0)
-    if kind == "discrete":
-        head, keys, distribution = nn.Linear(3, 5).double(), ["logits"], Categorical
-    else:
-        head = nn.Sequential(nn.Linear(3, 4).double(), SplitExp())
-        keys, distribution = ["loc", "scale"], diagonal if kind == "continuous" else squashed
-    return ProbabilisticTensorDictSequential(
-        TensorDictModule(head, in_keys=["observation"], out_keys=keys),
-        ProbabilisticTensorDictModule(keys, ["action"], distribution_class=distribution, return_log_prob=True),
-    )
-
-
-class SplitExp(nn.Module):
-    def forward(self, features):
-        loc, log_scale = features.chunk(2, -1)
-        return loc, log_scale.exp()
-
-
-def make_batch(actor, drift=0.3):
+def make_batch(actor, counted=0.7):
     """Actions and log-probabilities of another policy, so that ratios lie within and without every clip range."""
     torch.manual_seed(1)
     batch = TensorDict({"observation": torch.randn(B, T, 3, dtype=torch.float64)}, [B, T])
+    batch["loss_mask"] = torch.rand(B, T, 1) < counted
     with torch.no_grad():
-        actor(batch)
-        log_prob = actor.get_dist(batch).log_prob(batch["action"])
-    batch["action_log_prob"] = log_prob + drift * torch.randn_like(log_prob)
+        distribution = actor.get_dist(batch)
+        batch["action"] = distribution.sample()
+        log_prob = distribution.log_prob(batch["action"])
+    batch["action_log_prob"] = log_prob + 0.3 * torch.randn_like(log_prob)
     batch["ref_log_prob"] = log_prob + 0.5 * torch.randn_like(log_prob)
     batch["advantage"] = torch.randn(B, T, 1, dtype=torch.float64)
-    batch["loss_mask"] = torch.rand(B, T, 1) < 0.7
     batch["episode_loss_steps"] = torch.randint(1, 9, (B, T, 1))
     return batch
 
 
-OPTIONS = {
-    "plain": {},
-    "symmetric": {"clip_epsilon": 0.25},
-    "clip higher": {"clip_epsilon": (0.125, 0.5)},
-    "no entropy": {"entropy_bonus": False},
-    "entropy": {"entropy_coeff": 0.25},
-    "to reference": {"kl_to_ref_coeff": 0.25},
-    "by episode": {"aggregation": "episode"},
-    "all": {"clip_epsilon": (0.125, 0.5), "entropy_coeff": 0.25, "kl_to_ref_coeff": 0.5, "aggregation": "episode"},
-}
+def total(output):
+    return sum(output.get(name).sum() for name in sorted(output.keys()) if name.startswith("loss_"))
 
 
-def of_a_step(log_prob, old, ref, entropy, a, options):
-    """Losses and diagnostics of one step, as the papers write them."""
-    clip_epsilon = options.get("clip_epsilon", 0.2)
-    low, high = clip_epsilon if isinstance(clip_epsilon, tuple) else (clip_epsilon, clip_epsilon)
-    ratio, q = (log_prob - old).exp(), (ref - log_prob).exp()
-    losses = {
-        "loss_objective": -torch.min(ratio * a, ratio.clamp(1 - low, 1 + high) * a),
-        "clip_fraction": ((ratio < 1 - low) | (ratio > 1 + high)).double(),
-        "kl_approx": -ratio.log(),
-        "kl": ratio - 1 - ratio.log(),
-    }
-    if options.get("entropy_bonus", True):
-        losses |= {"loss_entropy": -options.get("entropy_coeff", 0.01) * entropy, "entropy": entropy}
-    if coeff := options.get("kl_to_ref_coeff"):
-        losses |= {"loss_kl_to_ref": coeff * (q - 1 - q.log()), "kl_to_ref": q - 1 - q.log()}
-    return losses
-
-
-def by_formula(log_prob, entropy, batch, options):
-    """What the loss shall return, step by step."""
-    losses = defaultdict(dict)
-    diagnostics = defaultdict(list)
-    weights, ratios = {}, []
-    for place in product(range(B), range(T)):
-        if not batch["loss_mask"][place].item():
-            continue
-        old = batch["action_log_prob"][place]
-        log_ratio = log_prob[place] - old
-        ratios.append(log_ratio.detach().exp())
-        weights[place] = 1 / float(batch["episode_loss_steps"][place]) if "aggregation" in options else 1.0
-        step = of_a_step(
-            log_prob[place], old, batch["ref_log_prob"][place], entropy[place], batch["advantage"][place][0], options
-        )
-        for name, value in step.items():
-            if name.startswith("loss_"):
-                losses[name][place] = value
-            else:
-                diagnostics[name].append(value.detach())
-    expected = {name: torch.stack(values).mean() for name, values in diagnostics.items()}
-    expected["ESS"] = sum(ratios) ** 2 / sum(ratio**2 for ratio in ratios) / len(ratios)
-    for name, values in losses.items():
-        weighted = torch.stack([weights[place] * value for place, value in values.items()])
-        expected[name] = weighted.sum() / sum(weights.values())
-    return expected
+ALL = {"clip_epsilon": (0.125, 0.5), "entropy_coeff": 0.25, "kl_to_ref_coeff": 0.5}
 
 
 @pytest.mark.parametrize("kind", ["discrete", "continuous"])
-@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
-def test_the_loss_and_its_gradient_equal_the_formula(options, kind):
-    actor = make_actor(kind)
-    batch = make_batch(actor)
-    output = GRPOLoss(actor, **options).double()(batch)
-    gradient = torch.autograd.grad(total(output), list(actor.parameters()))
-    distribution = actor.get_dist(batch.clone())
-    expected = by_formula(distribution.log_prob(batch["action"]), distribution.entropy(), batch, options)
-    assert set(output.keys()) == set(expected) == set(GRPOLoss(actor, **options).out_keys)
+@pytest.mark.parametrize("options", [{}, ALL, {**ALL, "aggregation": "episode"}], ids=["defaults", "all", "by episode"])
+def test_the_terms_of_steps_alone_give_those_of_a_batch(options, kind):
+    """By episode a step counts as one of the steps of its own."""
+    actor = Actor(kind)
+    batch, loss = make_batch(actor), GRPOLoss(actor, **options).double()
+    output = loss(batch)
+    assert set(output.keys()) == set(loss.out_keys)
+    places = batch["loss_mask"].squeeze(-1).nonzero().tolist()
+    steps = [loss(batch[row : row + 1, step : step + 1]) for row, step in places]
+    of_episodes = torch.stack([1 / batch["episode_loss_steps"][row, step, 0] for row, step in places]).double()
+    expected = {}
+    for name in loss.out_keys:
+        values = torch.stack([step[name] for step in steps])
+        by_episode = "aggregation" in options and name.startswith("loss_")
+        weights = of_episodes if by_episode else torch.ones_like(values)
+        expected[name] = (weights * values).sum() / weights.sum()
+    ratios = torch.stack([-step["kl_approx"] for step in steps]).exp()
+    expected["ESS"] = ratios.sum() ** 2 / ratios.square().sum() / len(ratios)
+    expected["kl"] = (ratios - 1 - ratios.log()).mean()
     for name, value in expected.items():
-        torch.testing.assert_close(output[name], value, rtol=1e-7, atol=1e-9, msg=lambda m, n=name: f"{n}: {m}")
-    wanted = torch.autograd.grad(total(expected), list(actor.parameters()))
-    for ours, right in zip(gradient, wanted, strict=True):
-        torch.testing.assert_close(ours, right, rtol=1e-7, atol=1e-9)
+        torch.testing.assert_close(output[name], value, **EQUAL, msg=lambda m, n=name: f"{n}: {m}")
+    gradients = [torch.autograd.grad(total(each), list(actor.parameters())) for each in (output, expected)]
+    torch.testing.assert_close(*gradients, **EQUAL)
 
 
-def total(output):
-    return sum(output[name].sum() for name in sorted(output.keys()) if name.startswith("loss_"))
+def both_losses(counted=1.1, **options):
+    """TorchRL's output and ours, and the gradients of both."""
+    actor = Actor()
+    batch = make_batch(actor, counted)
+    outputs, gradients = [], []
+    for make in (TheirGRPOLoss, GRPOLoss):
+        loss = make(actor, **options).double()
+        loss.set_keys(action="action", sample_log_prob="action_log_prob", ref_log_probs="ref_log_prob")
+        output = loss(batch.clone())
+        outputs.append(output)
+        gradients.append(list(torch.autograd.grad(total(output), list(actor.parameters()))))
+    return *outputs, *gradients
+
+
+FIELDS = [name for name in GRPOLossOutput.__dataclass_fields__ if not name.startswith("_")]
+LOSSES = {
+    "defaults": {},
+    "symmetric": {"clip_epsilon": 0.1},
+    "clip higher": {"clip_epsilon": (0.1, 0.3)},
+    "no entropy": {"entropy_bonus": False},
+    "entropy": {"entropy_coeff": 0.3},
+    "to reference": {"kl_to_ref_coeff": 0.2},
+    "threshold of zero": {"kl_mask_threshold": 0.0},
+    "token_mean": {"aggregation": "token_mean"},
+    "aggregation null": {"aggregation": None},
+    "reduction mean": {"reduction": "mean"},
+    "all": ALL,
+    "without effect": {"clip_value": 0.2, "functional": False, "gamma": 0.9},
+}
+
+
+@pytest.mark.parametrize("options", LOSSES.values(), ids=LOSSES)
+def test_losses_equal_torchrls(options):
+    theirs, ours, expected, gradients = both_losses(**options)
+    for name in FIELDS:
+        a, b = getattr(theirs, name), getattr(ours, name)
+        assert (a is None) == (b is None), name
+        if a is not None:
+            torch.testing.assert_close(b, a.reshape(b.shape), **EQUAL, msg=lambda m, n=name: f"{n}: {m}")
+    torch.testing.assert_close(gradients, expected, **EQUAL)
+
+
+def test_losses_over_masked_steps_equal_torchrls():
+    theirs, ours, expected, gradients = both_losses(0.6)
+    for name in ("loss_objective", "loss_entropy", "ESS"):
+        b = getattr(ours, name)
+        torch.testing.assert_close(b, getattr(theirs, name).reshape(b.shape), **EQUAL)
+    torch.testing.assert_close(gradients, expected, **EQUAL)
+
+
+def test_statistics_are_means_over_the_steps_that_count():
+    theirs, ours, *_ = both_losses(0.6, kl_to_ref_coeff=0.2)
+    counted = make_batch(Actor(), 0.6)["loss_mask"].double().mean()
+    assert 0 < counted < 1
+    for name in ("clip_fraction", "kl_approx", "kl_to_ref", "loss_kl_to_ref"):
+        torch.testing.assert_close(getattr(ours, name) * counted, getattr(theirs, name), **EQUAL)
+    assert ours.entropy != theirs.entropy
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("aggregation", "prompt_mean"),
+        ("aggregation", "none"),
+        ("reduction", "sum"),
+        ("reduction", "none"),
+        ("kl_mask_threshold", 0.1),
+        ("kl_to_inference_coeff", 0.1),
+    ],
+)
+def test_options_for_language_models_are_an_error(option, value):
+    TheirGRPOLoss(Actor(), **{option: value})
+    with pytest.raises(ValueError, match=f"{option} must be"):
+        GRPOLoss(Actor(), **{option: value})
+
+
+def test_a_kl_without_weight_is_left_out():
+    loss = GRPOLoss(Actor(), kl_to_ref_coeff=0.0, kl_to_inference_coeff=0.0)
+    assert not any("kl_to" in str(key) for key in loss.out_keys)
+    assert "ref_log_prob" not in loss.in_keys
+    assert "ref_log_prob" in GRPOLoss(Actor(), kl_to_ref_coeff=0.1).in_keys
+
+
+@pytest.mark.parametrize("entry", ["action", "action_log_prob", "ref_log_prob", "advantage"])
+def test_a_missing_entry_is_a_key_error(entry):
+    actor = Actor()
+    with pytest.raises(KeyError, match=f"GRPOLoss needs the entry '{entry}'"):
+        GRPOLoss(actor, kl_to_ref_coeff=0.1)(make_batch(actor, 1.1).exclude(entry))
+
+
+def test_the_output_is_torchrls_class():
+    theirs, ours, *_ = both_losses()
+    assert isinstance(ours, GRPOLossOutput)
+    assert isinstance(ours, GRPOLoss(Actor()).output_type)
+    assert ours["loss_objective"] == ours.loss_objective == ours.get("loss_objective")
+    assert ours.kl >= 0
+    assert set(ours.keys()) == {*theirs.keys(), "kl"}
+
+
+@pytest.mark.parametrize("make", [TheirGRPOLoss, GRPOLoss])
+def test_the_device_is_that_of_the_coefficients(make):
+    loss = make(Actor(), device="meta")
+    assert {value.device.type for value in loss.buffers()} == {"meta"}
+    assert {value.device.type for value in loss.parameters()} == {"cpu"}
+
+
+@pytest.mark.parametrize("make", [TheirGRPOLoss, GRPOLoss])
+def test_neither_loss_has_a_critic_or_a_value_estimator(make):
+    loss = make(Actor())
+    assert not hasattr(loss, "loss_critic")
+    with pytest.raises(NotImplementedError):
+        loss.make_value_estimator()
 
 
 def test_an_entropy_without_a_closed_form_is_estimated_from_samples():
-    actor = make_actor("squashed")
+    actor = Actor("squashed")
     batch = make_batch(actor)
     torch.manual_seed(2)
     entropy = GRPOLoss(actor, samples_mc_entropy=2000)(batch)["entropy"]
     # Of a squashed variable: that of the normal, and the mean of log |d tanh(u) / du|.
-    normal = diagonal(*actor[0](batch.clone()).select("loc", "scale").values())
+    normal = diagonal(actor.linear(batch["observation"]))
     u = normal.sample((2000,))
     jacobian = 2 * (torch.log(torch.tensor(2.0)) - u - nn.functional.softplus(-2 * u))
     expected = (normal.entropy() + jacobian.sum(-1).mean(0))[batch["loss_mask"].squeeze(-1)].mean()
@@ -151,7 +216,7 @@ def test_an_entropy_without_a_closed_form_is_estimated_from_samples():
 
 
 def test_keys_can_be_set():
-    actor = make_actor("discrete")
+    actor = Actor()
     batch = make_batch(actor)
     expected = GRPOLoss(actor, kl_to_ref_coeff=1.0, aggregation="episode")(batch)
     names = ("advantage", "action", "action_log_prob", "ref_log_prob", "loss_mask", "episode_loss_steps")
@@ -165,7 +230,7 @@ def test_keys_can_be_set():
 
 
 def test_it_can_be_called_with_tensors_instead_of_a_tensordict():
-    actor = make_actor("discrete")
+    actor = Actor()
     batch = make_batch(actor).exclude("loss_mask")
     loss = GRPOLoss(actor, kl_to_ref_coeff=1.0, aggregation="episode")
     loss.select_out_keys("loss_objective", "ESS")
@@ -175,7 +240,7 @@ def test_it_can_be_called_with_tensors_instead_of_a_tensordict():
 
 
 def test_a_minibatch_in_which_nothing_counts_has_no_loss_and_no_gradient():
-    actor = make_actor("discrete")
+    actor = Actor()
     batch = make_batch(actor)
     batch["loss_mask"][:] = False
     output = GRPOLoss(actor, kl_to_ref_coeff=1.0, aggregation="episode")(batch)
@@ -194,11 +259,11 @@ def test_a_minibatch_in_which_nothing_counts_has_no_loss_and_no_gradient():
 )
 def test_options_out_of_range_are_rejected(options, message):
     with pytest.raises(ValueError, match=message):
-        GRPOLoss(make_actor("discrete"), **options)
+        GRPOLoss(Actor(), **options)
 
 
 def test_the_loss_does_not_change_its_input():
-    actor = make_actor("discrete")
+    actor = Actor()
     batch = make_batch(actor)
     before = batch.clone()
     GRPOLoss(actor)(batch)

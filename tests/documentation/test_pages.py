@@ -18,7 +18,7 @@ RUNS = {
     "grpo": "env=pendulum_no_velocity algorithm=grpo algorithm.group_size=2 algorithm.kl_to_ref_coeff=0.1 "
     "env.max_episode_steps=8",
     "distill": "env=t_maze algorithm=distill algorithm.teacher=tasks:still",
-    "async": "collector=multi_async collector.num_workers=2",
+    "async": "collector=multi_async collector.num_workers=1",
     "next_step": "env=vec_env env.id=gymnasium.envs.classic_control.cartpole:CartPoleVectorEnv env.resets=next_step",
 }
 

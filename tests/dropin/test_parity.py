@@ -1,4 +1,4 @@
-"""What TorchRL documents of its recurrent modules and of its GRPO loss holds for ours: both are run and compared."""
+"""What TorchRL documents of its recurrent modules holds for ours: both are run and compared."""
 
 import copy
 import pickle
@@ -9,12 +9,8 @@ import torch
 import torchrl.modules
 from tensordict import TensorDict
 from torch import nn
-from torch.distributions import Categorical
-from torchrl.objectives.llm import GRPOLoss as TheirGRPOLoss
-from torchrl.objectives.llm.grpo import GRPOLossOutput
 
 from recurrl import recurrent
-from recurrl.losses import GRPOLoss
 from recurrl.recurrent import set_recurrent_mode
 
 B, T, IN, H = 3, 6, 4, 5
@@ -244,148 +240,3 @@ def test_both_directions_run_by_the_kernels():
     assert ours.backend_in_use == "triton"
     for name, expected in results(theirs, data, "sequence").items():
         torch.testing.assert_close(in_kernels[name].double(), expected, rtol=1e-4, atol=1e-5)
-
-
-class Masked(Categorical):
-    """A categorical that says which steps count, as those of TorchRL's language models do."""
-
-    def __init__(self, logits, mask):
-        super().__init__(logits=logits)
-        self.mask = mask
-
-
-class Actor(nn.Module):
-    in_keys = ("observation",)
-
-    def __init__(self):
-        super().__init__()
-        torch.manual_seed(0)
-        self.linear = nn.Linear(3, 5).double()
-
-    def get_dist(self, data, logits_key=None):
-        return Masked(self.linear(data["observation"]), data["loss_mask"].squeeze(-1))
-
-
-def grpo_batch(actor, counted=1.1):
-    torch.manual_seed(1)
-    data = TensorDict(
-        {"observation": torch.randn(B, T, 3).double(), "loss_mask": torch.rand(B, T, 1) < counted}, [B, T]
-    )
-    dist = actor.get_dist(data)
-    data["action"] = dist.sample()
-    log_prob = dist.log_prob(data["action"]).detach()
-    data["action_log_prob"] = log_prob + 0.3 * torch.randn_like(log_prob)
-    data["ref_log_prob"] = log_prob + 0.5 * torch.randn_like(log_prob)
-    data["advantage"] = torch.randn(B, T, 1).double()
-    return data
-
-
-def both_losses(counted=1.1, **options):
-    actor = Actor()
-    data = grpo_batch(actor, counted)
-    outputs, gradients = [], []
-    for make in (TheirGRPOLoss, GRPOLoss):
-        loss = make(actor, **options).double()
-        loss.set_keys(action="action", sample_log_prob="action_log_prob", ref_log_probs="ref_log_prob")
-        output = loss(data.clone())
-        total = sum(getattr(output, name).sum() for name in output.keys() if name.startswith("loss_"))  # noqa: SIM118
-        outputs.append(output)
-        gradients.append(list(torch.autograd.grad(total, list(actor.parameters()))))
-    return outputs[0], outputs[1], gradients[0], gradients[1]
-
-
-FIELDS = [name for name in GRPOLossOutput.__dataclass_fields__ if not name.startswith("_")]
-LOSSES = {
-    "defaults": {},
-    "symmetric": {"clip_epsilon": 0.1},
-    "clip higher": {"clip_epsilon": (0.1, 0.3)},
-    "no entropy": {"entropy_bonus": False},
-    "entropy": {"entropy_coeff": 0.3},
-    "to reference": {"kl_to_ref_coeff": 0.2},
-    "threshold of zero": {"kl_mask_threshold": 0.0},
-    "token_mean": {"aggregation": "token_mean"},
-    "aggregation null": {"aggregation": None},
-    "reduction mean": {"reduction": "mean"},
-    "without effect": {"clip_value": 0.2, "functional": False, "gamma": 0.9},
-}
-
-
-@pytest.mark.parametrize("options", LOSSES.values(), ids=LOSSES)
-def test_losses_equal_torchrls(options):
-    theirs, ours, expected, gradients = both_losses(**options)
-    for name in FIELDS:
-        a, b = getattr(theirs, name), getattr(ours, name)
-        assert (a is None) == (b is None), name
-        if a is not None:
-            torch.testing.assert_close(b, a.reshape(b.shape), **EQUAL, msg=lambda m, n=name: f"{n}: {m}")
-    torch.testing.assert_close(gradients, expected, **EQUAL)
-
-
-def test_losses_over_masked_steps_equal_torchrls():
-    theirs, ours, expected, gradients = both_losses(0.6)
-    for name in ("loss_objective", "loss_entropy", "ESS"):
-        b = getattr(ours, name)
-        torch.testing.assert_close(b, getattr(theirs, name).reshape(b.shape), **EQUAL)
-    torch.testing.assert_close(gradients, expected, **EQUAL)
-
-
-def test_statistics_are_means_over_the_steps_that_count():
-    theirs, ours, *_ = both_losses(0.6, kl_to_ref_coeff=0.2)
-    counted = grpo_batch(Actor(), 0.6)["loss_mask"].double().mean()
-    assert 0 < counted < 1
-    for name in ("clip_fraction", "kl_approx", "kl_to_ref", "loss_kl_to_ref"):
-        torch.testing.assert_close(getattr(ours, name) * counted, getattr(theirs, name), **EQUAL)
-    assert ours.entropy != theirs.entropy
-
-
-@pytest.mark.parametrize(
-    ("option", "value"),
-    [
-        ("aggregation", "prompt_mean"),
-        ("aggregation", "none"),
-        ("reduction", "sum"),
-        ("reduction", "none"),
-        ("kl_mask_threshold", 0.1),
-        ("kl_to_inference_coeff", 0.1),
-    ],
-)
-def test_options_for_language_models_are_an_error(option, value):
-    TheirGRPOLoss(Actor(), **{option: value})
-    with pytest.raises(ValueError, match=f"{option} must be"):
-        GRPOLoss(Actor(), **{option: value})
-
-
-def test_a_kl_without_weight_is_left_out():
-    loss = GRPOLoss(Actor(), kl_to_ref_coeff=0.0, kl_to_inference_coeff=0.0)
-    assert not any("kl_to" in str(key) for key in loss.out_keys)
-    assert "ref_log_prob" not in loss.in_keys
-    assert "ref_log_prob" in GRPOLoss(Actor(), kl_to_ref_coeff=0.1).in_keys
-
-
-@pytest.mark.parametrize("entry", ["action", "action_log_prob", "ref_log_prob", "advantage"])
-def test_a_missing_entry_is_a_key_error(entry):
-    actor = Actor()
-    with pytest.raises(KeyError, match=f"GRPOLoss needs the entry '{entry}'"):
-        GRPOLoss(actor, kl_to_ref_coeff=0.1)(grpo_batch(actor).exclude(entry))
-
-
-def test_the_output_is_torchrls_class():
-    theirs, ours, *_ = both_losses()
-    assert isinstance(ours, GRPOLossOutput)
-    assert isinstance(ours, GRPOLoss(Actor()).output_type)
-    assert ours["loss_objective"] == ours.loss_objective == ours.get("loss_objective")
-    assert ours.kl >= 0
-    assert set(ours.keys()) == {*theirs.keys(), "kl"}
-
-
-@pytest.mark.parametrize("make", [TheirGRPOLoss, GRPOLoss])
-def test_the_device_is_that_of_the_coefficients(make):
-    loss = make(Actor(), device="meta")
-    assert {value.device.type for value in loss.buffers()} == {"meta"}
-    assert {value.device.type for value in loss.parameters()} == {"cpu"}
-
-
-def test_neither_loss_has_a_critic_or_a_value_estimator():
-    losses = [make(Actor()) for make in (TheirGRPOLoss, GRPOLoss)]
-    assert not any(hasattr(loss, "loss_critic") for loss in losses)
-    assert {raised(loss.make_value_estimator) for loss in losses} == {NotImplementedError}

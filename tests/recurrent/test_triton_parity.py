@@ -85,17 +85,16 @@ def test_any_number_of_rows_and_steps(cell, shape):
     assert_within(make(cell, 6), batch(make(cell, 6), resets("random", *shape)), TOLERANCE)
 
 
-@pytest.mark.parametrize("options", [{"num_layers": 2}, {"bias": False}, {"bidirectional": True}], ids=str)
+@pytest.mark.parametrize("options", [{"num_layers": 2}, {"bias": False, "bidirectional": True}], ids=str)
 @pytest.mark.parametrize("cell", CELLS)
 def test_layers_directions_and_no_bias(cell, options):
     assert_within(make(cell, 6, **options), batch(make(cell, 6, **options), resets("random", 5, 7)), TOLERANCE)
 
 
-@pytest.mark.parametrize("recompute", ["none", "full"])
 @pytest.mark.parametrize("cell", CELLS)
-def test_layers_directions_and_no_bias_step_by_step(cell, recompute, one_launch_a_step):
-    module = make(cell, 17, num_layers=2, bias=False, bidirectional=True, **WAYS[recompute])
-    assert_within(module, batch(module, resets("random", 3, 4)), TOLERANCE)
+def test_layers_directions_and_no_bias_step_by_step(cell, one_launch_a_step):
+    module = make(cell, 17, num_layers=2, bias=False, bidirectional=True, **WAYS["full"])
+    assert_within(module, batch(module, resets("random", 2, 3)), TOLERANCE)
 
 
 def test_a_projection_is_not_possible():
