@@ -63,6 +63,19 @@ def outputs_and_gradients(module, data, neighbours=None):
     return found | {f"gradient of {name}": value for name, value in zip(wanted, gradients, strict=True)}
 
 
+def numbers_kept(module, data):
+    """How many numbers a sequence keeps for its backward pass, which runs."""
+    sizes = []
+    keep = torch.autograd.graph.saved_tensors_hooks(
+        lambda value: sizes.append(value.numel()) or value, lambda kept: kept
+    )
+    with set_recurrent_mode(True), keep:
+        output = module(data.copy())["y"]
+    kept = sum(sizes)
+    output.sum().backward()
+    return kept
+
+
 def neighbouring(value, generator):
     """Each number moved up or down by a unit in the last place of float32, in float64."""
     if not value.is_floating_point():

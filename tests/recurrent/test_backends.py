@@ -10,7 +10,7 @@ from found import CELLS, RUNS, layers_of
 from hoptorch.scan import ensure_scan_backward
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from parity import PATTERNS, batch, neighbouring, outputs_and_gradients, relative_errors, resets
+from parity import PATTERNS, batch, neighbouring, numbers_kept, outputs_and_gradients, relative_errors, resets
 
 from recurrl.recurrent import LSTMModule, set_recurrent_mode
 from recurrl.recurrent.cell import ParallelCell
@@ -172,23 +172,25 @@ def test_the_reference_has_the_derivative_of_its_outputs(cell):
 
 
 @pytest.mark.parametrize(("cell", "backend", "recompute"), [run for run in RUNS if run[2] != "none"])
-def test_recomputing_keeps_fewer_tensors_for_the_backward_pass(cell, backend, recompute):
+def test_recomputing_keeps_less_for_the_backward_pass(cell, backend, recompute):
     size = (8, 64, 4, 16)
-    kept = {}
-    for way in ("none", recompute):
-        module = layers_of(cell, backend, way, size)
-        data = batch(module, resets("none", *size[:2]))
-        sizes = []
-        with torch.autograd.graph.saved_tensors_hooks(lambda t, sizes=sizes: sizes.append(t.numel()) or t, lambda t: t):
-            outputs_of = make_output(module, data)
-        kept[way] = sum(sizes)
-        outputs_of.sum().backward()
-    assert kept[recompute] < 0.5 * kept["none"]
+    modules = [layers_of(cell, backend, way, size) for way in (recompute, "none")]
+    less, all_of_it = (numbers_kept(module, batch(module, resets("none", *size[:2]))) for module in modules)
+    assert less < 0.5 * all_of_it
 
 
 def make_output(module, data):
     with set_recurrent_mode(True):
         return module(data.copy())["y"]
+
+
+@pytest.mark.parametrize("cell", TORCH_CELLS)
+def test_gradients_of_biases_do_not_share_memory(cell):
+    """Scaling one in place, as clipping does, must not scale the other."""
+    module = layers_of(cell, "scan", "none", (12, 11, 5, 7))
+    make_output(module, batch(module, resets("random", 12, 11))).sum().backward()
+    storages = [parameter.grad.untyped_storage().data_ptr() for parameter in module.parameters()]
+    assert len(set(storages)) == len(storages)
 
 
 @pytest.mark.parametrize(("cell", "backend", "recompute"), TORCH_RUNS)
@@ -213,6 +215,7 @@ def test_a_second_derivative_is_rejected(cell, backend):
 
 COMPILED = [
     *((cell, "scan", "none") for cell in WITH_DERIVATIVE),
+    ("lstm", "scan", "full"),
     *((cell, "native", "none") for cell, make in CELLS.items() if isinstance(make(1), LinearCell)),
     *((cell, "native", recompute) for cell in TORCH_CELLS for recompute in ("none", "full")),
 ]
@@ -221,27 +224,36 @@ COMPILED = [
 @pytest.mark.slow
 @pytest.mark.usefixtures("fresh_compiler")
 @pytest.mark.parametrize(("cell", "backend", "recompute"), COMPILED)
-def test_a_compiled_module_equals_eager(cell, backend, recompute):
+def test_a_compiled_module_equals_eager_with_and_without_gradients(cell, backend, recompute):
     size = (3, 6, 2, 4)
     module = layers_of(cell, backend, recompute, size, num_layers=2)
-    is_init = resets("random", *size[:2])
-    expected = outputs_and_gradients(module, batch(module, is_init))
+    data = batch(module, resets("random", *size[:2]))
     compiled = torch.compile(module, fullgraph=True)
-    assert_equal(outputs_and_gradients(compiled, batch(module, is_init)), expected)
+    assert_equal(outputs_and_gradients(compiled, data), outputs_and_gradients(module, data))
+    with set_recurrent_mode(True), torch.no_grad():
+        outputs, expected = compiled(data.clone()), module(data.clone())
+    for key in ("y", *(("next", key) for key in module.state_keys)):
+        torch.testing.assert_close(outputs[key], expected[key], rtol=1e-10, atol=1e-12)
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("fresh_compiler")
-@pytest.mark.parametrize(("cell", "backend", "recompute"), COMPILED)
-def test_a_compiled_module_runs_without_gradients(cell, backend, recompute):
-    size = (3, 6, 2, 4)
-    module = layers_of(cell, backend, recompute, size)
-    data = batch(module, resets("random", *size[:2]))
-    with set_recurrent_mode(True), torch.no_grad():
-        expected = module(data.clone())
-        found = torch.compile(module, fullgraph=True)(data.clone())
-    for key in ("y", *(("next", key) for key in module.state_keys)):
-        torch.testing.assert_close(found[key], expected[key], rtol=1e-10, atol=1e-12)
+def test_a_compiled_scan_that_recomputes_takes_rows_of_any_length():
+    module = layers_of("lstm", "scan", "full", (2, 9, 5, 7))
+    compiled = torch.compile(module, fullgraph=True, backend="eager")
+    for steps in (9, 16, 25, 7):
+        data = batch(module, resets("random", 2, steps)).select("x", "is_init")
+        assert torch.equal(make_output(compiled, data), make_output(module, data))
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("fresh_compiler")
+def test_a_compiled_scan_that_recomputes_keeps_less():
+    size = (8, 64, 5, 7)
+    modules = [layers_of("lstm", "scan", recompute, size) for recompute in ("full", "none")]
+    data = batch(modules[0], resets("random", *size[:2])).select("x", "is_init")
+    less, all_of_it = (numbers_kept(torch.compile(module, fullgraph=True), data) for module in modules)
+    assert less < 0.5 * all_of_it
 
 
 STEP_ONLY = sorted(CELLS.keys() - WITH_DERIVATIVE)
