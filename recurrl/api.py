@@ -13,7 +13,6 @@ import torch
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.singleton import Singleton
-from omegaconf import open_dict, read_write
 
 from recurrl.agent import Agent
 from recurrl.callbacks import Callback, IterationCallback
@@ -88,23 +87,19 @@ def train(
     started = time.time()
     config = shlex.split(config) if isinstance(config, str) else config
     overrides = overrides_of(config) if isinstance(config, Mapping) else list(config)
-    # A mapping may be a whole configuration, with values that have no effect.
-    strict = [each for each in overrides if each.startswith("experiment=") or not isinstance(config, Mapping)]
     if env is not None:
         overrides = [*_choice_of(env, overrides), *overrides]
+    if run_dir is not None:
+        overrides = [*overrides, f"hydra.run.dir={text_of(run_dir)}"]
     with random_numbers_restored(), _settings_of_process_kept(), _hydra_apart():
-        composed = compose(overrides, config_dir, with_hydra=True)
-        with read_write(composed), open_dict(composed):
-            if run_dir is not None:
-                composed.hydra.run.dir = str(run_dir)
-            directory = Path(value_of(composed, "hydra.run.dir")).absolute()
-            HydraConfig.instance().set_config(composed)
-            del composed["hydra"]
+        composed = compose(overrides, config_dir)
+        directory = Path(value_of(HydraConfig.get(), "run.dir")).absolute()
         directory.mkdir(parents=True, exist_ok=True)
         with run_directory(directory, composed) as resume, _log_in(directory / "recurrl.log"):
             launch(composed)
             typed = as_schema(composed) if resume is None else None
-            run_job(composed, typed, strict, directory, started, callbacks, env)
+            # A mapping may be a whole configuration, with values that have no effect.
+            run_job(composed, typed, directory, started, callbacks, env, strict=not isinstance(config, Mapping))
     return Run(directory, read_summary(directory), env)
 
 

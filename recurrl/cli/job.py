@@ -3,7 +3,7 @@
 import logging
 import shlex
 import sys
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -41,22 +41,22 @@ logger = logging.getLogger(__name__)
 def run(
     composed: DictConfig,
     config: TrainConfig | None,
-    overrides: Sequence[str],
     run_dir: Path,
     started: float,
     callbacks: Sequence[Callback | IterationCallback] = (),
     env: Any = None,
+    strict: bool = True,
 ) -> None:
     """Trains as configured, and writes the run's summary however it ends, unless it is rejected.
 
     Args:
         composed: the configuration as Hydra composed it.
         config: the same with its types; None if it resumes a run, whose configuration it is merged with here.
-        overrides: the overrides whose values must have an effect.
         run_dir: the run's directory, which no other process uses.
         started: when the command began, seconds since the epoch.
         callbacks: the user's.
         env: what makes the environments, if it was passed as an object.
+        strict: reject values of the command line that have no effect.
 
     Raises:
         ConfigError: the configuration is not possible.
@@ -73,42 +73,30 @@ def run(
         config = resolved(config)
         config.env = with_maker(config.env, env)
         report.seed, report.device, report.cell = config.seed, config.device, config.cell.name
-        explicit_keys = overridden_keys(overrides)
+        explicit_keys = overridden_keys(job_overrides()) if strict else set()
         check_config(config, explicit_keys)
         factory("collector", config.collector.name)  # imports the package that it needs
         if start is not None and _is_complete(start, config, run_dir):
             report.status = "completed"
             return
         report.resume_command = _resume_command(composed, run_dir, callbacks)
-        _train(config, plain(composed), run_dir, report, start, explicit_keys, callbacks)
+        settings = plain(composed)
+        record_settings = partial(record, settings, run_dir)
+        # The settings of a run that is resumed in place stay as they were until its checkpoint is loaded.
+        if start is None or not start.is_in(run_dir):
+            record_settings()
+        if start is not None:
+            _copy_history(start, run_dir)
+            report.frames = start.frames
+        if launched_size() > 1:
+            world().join()
+            world().broadcast((settings, report.frames))
+            world().connect(config.device, config.ranks.timeout_s)
+        with stop_request() as request, time_limit(config.collector.timeout_s):
+            trainer = make_trainer(config, run_dir, settings, report, request, start, explicit_keys, callbacks)
+            trainer.fit(on_accepted=record_settings)
     logger.info(_closing_line(report, run_dir))
     sys.stderr.writelines(f"warning: {warning}\n" for warning in report.warnings.values())
-
-
-def _train(
-    config: TrainConfig,
-    settings: Mapping[str, Any],
-    run_dir: Path,
-    report: Report,
-    start: checkpoint.Checkpoint | None,
-    explicit_keys: Collection[str],
-    callbacks: Sequence[Callback | IterationCallback],
-) -> None:
-    """Trains an accepted run, together with the other ranks if there are any."""
-    record_settings = partial(record, settings, run_dir)
-    # The settings of a run that is resumed in place stay as they were until its checkpoint is loaded.
-    if start is None or not start.is_in(run_dir):
-        record_settings()
-    if start is not None:
-        _copy_history(start, run_dir)
-        report.frames = start.frames
-    if launched_size() > 1:
-        world().join()
-        world().broadcast((settings, report.frames))
-        world().connect(_gradient_backend(config), config.ranks.timeout_s)
-    with stop_request() as request, time_limit(config.collector.timeout_s):
-        trainer = make_trainer(config, run_dir, settings, report, request, start, explicit_keys, callbacks)
-        trainer.fit(on_accepted=record_settings)
 
 
 @contextmanager
@@ -196,7 +184,7 @@ def run_rank(started: float) -> None:
         with resource_errors_as_messages():
             config = typed(OmegaConf.create(settings))
             check_config(config)
-            world().connect(_gradient_backend(config), config.ranks.timeout_s)
+            world().connect(config.device, config.ranks.timeout_s)
             # Rank 0 knows of the signal, and says how the run ended.
             with suppress(Interrupted), stop_request() as request, time_limit(config.collector.timeout_s):
                 make_trainer(config, Path(), settings, Report(started=started, frames=frames), request).fit()
@@ -209,11 +197,6 @@ def dismiss_ranks() -> None:
         world().join()
         world().broadcast(None)
     world().leave()
-
-
-def _gradient_backend(config: TrainConfig) -> str:
-    """The backend that averages gradients: nccl needs a GPU for each rank."""
-    return "nccl" if config.device == "cuda" else "gloo"
 
 
 def _is_complete(start: checkpoint.Checkpoint, config: TrainConfig, run_dir: Path) -> bool:

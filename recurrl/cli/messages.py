@@ -1,30 +1,53 @@
 """Errors that end a command, in words that help more than Hydra's."""
 
+import os
 import re
+import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from hydra.errors import HydraException, MissingConfigException
+from omegaconf.errors import OmegaConfBaseException
 
 from recurrl.config.keys import check_key
 from recurrl.config.plugins import GROUPS, is_custom, names, unknown_choice
 from recurrl.errors import ConfigError, RunError
-from recurrl.runtime.resources import os_error_message, resource_errors_as_messages
+from recurrl.runtime.resources import resource_errors_as_messages
+from recurrl.runtime.signals import Interrupted
 
 
 @contextmanager
 def errors_as_messages() -> Iterator[None]:
-    """Ends a command with the message of an error that is addressed to its user, or of a missing resource."""
+    """Ends a command with the message of an error that is addressed to its user, or of a missing resource.
+
+    With ``HYDRA_FULL_ERROR=1`` it ends with the traceback. An interrupted command ends with the signal's exit code.
+    """
     try:
         with resource_errors_as_messages():
             yield
     except (ConfigError, RunError) as error:
+        if "HYDRA_FULL_ERROR" in os.environ:
+            raise
         sys.exit(f"error: {error}")
+    except KeyboardInterrupt as stop:
+        sys.exit(stop.exit_code if isinstance(stop, Interrupted) else 128 + signal.SIGINT)
 
 
-def message(error: Exception) -> str:
-    """The text to print for an error."""
+@contextmanager
+def hydra_errors_as_ours() -> Iterator[None]:
+    """Raises what Hydra or OmegaConf finds wrong with a configuration as an error addressed to the user.
+
+    Raises:
+        ConfigError: such an error.
+    """
+    try:
+        yield
+    except (HydraException, OmegaConfBaseException) as error:
+        raise ConfigError(_message(error)) from error
+
+
+def _message(error: Exception) -> str:
     if isinstance(error, MissingConfigException) and "/" in (error.missing_cfg_file or ""):
         return _missing_choice(str(error.missing_cfg_file), sorted(error.options or ()))
     if unknown_key := re.match(r"Could not override '((?!hydra)[\w.]+)'", str(error)):
@@ -33,9 +56,6 @@ def message(error: Exception) -> str:
             check_key(unknown_key[1], ())
         except ConfigError as unknown:
             return str(unknown)
-    # Hydra's error for a missing choice is an OSError too.
-    if isinstance(error, OSError) and not isinstance(error, HydraException):
-        return os_error_message(error)
     # OmegaConf adds lines about its types.
     return str(error).partition("\n    full_key: ")[0]
 

@@ -12,10 +12,10 @@ from hydra.core.config_store import ConfigStore
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import ChoiceSweep, Override
-from hydra.errors import HydraException, OverrideParseException
+from hydra.errors import OverrideParseException
 from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict, read_write
 
-from recurrl.cli.messages import message
+from recurrl.cli.messages import hydra_errors_as_ours
 from recurrl.config import plugins
 from recurrl.config.composed import plain, value_of
 from recurrl.config.keys import check_key, packaged_keys
@@ -128,30 +128,24 @@ def _check(override: Override, known: Collection[str], only_packaged: bool) -> N
         check_key(key, known)
 
 
-def compose(
-    overrides: Sequence[str], config_dir: str | Path | None = None, with_hydra: bool = False, is_run: bool = True
-) -> DictConfig:
-    """The configuration that the overrides of a command line compose.
+def compose(overrides: Sequence[str], config_dir: str | Path | None = None, is_run: bool = True) -> DictConfig:
+    """The configuration that the overrides of a command line compose. Hydra's own is then ``HydraConfig``.
 
     Args:
         overrides: as for ``recurrl-train``.
         config_dir: a folder with yamls of the user.
-        with_hydra: with Hydra's settings.
         is_run: the configuration is run, and not only shown.
 
     Raises:
         ConfigError: an override is wrong.
     """
     search = [] if config_dir is None else [f"hydra.searchpath=[file://{Path(config_dir).resolve()}]"]
-    try:
-        with hydra.initialize_config_module("recurrl.configs", version_base="1.3"):
-            composed = hydra.compose("train", prepared([*overrides, *search], is_run), return_hydra_config=True)
-            check_choices(composed, composed.hydra)
-    except HydraException as error:
-        raise ConfigError(message(error)) from error
-    if not with_hydra:
-        with read_write(composed), open_dict(composed):
-            del composed["hydra"]
+    with hydra_errors_as_ours(), hydra.initialize_config_module("recurrl.configs", version_base="1.3"):
+        composed = hydra.compose("train", prepared([*overrides, *search], is_run), return_hydra_config=True)
+        check_choices(composed, composed.hydra)
+    HydraConfig.instance().set_config(composed)
+    with read_write(composed), open_dict(composed):
+        del composed["hydra"]
     return composed
 
 

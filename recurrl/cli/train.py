@@ -4,30 +4,27 @@ from __future__ import annotations
 
 import logging
 import os
-import signal
 import sys
 from contextlib import ExitStack
 from pathlib import Path
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
-from hydra.errors import HydraException
+from hydra.core.utils import env_override
 from hydra.types import RunMode
 from omegaconf import DictConfig
-from omegaconf.errors import OmegaConfBaseException
 
 from recurrl import __version__
 from recurrl.cli.directories import run_directory
 from recurrl.cli.help import explained, help_of
 from recurrl.cli.launcher import launch, launch_saved
-from recurrl.cli.messages import message
+from recurrl.cli.messages import errors_as_messages, hydra_errors_as_ours
 from recurrl.cli.overrides import arguments_of, check_choices, compose, job_overrides, prepared
 from recurrl.cli.sweep import followed, job_started, recorded
 from recurrl.config.composed import as_schema
 from recurrl.errors import ConfigError, RunError, require
 from recurrl.runtime.ranks import launched_rank, launched_size, world
 from recurrl.runtime.report import read_summary
-from recurrl.runtime.signals import Interrupted
 
 
 def main() -> None:
@@ -35,28 +32,14 @@ def main() -> None:
     if sys.argv[1:] == ["--version"]:
         sys.stdout.write(f"recurrl {__version__}\n")
         return
-    full_error = "HYDRA_FULL_ERROR" in os.environ
-    # Without it Hydra prints errors itself, a traceback with each.
-    os.environ["HYDRA_FULL_ERROR"] = "1"
     # On a full disk each line of the log would print a traceback.
-    logging.raiseExceptions = full_error
-    try:
-        _command()
-    except (ConfigError, RunError, HydraException, OmegaConfBaseException, OSError) as error:
-        if full_error:
-            raise
-        sys.exit(f"error: {message(error)}")
-    except Interrupted as stop:
-        sys.exit(stop.exit_code)
-    except KeyboardInterrupt:
-        sys.exit(128 + signal.SIGINT)
+    logging.raiseExceptions = "HYDRA_FULL_ERROR" in os.environ
+    with errors_as_messages():
+        _command() if launched_rank() == 0 else _follow()
 
 
 def _command() -> None:
-    """Trains or explains; as another rank than 0, takes part in the run of rank 0."""
-    if launched_rank() > 0:
-        _follow()
-        return
+    """Trains or explains; the whole program of rank 0."""
     every_key = {"--help", "-h"} & set(sys.argv) and "all" in sys.argv
     if every_key:
         sys.argv.remove("all")
@@ -73,8 +56,9 @@ def _command() -> None:
         sys.stdout.write(explained(compose(arguments.overrides, arguments.config_dir, is_run=False)))
     else:
         sys.argv[1:] = prepared(sys.argv[1:], is_run=arguments.cfg is None)
-        with followed():
-            _jobs()
+        # With HYDRA_FULL_ERROR Hydra raises errors; without it, it prints each with a traceback.
+        with followed(), env_override({"HYDRA_FULL_ERROR": "1"}), hydra_errors_as_ours():
+            _job()
     if launched_size() > 1:
         from recurrl.cli.job import dismiss_ranks  # imports torch
 
@@ -92,16 +76,6 @@ def _follow() -> None:
         if not isinstance(error, ConfigError | RunError):
             raise
         raise RunError(f"rank {launched_rank()}: {error}") from error
-
-
-_rejected: list[ConfigError | RunError] = []
-"""The error of a single run, kept from Hydra, which prints another line about each exception."""
-
-
-def _jobs() -> None:
-    _job()
-    if _rejected:
-        raise _rejected.pop()
 
 
 @hydra.main(version_base="1.3", config_path="pkg://recurrl.configs", config_name="train")
@@ -123,13 +97,13 @@ def _job(composed: DictConfig) -> float | None:
             # This imports torch, which takes seconds.
             from recurrl.cli.job import run
 
-            run(composed, config, job_overrides(), run_dir, started)
+            run(composed, config, run_dir, started)
     except (ConfigError, RunError) as error:
         # In a sweep Hydra must see the error: it continues with the other jobs, which may run in other processes.
-        if is_sweep:
+        # Of a single run it would print another line about it.
+        if is_sweep or logging.raiseExceptions:
             raise
-        _rejected.append(error)
-        return None
+        sys.exit(f"error: {error}")
     return read_summary(run_dir)["eval_return_mean"]  # for sweepers that maximise it
 
 

@@ -116,17 +116,18 @@ class World:
         self._values = self._gradients = dist.group.WORLD
         self.size, self.has_joined = size, True
 
-    def connect(self, backend: str, timeout_s: float) -> None:
+    def connect(self, device: str, timeout_s: float) -> None:
         """Connects the ranks for training.
 
         Args:
-            backend: sums gradients: ``gloo`` or ``nccl``. Everything else is exchanged by gloo.
+            device: with ``cuda``, which is a GPU for each rank, gradients are summed by nccl. Everything else is
+                exchanged by gloo.
             timeout_s: time limit for a response of the other ranks.
         """
         limit = timedelta(seconds=timeout_s)
         with self._lost_rank_named():
             self._values = self._gradients = self._dist.new_group(backend="gloo", timeout=limit)
-            if backend == "nccl":
+            if device == "cuda":
                 import torch
 
                 torch.cuda.set_device(self.local_rank)

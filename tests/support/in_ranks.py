@@ -52,7 +52,7 @@ def met(call):
 
     def met():
         world().join()
-        world().connect("gloo", TIMEOUT_S)
+        world().connect("cpu", TIMEOUT_S)
         return call()
 
     return met
