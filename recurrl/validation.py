@@ -1,14 +1,13 @@
 """The rules of a configuration.
 
-The values of a single key are in its field, see :mod:`recurrl.config.options`. What depends on other values, or on the
-machine, is here: a function for each subject.
+The values of a single key are in its field, see :mod:`recurrl.config.options`, and are checked with its type. What
+depends on other values, or on the machine, is here: a function for each subject.
 """
 
 import json
 import math
 import os
-from collections.abc import Collection, Iterator
-from dataclasses import fields, is_dataclass
+from collections.abc import Collection
 from typing import Any
 
 import torch
@@ -17,9 +16,9 @@ from recurrl.algorithms import compiling
 from recurrl.config import TrainConfig, WorkersConfig
 from recurrl.config.cell import NO_CELL
 from recurrl.config.collector import ReplayConfig
-from recurrl.config.keys import WRAPPERS
-from recurrl.config.options import Condition, Meaning, meaning_of
-from recurrl.config.plugins import GROUPS, check_name, factory, is_custom
+from recurrl.config.composed import values_in
+from recurrl.config.options import Condition
+from recurrl.config.plugins import factory, is_custom
 from recurrl.config.run import BURN_IN, STORED
 from recurrl.envs.making import check_rows
 from recurrl.envs.source import source_of
@@ -36,7 +35,7 @@ COMPILABLE = (AUTO, "native", "scan", "triton")
 
 
 def check_config(config: TrainConfig, explicit: Collection[str] = ()) -> None:
-    """Checks every value and every rule between values, before any environment or process is started.
+    """Checks every rule between values, before any environment or process is started.
 
     Args:
         config: the configuration.
@@ -45,13 +44,9 @@ def check_config(config: TrainConfig, explicit: Collection[str] = ()) -> None:
     Raises:
         ConfigError: a rule is violated; the message says what was requested, why it cannot be, and what to do.
     """
-    check_values(config)
-    for group in GROUPS:
-        if group != "logger":
-            check_name(group, config.env.source if group == "env" else getattr(config, group).name)
     for name in config.logger.names:
         factory("logger", name)  # imports the package that it needs
-    # In this order: later checks rely on the existence and range of values that earlier ones checked.
+    # In this order: later checks rely on what earlier ones checked.
     _check_groups(config)
     _check_device(config)
     _check_recurrence(config)
@@ -66,27 +61,6 @@ def check_config(config: TrainConfig, explicit: Collection[str] = ()) -> None:
     check_effects(config, explicit)
 
 
-def check_values(options: Any, prefix: str = "") -> None:
-    """Rejects values out of range, and names that are not among a key's choices.
-
-    Args:
-        options: a dataclass; those within it are checked too.
-        prefix: the prefix of its keys, with a dot at its end.
-
-    Raises:
-        ConfigError: with the values that the key takes.
-    """
-    for key, value, meaning in _values(options, prefix):
-        if isinstance(value, str) and meaning.choices:
-            _must(value in meaning.choices, key, f"one of {', '.join(meaning.choices)}", value)
-        items = {f"{key}[{place}]": item for place, item in enumerate(value)} if isinstance(value, list) else {}
-        for name, item in (items or {key: value}).items():
-            # OmegaConf accepts nested values in any list.
-            _must(not isinstance(item, list | dict) or key == WRAPPERS or not items, name, "a plain value", item)
-            if meaning.range is not None and isinstance(item, int | float):
-                _must(meaning.range.holds(item), name, meaning.range.words, item)
-
-
 def check_effects(config: Any, explicit: Collection[str], kinds: Collection[Condition] | None = None) -> None:
     """Rejects values that the user set and that have no effect.
 
@@ -98,7 +72,7 @@ def check_effects(config: Any, explicit: Collection[str], kinds: Collection[Cond
     Raises:
         ConfigError: with what such a value needs.
     """
-    for key, value, meaning in _values(config):
+    for key, value, meaning in values_in(config):
         needed = meaning.only_with
         if needed is None or key not in explicit or (needed.holds is None) == (kinds is None):
             continue
@@ -108,16 +82,6 @@ def check_effects(config: Any, explicit: Collection[str], kinds: Collection[Cond
             require(needed in kinds, f"{message}, which env.id={config.env.id} does not have. Leave it out.")
         elif needed.holds is not None:
             require(needed.holds(config), f"{message}. Leave it out, or choose {needed.words}.")
-
-
-def _values(options: Any, prefix: str = "") -> Iterator[tuple[str, Any, Meaning]]:
-    """The dotted keys of options, those within them included, with their values and what they mean."""
-    for of in fields(options):
-        key, value = prefix + of.name, getattr(options, of.name)
-        if is_dataclass(value):
-            yield from _values(value, f"{key}.")
-        else:
-            yield key, value, meaning_of(of)
 
 
 def _must(holds: bool, key: str, condition: str, value: object, advice: str = "") -> None:

@@ -57,7 +57,7 @@ def _lines() -> Iterator[str]:
 
 
 def _options(chosen: Mapping[str, type] = MappingProxyType({})) -> list[Option]:
-    return [option for option in keys_of(chosen=chosen) if not is_dataclass(option[1])]
+    return [(key, *of) for key, of in keys_of(chosen=chosen).items() if not is_dataclass(of[0])]
 
 
 def _group(group: str, shared: list[Option]) -> Iterator[str]:

@@ -89,9 +89,8 @@ def explained(composed: DictConfig) -> str:
 
 def _explanations(composed: DictConfig) -> tuple[dict[str, Any], dict[str, str]]:
     """The values of a configuration, and the meanings of its keys."""
-    texts = {
-        key: meaning.text for key, kind, meaning in keys_of(chosen=chosen_options(composed)) if not is_dataclass(kind)
-    }
+    keys = keys_of(chosen=chosen_options(composed)).items()
+    texts = {key: meaning.text for key, (kind, meaning) in keys if not is_dataclass(kind)}
     return plain(with_defaults(composed), resolve=False), texts
 
 

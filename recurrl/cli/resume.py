@@ -18,7 +18,6 @@ from recurrl.config.composed import as_schema, plain, value_of
 from recurrl.config.keys import differences
 from recurrl.config.plugins import PRESETS
 from recurrl.errors import ConfigError, naming
-from recurrl.validation import check_values
 
 logger = logging.getLogger(__name__)
 
@@ -61,7 +60,7 @@ def with_resumed(
     for key, (was, now) in changes.items():
         if key != "resume":
             logger.info("resuming with %s=%s, which was %s", key, now, was)
-    config = _checked(effective, composed, source)
+    config = _typed(effective, composed, source)
     if "schedule_frames" in changes:
         logger.info(
             "The schedules end at %d frames, as before. schedule_frames=%d stretches them over the whole run.",
@@ -83,17 +82,13 @@ def as_overrides(config: DictConfig, keys: Iterable[str]) -> list[str]:
     return [f"{key}={text_of(value_of(config, key))}" for key in keys]
 
 
-def _checked(effective: DictConfig, composed: DictConfig, source: Path) -> TrainConfig:
-    """The configuration with its types, and values in their ranges."""
+def _typed(effective: DictConfig, composed: DictConfig, source: Path) -> TrainConfig:
     try:
-        config = as_schema(effective)
-        check_values(config)
+        return as_schema(effective)
     except ConfigError:
-        # What this command line gets wrong must not be reported as the file's error.
-        check_values(as_schema(composed))
+        as_schema(composed)  # what this command line gets wrong must not be reported as the file's error
         with naming(source):
             raise
-    return config
 
 
 def _check_changes(config: TrainConfig, changes: Mapping[str, tuple[Any, Any]], start: Path) -> None:

@@ -14,7 +14,7 @@ from omegaconf.errors import OmegaConfBaseException
 from recurrl.cli.signature import signature_in
 from recurrl.config.composed import plain
 from recurrl.config.env import wrapper_and_arguments
-from recurrl.config.keys import FREE, WRAPPERS, flat, key_paths
+from recurrl.config.keys import FREE, WRAPPERS, flat, keys_of
 from recurrl.config.plugins import EXTRAS
 from recurrl.errors import ConfigError, naming, one_line
 from recurrl.runtime.run_directory import CONFIG_FILE, read_text, run_directory_of
@@ -24,7 +24,7 @@ MAX_BYTES = 2**20
 _NAMES = ("env.name", "logger.tags", "resume", "init_from", "pretrain.folder")
 """Keys whose value is never imported, whatever it looks like."""
 _MAX_DEPTH = 32
-_GROUPS = (*dict.fromkeys(key.partition(".")[0] for key in key_paths() if "." in key), FREE)
+_GROUPS = (*dict.fromkeys(key.partition(".")[0] for key in keys_of() if "." in key), FREE)
 _CODE = re.compile(r"[^\W\d][\w.]*:[^\W\d]")
 
 

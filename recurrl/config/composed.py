@@ -1,15 +1,17 @@
 """Converts the configuration that Hydra composed to plain dataclasses, which all code behind the command line uses."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from dataclasses import fields, is_dataclass
 from typing import Any, get_args
 
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import ConfigKeyError, OmegaConfBaseException
 
-from recurrl.config.keys import check_key, key_paths, keys_of
+from recurrl.config.keys import WRAPPERS, check_key, keys_of
+from recurrl.config.options import Meaning, meaning_of
 from recurrl.config.plugins import GROUPS, joined, key_of, options_class
 from recurrl.config.run import AUTO_DEVICE, AUTO_PRECISION, TrainConfig
-from recurrl.errors import ConfigError
+from recurrl.errors import ConfigError, require
 
 
 def typed(config: DictConfig) -> TrainConfig:
@@ -43,7 +45,7 @@ def as_schema(config: DictConfig) -> TrainConfig:
     """The dataclasses of a composed configuration.
 
     Raises:
-        ConfigError: a key that does not exist, a value of the wrong type, or a missing value.
+        ConfigError: a key that does not exist, a value of the wrong type or out of its range, or a missing value.
     """
     merged = with_defaults(config)
     try:
@@ -51,7 +53,40 @@ def as_schema(config: DictConfig) -> TrainConfig:
     except OmegaConfBaseException as error:
         raise _type_error(error) from error
     assert isinstance(result, TrainConfig)
+    check_values(result)
     return result
+
+
+def check_values(options: Any, prefix: str = "") -> None:
+    """Rejects values out of range, and names that are not among a key's choices.
+
+    Args:
+        options: a dataclass; those within it are checked too.
+        prefix: the prefix of its keys, with a dot at its end.
+
+    Raises:
+        ConfigError: with the values that the key takes.
+    """
+    for key, value, meaning in values_in(options, prefix):
+        if isinstance(value, str) and meaning.choices:
+            require(value in meaning.choices, f"{key} must be one of {', '.join(meaning.choices)} (got {value}).")
+        items = {f"{key}[{place}]": item for place, item in enumerate(value)} if isinstance(value, list) else {}
+        for name, item in (items or {key: value}).items():
+            # OmegaConf accepts nested values in any list.
+            is_plain = not isinstance(item, list | dict) or key == WRAPPERS or not items
+            require(is_plain, f"{name} must be a plain value (got {item}).")
+            if meaning.range is not None and isinstance(item, int | float):
+                require(meaning.range.holds(item), f"{name} must be {meaning.range.words} (got {item}).")
+
+
+def values_in(options: Any, prefix: str = "") -> Iterator[tuple[str, Any, Meaning]]:
+    """The dotted keys of options, those within them included, with their values and what they mean."""
+    for of in fields(options):
+        key, value = prefix + of.name, getattr(options, of.name)
+        if is_dataclass(value):
+            yield from values_in(value, f"{key}.")
+        else:
+            yield key, value, meaning_of(of)
 
 
 def with_defaults(config: DictConfig) -> DictConfig:
@@ -70,12 +105,13 @@ def with_defaults(config: DictConfig) -> DictConfig:
         raise ConfigError(
             f"{group}: the options of {options.__name__} must be numbers, strings, lists or dictionaries ({reason})."
         ) from error
-    integers = {key for key, kind, _ in keys_of(chosen=chosen) if int in (kind, *get_args(kind)) or kind == list[int]}
+    keys = keys_of(chosen=chosen)
+    integers = {key for key, (kind, _) in keys.items() if int in (kind, *get_args(kind)) or kind == list[int]}
     try:
         merged = OmegaConf.merge(schema, _with_integers(values, "", integers))
     except OmegaConfBaseException as error:
         if isinstance(error, ConfigKeyError):
-            check_key(str(error.full_key), key_paths(chosen=chosen))
+            check_key(str(error.full_key), keys)
         raise _type_error(error) from error
     assert isinstance(merged, DictConfig)
     return merged

@@ -1,6 +1,6 @@
 """The dotted keys of a configuration: their names, suggestions for unknown ones, and differences between two."""
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import fields, is_dataclass
 from types import MappingProxyType
 from typing import Any, get_type_hints
@@ -52,33 +52,27 @@ SYNONYMS = {
 
 def keys_of(
     schema: type = TrainConfig, prefix: str = "", chosen: Mapping[str, type] = MappingProxyType({})
-) -> Iterator[tuple[str, Any, Meaning]]:
-    """The dotted path of each key of a schema, its type and its meaning; the keys within groups too.
+) -> dict[str, tuple[Any, Meaning]]:
+    """The type and the meaning of each key of a schema, by its dotted path; groups and the keys within them too.
 
     Args:
         schema: a dataclass.
         prefix: the prefix of its keys, with a dot at its end.
         chosen: the options of groups whose choice is known; of others, the options that all choices have.
     """
-    hints = {**get_type_hints(schema), **chosen}
+    hints, keys = {**get_type_hints(schema), **chosen}, dict[str, tuple[Any, Meaning]]()
     for field in fields(schema):
         path, kind = prefix + field.name, hints[field.name]
-        yield path, kind, meaning_of(field)
+        keys[path] = kind, meaning_of(field)
         if is_dataclass(kind):
-            yield from keys_of(kind, f"{path}.")  # type: ignore[arg-type]
-
-
-def key_paths(
-    schema: type = TrainConfig, prefix: str = "", chosen: Mapping[str, type] = MappingProxyType({})
-) -> list[str]:
-    """The dotted paths of all keys of a schema, see :func:`keys_of`."""
-    return [path for path, _, _ in keys_of(schema, prefix, chosen)]
+            keys |= keys_of(kind, f"{path}.")  # type: ignore[arg-type]
+    return keys
 
 
 def packaged_keys() -> set[str]:
     """The dotted paths of all keys of all choices of the package."""
     choices = ((f"{group}.", options) for group in GROUPS for options in PACKAGED_OPTIONS[group].values())
-    return {*key_paths()}.union(*(key_paths(options, prefix) for prefix, options in choices))
+    return {*keys_of()}.union(*(keys_of(options, prefix) for prefix, options in choices))
 
 
 def check_key(path: str, known: Collection[str]) -> None:
@@ -95,7 +89,7 @@ def check_key(path: str, known: Collection[str]) -> None:
         return
     group, _, last = path.rpartition(".")
     choices = PACKAGED_OPTIONS[group].items() if group in GROUPS else ()
-    if owners := " or ".join(name for name, options in choices if path in key_paths(options, f"{group}.")):
+    if owners := " or ".join(name for name, options in choices if path in keys_of(options, f"{group}.")):
         raise ConfigError(
             f"{path} is an option of {group}={owners}, but this run has another {group}. Leave it out, or choose "
             f"{group}={owners}."
@@ -114,7 +108,7 @@ def _advice(path: str, known: Collection[str]) -> str:
     near = [key for key in names if names[key] == name and (name == last or not group or key == f"{group}.{name}")]
     if near:
         return f"Did you mean {' or '.join(near)}?"
-    inside = [key.removeprefix(f"{group}.") for key in key_paths() if group and key.startswith(f"{group}.")]
+    inside = [key.removeprefix(f"{group}.") for key in keys_of() if group and key.startswith(f"{group}.")]
     common = ", ".join(key for key in inside if key != "name")
     of_group = f"{group} has: {common}. " * bool(common)
     of_choice = f"recurrl-train --help all {group}=... lists those of a choice." if group in GROUPS else ""

@@ -83,7 +83,7 @@ SLOW = {"backend": ("triton",), "collector": ("multi_async", "multi_sync", "ray"
 
 def keys(composed):
     """All keys of a configuration that take a value."""
-    return [each for each in keys_of(chosen=chosen_options(composed)) if not is_dataclass(each[1])]
+    return [(key, *of) for key, of in keys_of(chosen=chosen_options(composed)).items() if not is_dataclass(of[0])]
 
 
 def others(key, kind, meaning, value):

@@ -99,7 +99,7 @@ def in_every_pair(compose, folder):
     usual_names = {group: default_name(group) for group in varied} | {"recompute": "none", "precision": "auto"}
     groups = {"env": list(made)}
     groups |= {group: [name for name in names(group) if name not in SLOW.get(group, ())] for group in varied}
-    groups |= {key: list(meaning.choices) for key, _, meaning in keys_of() if key in ("recompute", "precision")}
+    groups |= {key: list(keys_of()[key][1].choices) for key in ("recompute", "precision")}
     key_of = {group: f"{group}.name" if group in varied else group for group in usual_names}
 
     def composed(choice):

@@ -7,7 +7,7 @@ from omegaconf import OmegaConf
 from rejections import error_of
 
 from recurrl.config.composed import chosen_options
-from recurrl.config.keys import FREE, check_key, differences, flat, key_paths, keys_of, packaged_keys
+from recurrl.config.keys import FREE, check_key, differences, flat, keys_of, packaged_keys
 from recurrl.config.plugins import GROUPS, PACKAGED_OPTIONS, names, options_class
 
 OF_ANOTHER_CHOICE = [
@@ -15,8 +15,8 @@ OF_ANOTHER_CHOICE = [
     for group in GROUPS
     if group != "env"
     for owner, options in PACKAGED_OPTIONS[group].items()
-    for key in key_paths(options, f"{group}.")
-    if any(key not in key_paths(options_class(group, other), f"{group}.") for other in names(group))
+    for key in keys_of(options, f"{group}.")
+    if any(key not in keys_of(options_class(group, other), f"{group}.") for other in names(group))
 ]
 
 
@@ -24,7 +24,7 @@ OF_ANOTHER_CHOICE = [
 def test_the_yamls_of_a_group_give_a_value_to_each_of_its_keys_and_to_no_others(compose_untyped, group):
     for name in [] if group == "env" else names(group):
         composed = compose_untyped(f"{group}={name}")
-        known = {key for key, kind, _ in keys_of(chosen=chosen_options(composed)) if not is_dataclass(kind)}
+        known = {key for key, (kind, _) in keys_of(chosen=chosen_options(composed)).items() if not is_dataclass(kind)}
         assert {*flat(OmegaConf.to_container(composed)), FREE} == known
 
 
@@ -75,10 +75,10 @@ def test_a_wrong_key_is_answered_with_a_near_one_or_none(key, hint):
 @pytest.mark.parametrize(("group", "owner", "key"), OF_ANOTHER_CHOICE)
 def test_an_option_of_another_choice_is_rejected_with_its_owners(group, owner, key):
     choices = PACKAGED_OPTIONS[group].items()
-    owners = " or ".join(name for name, options in choices if key in key_paths(options, f"{group}."))
+    owners = " or ".join(name for name, options in choices if key in keys_of(options, f"{group}."))
     assert owner in owners.split(" or ")
-    other = next(name for name in names(group) if key not in key_paths(options_class(group, name), f"{group}."))
-    assert error_of(check_key, key, key_paths(chosen={group: options_class(group, other)})) == (
+    other = next(name for name in names(group) if key not in keys_of(options_class(group, name), f"{group}."))
+    assert error_of(check_key, key, keys_of(chosen={group: options_class(group, other)})) == (
         f"{key} is an option of {group}={owners}, but this run has another {group}. Leave it out, or choose "
         f"{group}={owners}."
     )

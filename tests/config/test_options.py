@@ -6,8 +6,8 @@ import pytest
 from all_options import OPTIONS
 from rejections import error_of
 
+from recurrl.config.composed import check_values
 from recurrl.config.options import BELOW_ONE, FRACTION, INDEX, POSITIVE, RATE, SCALE, SEED, STEPS
-from recurrl.validation import check_values
 
 WITHOUT_RANGE = {"algorithm.group_size": "depends on env.num_envs"}
 FREE_TEXT = {
