@@ -93,7 +93,8 @@ def train(
         overrides = [*overrides, f"hydra.run.dir={text_of(run_dir)}"]
     with random_numbers_restored(), _settings_of_process_kept(), _hydra_apart():
         composed = compose(overrides, config_dir)
-        directory = Path(value_of(HydraConfig.get(), "run.dir")).absolute()
+        of_hydra: Any = HydraConfig.get()
+        directory = Path(value_of(of_hydra, "run.dir")).absolute()
         directory.mkdir(parents=True, exist_ok=True)
         with run_directory(directory, composed) as resume, _log_in(directory / "recurrl.log"):
             launch(composed)

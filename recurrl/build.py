@@ -192,7 +192,7 @@ def warm_start(config: TrainConfig, policy: Policy, explicit_keys: Collection[st
 
 def make_algorithm(config: TrainConfig, policy: Policy) -> Algorithm:
     """The configured algorithm, which improves ``policy`` in place."""
-    options = config.algorithm.resolved(config.is_off_policy)
+    options = config.algorithm
     algorithm: Algorithm = factory("algorithm", options.name)(options, policy, config)
     require(
         isinstance(algorithm, Algorithm),
@@ -236,8 +236,7 @@ def make_collector(config: TrainConfig, policy: Policy, frames: int = 0, restart
 def describe(config: TrainConfig, algorithm: Algorithm) -> str:
     """A one-line description of a run."""
     parameters = sum(parameter.numel() for parameter in algorithm.parameters() if parameter.requires_grad)
-    advantage = getattr(config.algorithm.resolved(config.is_off_policy), "advantage", None)
-    corrected = f"; advantages by {advantage}" if config.is_off_policy and advantage is not None else ""
+    corrected = "; corrected for older weights" if config.is_off_policy and config.algorithm.is_off_policy else ""
     memory = "no memory (cell=none)"
     if config.cell.name != NO_CELL:
         choice = " (chosen on the first batch)" if config.backend.name == "auto" else ""

@@ -128,12 +128,12 @@ class Trainer:
         if world().is_orphaned:
             logger.error("torchrun has ended; so does the run, with a checkpoint.")
             self.request.record(signal.SIGTERM)
-        requests = world().gathered(torch.tensor([self.request.number or 0, self.stopped]))
+        requests = world().gathered(torch.tensor([self.request.number, self.stopped]))
         number, stopped = requests.amax(0).tolist()
         if number:
             self.request.record(number)
         self.stopped = bool(stopped)
-        return self.stopped or self.request.number is not None or self.is_last
+        return self.stopped or self.request.number > 0 or self.is_last
 
     def _completed(self, update: Mapping[str, float]) -> dict[str, float]:
         """Counts an iteration, and adds times, collection and callbacks to the update's metrics. Collective."""

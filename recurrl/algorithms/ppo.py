@@ -56,6 +56,7 @@ class PPO(Algorithm):
         super().__init__(options, policy, config)
         dtype = next(policy.parameters()).dtype
         self.log_clip_range = log_range(*options.clip_range)
+        self.uses_vtrace = options.advantage == "vtrace" or (options.advantage == "auto" and config.is_off_policy)
         self.advantage_scale = RunningScale()
         # A tensor, because a compiled loss is compiled for the numbers in it.
         self.entropy_coeff = nn.Buffer(torch.tensor(options.entropy_coeff, dtype=dtype), persistent=False)
@@ -70,7 +71,7 @@ class PPO(Algorithm):
         """Writes advantages and value targets, and scales the entropy bonus by the size of the advantages."""
         options = self.options
         estimate: Callable[..., tuple[Tensor, Tensor]] = gae
-        if options.advantage == "vtrace":
+        if self.uses_vtrace:
             estimate = partial(vtrace, ratio=reevaluate(rows_NT, self.policy))
         value, next_value = rows_NT[VALUE], next_values(rows_NT, self.policy)
         inputs = reward_NT.unsqueeze(-1), value, next_value, rows_NT["next", "done"], options.gamma

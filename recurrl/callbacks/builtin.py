@@ -286,7 +286,7 @@ def _of_training(metrics: Mapping[str, float]) -> dict[str, float]:
 
 def _evaluated(trainer: Trainer, env: EnvConfig, seed: int, is_last: bool) -> dict[str, float]:
     """The metrics of an evaluation; of the last one also what the configuration adds to it."""
-    options, stopped = trainer.config.evaluation, lambda: trainer.request.made
+    options, stopped = trainer.config.evaluation, lambda: trainer.request.number > 0
     returns = evaluation.evaluate(env, trainer.policy, options.episodes, seed, KEPT, stopped)
     metrics = {
         "eval/return_mean": fmean(returns),

@@ -33,6 +33,7 @@ AUTO = "auto"
 BEST, LAST = "best", "last"
 RETURN_MEAN = "eval/return_mean"
 """The metric by which the best checkpoint is found."""
+_METADATA = {"version": str, "frames": int, "ranks": int, "metrics": dict, "tracker_ids": dict, "settings": dict}
 
 logger = logging.getLogger(__name__)
 
@@ -104,20 +105,19 @@ class Checkpoint:
     def __init__(self, path: Path) -> None:
         self.path = path
         values, self.checksums, self.evaluation = files.manifest(path)
-        defaults: dict[str, Any] = {"version": "unknown", "ranks": 1, "settings": {}, "tracker_ids": {}, "metrics": {}}
-        metadata = defaults | values
-        self.frames: int = metadata.get("frames", -1)
-        self.version: str = metadata["version"]
-        self.ranks: int = metadata["ranks"]
-        self.settings: dict[str, Any] = metadata["settings"]
-        self.metrics: dict[str, float] = metadata["metrics"]
-        self.resumed = Resumed(self.frames, metadata["tracker_ids"])
-        has_types = isinstance(self.settings, dict) and _are(str, self.resumed.ids) and _are(float, self.metrics)
-        has_types = has_types and isinstance(self.version, str) and type(self.ranks) is type(self.frames) is int
-        if not has_types or not 0 <= self.frames < 10**18:
-            raise ConfigError(
-                f"The checkpoint {path} was not written by a run: its metadata has unexpected types. Give another one."
-            )
+        require(
+            {name: type(value) for name, value in values.items()} == _METADATA
+            and all(type(each) is str for each in values["tracker_ids"].values())
+            and all(type(each) is float for each in values["metrics"].values())
+            and 0 <= values["frames"] < 10**18,
+            f"The checkpoint {path} was not written by a run: its metadata has unexpected types. Give another one.",
+        )
+        self.version: str = values["version"]
+        self.frames: int = values["frames"]
+        self.ranks: int = values["ranks"]
+        self.metrics: dict[str, float] = values["metrics"]
+        self.settings: dict[str, Any] = values["settings"]
+        self.resumed = Resumed(self.frames, values["tracker_ids"])
         if self.version != __version__:
             logger.warning("%s was written by recurrl %s, and this is recurrl %s.", path, self.version, __version__)
 
@@ -145,10 +145,7 @@ class Checkpoint:
             if flat(self.settings).get("collector.ahead"):
                 logger.warning("The rows that workers had collected ahead are dropped.")
             into = {name: component for name, component in into.items() if name != rank_states.EPISODES}
-        if self.ranks == world().size == 1:
-            files.load(self.path, into, self._shaping(settings))
-        else:
-            rank_states.load(self.path, self.ranks, into, self._shaping(settings), settings["seed"], self.frames)
+        rank_states.load(self.path, self.ranks, into, self._shaping(settings), settings["seed"], self.frames)
 
     def load_policy(self, policy: Policy, settings: Mapping[str, Any] = MappingProxyType({})) -> None:
         """Restores only the policy, including its running statistics.
@@ -197,10 +194,6 @@ class Checkpoint:
         return {key: change for key, change in changes.items() if key.startswith(SHAPING)}
 
 
-def _are(kind: type, values: Any) -> bool:
-    return isinstance(values, dict) and all(type(value) is kind for value in values.values())
-
-
 def prune(run_dir: Path, keep_last: int | None) -> None:
     """Keeps the last ``keep_last`` intact checkpoints (None: all) and the best evaluated one; removes older ones."""
     checkpoints = files.checkpoints_in(run_dir / CHECKPOINTS)
@@ -217,15 +210,13 @@ def to_resume(resume: object, run_dir: Path) -> Checkpoint | None:
     """The checkpoint to resume from: for ``auto`` the newest in the run's own directory, or None without one.
 
     Args:
-        resume: None to begin, ``auto``, a run directory or a checkpoint.
+        resume: ``auto``, a run directory or a checkpoint.
         run_dir: the directory of the resuming run.
 
     Raises:
         ConfigError: ``resume`` is not the path of a run, or the run has no checkpoint, or one that is damaged or has a
             policy alone.
     """
-    if resume is None:
-        return None
     path = _newest(run_dir) if resume == AUTO else find(Path(str(resume)))
     if path is None:
         return None

@@ -306,9 +306,6 @@ def _remove(path: Path) -> None:
     for file in path.iterdir():
         if _is_part(file):
             file.unlink()
-    try:
+    # It may hold a foreign file, or one that a network file system keeps until it is closed.
+    if not any(path.iterdir()):
         path.rmdir()
-    except OSError as error:
-        # It holds a foreign file, or one that a network file system keeps until it is closed.
-        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
-            raise

@@ -89,7 +89,7 @@ def load(
     seed: int,
     frames: int,
 ) -> None:
-    """Loads a checkpoint on rank 0, while the other ranks call :func:`share`; it or the run has several ranks.
+    """Loads a checkpoint on rank 0, while the other ranks, if there are any, call :func:`share`.
 
     With the same number of ranks each continues with its own state. With another number, random numbers and episodes
     are new and a replay buffer starts empty.
@@ -108,7 +108,8 @@ def load(
     size = world().size
     if saved == size:
         files.load(path, components, changes)
-        share(components, [{}, *files.state(path, RANKS)])
+        if size > 1:
+            share(components, [{}, *files.state(path, RANKS)])
         return
     logger.warning(
         "%s is of %d ranks, and there are %d now: random numbers and episodes are new%s.",

@@ -15,15 +15,17 @@ from recurrl.errors import ConfigError, require
 from recurrl.runtime.run_directory import SUMMARY, check_unused, locked, run_directory_of
 
 
-def _directory(resume: object, new: str) -> str:
-    """``hydra.run.dir`` unless it is explicit: a run is resumed in its own directory, all others are in a new one."""
-    try:
-        return new if resume in (None, "auto") else str(run_directory_of(Path(str(resume))))
-    except ConfigError:  # a checkpoint alone; or no run, which is reported where it is opened
-        return new
+def _resumed_directory(resume: object) -> Path | None:
+    """The directory of the run that ``resume`` names, if it does."""
+    with suppress(ConfigError):  # a checkpoint alone; or no run, which is reported where it is opened
+        return None if resume in (None, "auto") else run_directory_of(Path(str(resume)))
+    return None
 
 
-OmegaConf.register_new_resolver("run_directory", _directory, replace=True)
+# ``hydra.run.dir`` unless it is explicit: a run is resumed in its own directory, all others are in a new one.
+OmegaConf.register_new_resolver(
+    "run_directory", lambda resume, new: str(_resumed_directory(resume) or new), replace=True
+)
 
 
 @contextmanager
@@ -47,7 +49,8 @@ def run_directory(run_dir: Path, composed: DictConfig) -> Iterator[str | None]:
             resume = value_of(composed, "resume")
             if resume == "auto":
                 _check_lasting()
-            check_unused(run_dir, is_resumed=resume == "auto" or _is_within(resume, run_dir))
+            resumed = run_dir if resume == "auto" else _resumed_directory(resume)
+            check_unused(run_dir, is_resumed=resumed is not None and resumed.resolve() == run_dir.resolve())
             yield resume
     except ConfigError:
         if was_empty and not (run_dir / SUMMARY).exists():
@@ -68,11 +71,3 @@ def _check_lasting() -> None:
         "resume=auto needs a directory that lasts (run_dir=... in Python), because by default each run has a new one. "
         f"Add hydra.{kind}.dir={example}.",
     )
-
-
-def _is_within(resume: object, run_dir: Path) -> bool:
-    """True if ``resume`` is this directory or one of its checkpoints."""
-    try:
-        return resume is not None and os.path.samefile(run_directory_of(Path(str(resume))), run_dir)
-    except (ConfigError, OSError):  # reported where it is opened
-        return False

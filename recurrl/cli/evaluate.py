@@ -1,5 +1,7 @@
 """``recurrl-evaluate``: plays episodes with the policies of runs."""
 
+from __future__ import annotations
+
 import argparse
 import json
 import os
@@ -7,7 +9,7 @@ import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from recurrl.cli.launcher import launch_saved
 from recurrl.cli.messages import errors_as_messages
@@ -17,34 +19,39 @@ from recurrl.errors import ConfigError, require
 from recurrl.returns import STATISTICS, summarized, table_row
 from recurrl.runtime.run_directory import CONFIG_FILE, VIDEOS, run_directory_of
 
+if TYPE_CHECKING:
+    from recurrl.cli.open_run import OpenedRun
+
 _OVERRIDE = re.compile(r"[+~]*[\w.]+=.*", re.DOTALL)
 _MEMORY = {"kept": "", "zeroed": " with its memory zeroed", "shuffled": " with another episode's"}
 
 
 def evaluate_main() -> None:
     """``recurrl-evaluate``: plays episodes with the policies of runs, and prints their returns."""
-    options = vars(_parser().parse_intermixed_args())  # all but the next five are arguments of evaluate_run
-    texts, video, as_json, sampled, memory = (options.pop(key) for key in ("run", "video", "json", "sampled", "memory"))
-    overrides = [text for text in texts if _OVERRIDE.fullmatch(text) and not Path(text).exists()]
-    runs = [Path(text) for text in texts if text not in overrides]
+    arguments = _parser().parse_intermixed_args()
+    overrides = [text for text in arguments.run if _OVERRIDE.fullmatch(text) and not Path(text).exists()]
+    runs = [Path(text) for text in arguments.run if text not in overrides]
+    video, trusts, deterministic = arguments.video, arguments.trust_packages, not arguments.sampled
     with errors_as_messages():
         for run in runs:
-            launch_saved(run, options["trust_packages"])
+            launch_saved(run, trusts)
         if not runs:
             raise ConfigError(f"{overrides[0]} changes the environment of a run. Give a run directory too.")
+        from recurrl.cli.open_run import open_run  # imports torch
+
         files = [] if video is None else video_files(runs, Path(video) if video else None)
-        options |= {
-            "overrides": overrides,
-            "deterministic": not sampled,
-            "states": list(_MEMORY) if memory else ["kept"],
-        }
+        states = list(_MEMORY) if arguments.memory else ["kept"]
         reports: list[dict[str, Any]] = []
         for run in runs:
-            returns = {state: summarized(each) for state, each in evaluate_run(run, video=files, **options).items()}
-            reports.append({"run": str(run), "overrides": overrides, "deterministic": not sampled, "returns": returns})
+            opened = open_run(run, arguments.which, arguments.device, trusts, overrides)
+            played = evaluate_run(opened, arguments.episodes, arguments.seed, states, deterministic, files)
+            returns = {state: summarized(each) for state, each in played.items()}
+            reports.append(
+                {"run": str(run), "overrides": overrides, "deterministic": deterministic, "returns": returns}
+            )
     rows = ((each["run"] + _MEMORY[state], of) for each in reports for state, of in each["returns"].items())
     lines = [(name, *table_row(of, "episodes"), str(of["episodes"])) for name, of in rows]
-    if as_json:
+    if arguments.json:
         written = {"video": [str(file) for file in files]} if files else {}
         sys.stdout.write(json.dumps([each | written for each in reports], indent=2, ensure_ascii=False) + "\n")
     else:
@@ -52,45 +59,34 @@ def evaluate_main() -> None:
 
 
 def evaluate_run(
-    path: Path,
+    opened: OpenedRun,
     episodes: int | None = None,
     seed: int | Sequence[int] | None = None,
-    device: str | None = None,
     states: Sequence[str] = ("kept",),
-    trust_packages: bool = False,
-    which: str = "best",
     deterministic: bool = True,
-    overrides: Sequence[str] = (),
     video: Sequence[Path] = (),
 ) -> dict[str, list[float]]:
     """Returns of episodes of a run's policy in the environment it was trained in, for each of ``states``.
 
     Args:
-        path: a checkpoint, or a run directory.
+        opened: the run; its environment and device are used.
         episodes: number of episodes for each seed; default: as in the run's own evaluation.
         seed: the environments' seed, or several; default: the run's.
-        device: where the policy runs; default: the run's.
         states: treatments of the recurrent states between steps, see :func:`recurrl.evaluation.evaluate`.
-        trust_packages: import the packages that the run's configuration names.
-        which: the ``best`` checkpoint of a run directory, by its evaluation, or the ``last``.
         deterministic: play the most probable actions; False to sample them.
-        overrides: ``env.key=value``, changes of the environment.
         video: files to write, as :func:`recurrl.video.writing.files_of` names them: the first episode of each seed,
             with unchanged states.
 
     Raises:
-        ConfigError: the path is not a run, its configuration names untrusted packages, its environment or device is not
-            available here or cannot be drawn, or its policy has no states.
+        ConfigError: its environment is not available here or cannot be drawn, or its policy has no states.
     """
     from recurrl.build import set_process_state
-    from recurrl.cli.open_run import open_run
     from recurrl.evaluation import KEPT, evaluate_many
     from recurrl.runtime.time_limit import time_limit
     from recurrl.video.episode import Recorder
     from recurrl.video.rendering import drawable
     from recurrl.video.writing import write
 
-    opened = open_run(path, which, device, trust_packages, overrides)
     config = opened.config
     set_process_state(config)
     episodes = config.evaluation.episodes if episodes is None else episodes
@@ -99,7 +95,9 @@ def evaluate_run(
     with time_limit(config.collector.timeout_s):
         policy = opened.make_policy()
         if set(states) != {KEPT} and not policy.state_keys:
-            raise ConfigError(f"--memory needs recurrent states, but the policy of {path} has none. Leave it out.")
+            raise ConfigError(
+                f"--memory needs recurrent states, but the policy of {opened.saved.path} has none. Leave it out."
+            )
         env = drawable(config.env) if video else config.env
         recorders = [Recorder(policy, env.mask, f"{env.id}, seed {each}") for each in seeds] if video else []
         seen_by = {KEPT: recorders}

@@ -98,7 +98,7 @@ def write_hub_folder(
 def _evaluated(stage: Path, seed: int) -> tuple[list[float], str | None]:
     """The returns that the folder's policy has, and the reason if no video could be made of them."""
     # The run's packages were trusted when it was opened, and the folder names the same ones.
-    play = partial(evaluate_run, stage, None, seed, "cpu", trust_packages=True, which=checkpoint.LAST)
+    play = partial(evaluate_run, open_run(stage, checkpoint.LAST, "cpu", trust_packages=True), seed=seed)
     try:
         return play(video=files_of(stage))[KEPT], None
     except ConfigError as error:

@@ -1,7 +1,6 @@
 """Errors that end a command, in words that help more than Hydra's."""
 
 import os
-import re
 import signal
 import sys
 from collections.abc import Iterator
@@ -10,7 +9,6 @@ from contextlib import contextmanager
 from hydra.errors import HydraException, MissingConfigException
 from omegaconf.errors import OmegaConfBaseException
 
-from recurrl.config.keys import check_key
 from recurrl.config.plugins import GROUPS, is_custom, names, unknown_choice
 from recurrl.errors import ConfigError, RunError
 from recurrl.runtime.resources import resource_errors_as_messages
@@ -44,18 +42,13 @@ def hydra_errors_as_ours() -> Iterator[None]:
     try:
         yield
     except (HydraException, OmegaConfBaseException) as error:
-        raise ConfigError(_message(error)) from error
+        raise ConfigError(message(error)) from error
 
 
-def _message(error: Exception) -> str:
+def message(error: Exception) -> str:
+    """The text to print for an error of Hydra or OmegaConf."""
     if isinstance(error, MissingConfigException) and "/" in (error.missing_cfg_file or ""):
         return _missing_choice(str(error.missing_cfg_file), sorted(error.options or ()))
-    if unknown_key := re.match(r"Could not override '((?!hydra)[\w.]+)'", str(error)):
-        # The key is one of another choice; others were rejected before.
-        try:
-            check_key(unknown_key[1], ())
-        except ConfigError as unknown:
-            return str(unknown)
     # OmegaConf adds lines about its types.
     return str(error).partition("\n    full_key: ")[0]
 

@@ -11,14 +11,14 @@ from hydra._internal.utils import get_args_parser  # the only list of the option
 from hydra.core.config_store import ConfigStore
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import ChoiceSweep, Override
+from hydra.core.override_parser.types import ChoiceSweep, Override, Quote, QuotedString
 from hydra.errors import OverrideParseException
 from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict, read_write
 
 from recurrl.cli.messages import hydra_errors_as_ours
 from recurrl.config import plugins
 from recurrl.config.composed import plain, value_of
-from recurrl.config.keys import check_key, packaged_keys
+from recurrl.config.keys import check_key, keys_of, packaged_keys
 from recurrl.config.plugins import GROUPS, PRESETS, is_custom
 from recurrl.errors import ConfigError, require
 
@@ -67,8 +67,8 @@ def parsed(overrides: Sequence[str]) -> list[Override]:
 def prepared(command_line: Sequence[str], is_run: bool = True) -> list[str]:
     """A command line as Hydra takes it, checked for keys that do not exist: Hydra cannot name the nearest ones.
 
-    ``group=package.module:Name`` becomes a choice of the group, without a yaml. Keys that a yaml need not have (an
-    environment's arguments, the options of custom choices) are added where Hydra would reject them.
+    ``group=package.module:Name`` becomes a choice of the group, without a yaml. Keys that not every choice has (options
+    of some, an environment's arguments) are added where Hydra would reject them: the schema knows more.
 
     Args:
         command_line: options of Hydra and overrides.
@@ -77,7 +77,7 @@ def prepared(command_line: Sequence[str], is_run: bool = True) -> list[str]:
     Raises:
         ConfigError: an option, a key or a choice does not exist.
     """
-    arguments, known, result = arguments_of(command_line), packaged_keys(), list(command_line)
+    arguments, known, common, result = arguments_of(command_line), packaged_keys(), keys_of(), list(command_line)
     texts = arguments.overrides
     # Yamls of the user may choose what has further keys.
     only_packaged = arguments.config_dir is None and not any("searchpath" in text or ":" in text for text in texts)
@@ -95,7 +95,7 @@ def prepared(command_line: Sequence[str], is_run: bool = True) -> list[str]:
                     group=key, name=name, node=plugins.custom_values(key, name), provider="recurrl"
                 )
         changes = not (override.is_delete() or override.is_add() or override.is_force_add())
-        if changes and "." in key and key.partition(".")[0] in GROUPS and key not in known:
+        if changes and "." in key and key.partition(".")[0] in GROUPS and key not in common:
             result[result.index(text)] = f"++{text}"
     if is_run and not arguments.multirun:
         searches = any(text.startswith("hparams_search=") for text in texts)
@@ -218,5 +218,4 @@ def text_of(value: Any) -> str:
         raise ConfigError(f"{value!r} cannot be a value of a configuration. Give numbers, strings, lists or mappings.")
     if _PLAIN.fullmatch(text := str(value)) and text.lower() not in _WORDS:
         return text
-    # In quotes, a backslash stands for itself except before a quote.
-    return "'" + re.sub(r"(\\+)(?='|\Z)", r"\1\1", text).replace("'", "\\'") + "'"
+    return QuotedString(text, Quote.single).with_quotes()

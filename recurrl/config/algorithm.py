@@ -1,7 +1,6 @@
 """Options of algorithms."""
 
-from dataclasses import dataclass, replace
-from typing import Self
+from dataclasses import dataclass
 
 from recurrl.config import options
 from recurrl.config.options import Condition, option
@@ -52,14 +51,6 @@ class AlgorithmConfig:
     def is_off_policy(self) -> bool:
         """True if the advantages are right for batches that older weights collected."""
         return False
-
-    def resolved(self, off_policy: bool) -> Self:
-        """The same options, with values in place of ``auto``.
-
-        Args:
-            off_policy: batches may be collected by older weights.
-        """
-        return self
 
 
 @dataclass
@@ -139,10 +130,6 @@ class PPOConfig(ClippedConfig):
     def is_off_policy(self) -> bool:
         """True unless ``advantage=gae``."""
         return self.advantage != "gae"
-
-    def resolved(self, off_policy: bool) -> Self:
-        """The same options, with the kind of advantages that ``auto`` stands for."""
-        return self if self.advantage != "auto" else replace(self, advantage="vtrace" if off_policy else "gae")
 
 
 @dataclass

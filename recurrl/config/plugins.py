@@ -275,10 +275,8 @@ def options_class(group: str, name: str) -> type:
 
 def joined(classes: Sequence[type]) -> type:
     """The dataclass with the options of several."""
-    last = [cls for cls in dict.fromkeys(classes) if not any(cls in other.__mro__[1:] for other in classes)]
-    if len(last) == 1:
-        return last[0]
-    return make_dataclass("_and_".join(each.__name__ for each in last), (), bases=tuple(last))
+    first, *others = sorted(dict.fromkeys(classes), key=lambda each: len(each.__mro__), reverse=True)
+    return make_dataclass(f"{first.__name__}AndOthers", (), bases=(first, *others)) if others else first
 
 
 def _annotation(make: Callable[..., Any], base: type, setting: str) -> type:

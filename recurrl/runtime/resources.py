@@ -27,9 +27,15 @@ def resource_errors_as_messages() -> Iterator[None]:
     except OSError as error:
         raise RunError(os_error_message(error)) from error
     except (MemoryError, RuntimeError) as error:
-        if not _is_out_of_memory(error):
+        import torch  # which a command without a run does not wait for
+
+        if not isinstance(error, MemoryError | torch.OutOfMemoryError) and _OUT_OF_MEMORY not in str(error):
             raise
-        raise RunError(_too_large(error)) from error
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise RunError(
+            f"Out of memory: {reason.rstrip('.')}. Give a smaller frames_per_batch, minibatch_slices, "
+            "cell.hidden_size, encoder.sizes or env.num_envs; recompute=full also needs less."
+        ) from error
 
 
 def os_error_message(error: OSError) -> str:
@@ -39,17 +45,3 @@ def os_error_message(error: OSError) -> str:
         what, advice = "The disk is full", _FREE
     where = f" for {error.filename}" if error.filename else ""
     return f"{what}: {error.strerror or error}{where}. {advice}"
-
-
-def _is_out_of_memory(error: Exception) -> bool:
-    import torch  # which a command without a run does not wait for
-
-    return isinstance(error, MemoryError | torch.OutOfMemoryError) or _OUT_OF_MEMORY in str(error)
-
-
-def _too_large(error: Exception) -> str:
-    reason = (str(error).splitlines() or [type(error).__name__])[0]
-    return (
-        f"Out of memory: {reason.rstrip('.')}. Give a smaller frames_per_batch, minibatch_slices, cell.hidden_size, "
-        "encoder.sizes or env.num_envs; recompute=full also needs less."
-    )

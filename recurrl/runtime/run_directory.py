@@ -8,7 +8,7 @@ import re
 import socket
 import stat
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
@@ -132,22 +132,21 @@ def check_writable_places(run_dir: Path) -> None:
     Raises:
         ConfigError: with the offending path.
     """
-    for name in (*FILES, *FOLDERS):
-        path, is_folder = run_dir / name, name in FOLDERS
-        kind_fits = path.is_dir() if is_folder else path.is_file()
-        may_be_link = is_folder and name != ".hydra"
-        fits = kind_fits and (may_be_link or not path.is_symlink())
-        _require_place(fits or not os.path.lexists(path), path, "a folder" if is_folder else "a regular file")
-    for path in (run_dir / CHECKPOINTS).glob(f"frames_{12 * '[0-9]'}"):
-        _require_place(looks_like_checkpoint(path), path, "a checkpoint")
-
-
-def _require_place(fits: bool, path: Path, kind: str) -> None:
-    require(
-        fits,
-        f"{path} is a link or is not {kind}, but the run must write there. Move it away, or give the run a directory "
-        "of its own with hydra.run.dir=... (run_dir in Python).",
-    )
+    places: list[tuple[Path, str, Callable[[Path], bool]]] = [
+        *((run_dir / name, "a regular file", Path.is_file) for name in FILES),
+        *((run_dir / name, "a folder", Path.is_dir) for name in FOLDERS),
+        *(
+            (path, "a checkpoint", looks_like_checkpoint)
+            for path in (run_dir / CHECKPOINTS).glob(f"frames_{12 * '[0-9]'}")
+        ),
+    ]
+    for path, kind, fits in places:
+        may_be_link = path.name in FOLDERS and path.name != ".hydra"
+        require(
+            not os.path.lexists(path) or (fits(path) and (may_be_link or not path.is_symlink())),
+            f"{path} is a link or is not {kind}, but the run must write there. Move it away, or give the run a "
+            "directory of its own with hydra.run.dir=... (run_dir in Python).",
+        )
 
 
 @contextmanager

@@ -33,23 +33,18 @@ class StopRequest:
     the current work can finish; the second one raises. A process that torchrun started may receive each signal twice.
 
     Attributes:
-        number: the recorded signal's number; None before.
+        number: the recorded signal's number; 0 before.
     """
 
     def __init__(self) -> None:
-        self.number: int | None = None
+        self.number = 0
         self._defers = False
         self._notice = ""
         self._same_until = 0.0
 
-    @property
-    def made(self) -> bool:
-        """True once a signal was recorded."""
-        return self.number is not None
-
     def record(self, number: int) -> None:
         """Records a signal, also one that another process of the run received, unless there was one before."""
-        if self.made:
+        if self.number:
             return
         self.number = number
         if _is_rank():
@@ -72,14 +67,14 @@ class StopRequest:
             yield
         finally:
             self._defers = False
-        if self.number is not None:
+        if self.number:
             raise Interrupted(self.number)
 
     def receive(self, number: int, frame: FrameType | None) -> None:
         """Handles a signal."""
         if time.monotonic() < self._same_until:
             return
-        if not self._defers or self.made:
+        if not self._defers or self.number:
             raise Interrupted(number)
         self.record(number)
 
@@ -106,7 +101,7 @@ def stop_request() -> Iterator[StopRequest]:
         for number, handler in before.items():
             if signal.getsignal(number) == request.receive:
                 # A signal that comes twice must not kill a rank that is about to end.
-                signal.signal(number, signal.SIG_IGN if request.made and _is_rank() else handler)
+                signal.signal(number, signal.SIG_IGN if request.number and _is_rank() else handler)
 
 
 def ignore_signals() -> None:

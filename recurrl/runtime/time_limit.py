@@ -80,7 +80,6 @@ def time_limit(seconds: float | None, due: Array | None = None) -> Iterator[None
     try:
         yield
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0.0)
         _limit.seconds = 0.0
         signal.signal(signal.SIGALRM, before)
 

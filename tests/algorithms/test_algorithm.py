@@ -25,7 +25,7 @@ def made(small, algorithm=PPO, *overrides):
     config = small(*OPTIONS, *overrides)
     policy = fresh_policy(config, std=0.5)
     batches = [batch.clone() for batch in rollouts(config, policy, ITERATIONS)]
-    return algorithm(config.algorithm.resolved(False), policy, config), batches
+    return algorithm(config.algorithm, policy, config), batches
 
 
 def by_plain_autograd(algorithm, rollout, progress):

@@ -42,7 +42,7 @@ def test_evaluating_a_run_prints_the_returns_of_its_own_last_evaluation(evaluate
 def test_a_policy_that_has_no_memory_cannot_be_evaluated_without_it(train, evaluate, tiny):
     train(*tiny, "cell=none", "hydra.run.dir=run").succeeded()
     assert evaluate("run", "--memory").error == (
-        "--memory needs recurrent states, but the policy of run has none. Leave it out."
+        "--memory needs recurrent states, but the policy of run/checkpoints/frames_000000000064 has none. Leave it out."
     )
 
 
@@ -101,7 +101,7 @@ def test_json_holds_all_returns_and_their_statistics(evaluate, finished_run):
     assert result["deterministic"] is True
     assert list(result["returns"]) == ["kept", "zeroed", "shuffled"]
     kept = result["returns"]["kept"]
-    each = [evaluate_run(finished_run, episodes=8, seed=seed)["kept"] for seed in (3, 4)]
+    each = [evaluate_run(open_run(finished_run), episodes=8, seed=seed)["kept"] for seed in (3, 4)]
     assert kept["returns"] == [*each[0], *each[1]]
     assert kept["episodes"] == 16
     assert kept["mean"] == pytest.approx(np.mean(kept["returns"]))
@@ -139,11 +139,11 @@ def test_the_best_checkpoint_is_the_default_of_all_that_open_runs(evaluate, recu
     assert default["returns"] == of_first["returns"]
     recurrl_export(run, "--format", "pt2", cwd=tmp_path).succeeded()
     assert json.loads((run / "export" / "policy.json").read_text())["run"]["checkpoint"] == first.name
-    opening = (open_run, load, evaluate_run, Run.load)
+    opening = (open_run, load, Run.load)
     assert {inspect.signature(each).parameters["which"].default for each in opening} == {"best"}
 
 
 def test_many_episodes_are_played_by_fewer_environments_with_the_same_returns(finished_run, monkeypatch):
-    whole = evaluate_run(finished_run, episodes=7, seed=2)
+    whole = evaluate_run(open_run(finished_run), episodes=7, seed=2)
     monkeypatch.setattr(evaluation, "MAX_COPIES", 3)
-    assert evaluate_run(finished_run, episodes=7, seed=2) == whole
+    assert evaluate_run(open_run(finished_run), episodes=7, seed=2) == whole

@@ -23,7 +23,7 @@ def test_a_resumed_run_with_replay_goes_on_exactly(train, tiny, tmp_path, others
     outcome = train("resume=whole/checkpoints/frames_000000000096", "hydra.run.dir=resumed").succeeded()
     whole, resumed = (without_times(metrics(tmp_path / name)) for name in ("whole", "resumed"))
     assert resumed == whole
-    assert "; advantages by vtrace" in outcome.out
+    assert "; corrected for older weights" in outcome.out
     # 8 slices an iteration, in minibatches of 4, for 2 epochs; three times as many once there is something to draw.
     assert [float(row["optim/steps"]) for row in whole] == [4.0] + [12.0] * 5
 

@@ -157,7 +157,8 @@ def observed(composed, run_dir, explicit=()):
         try:
             config = typed(composed)
             check_config(config, explicit)
-            checkpoint.to_resume(config.resume, run_dir)
+            if config.resume is not None:
+                checkpoint.to_resume(config.resume, run_dir)
             with time_limit.time_limit(config.collector.timeout_s):
                 build.make_trainer(config, run_dir, plain(composed), report, StopRequest(), None, explicit).fit()
         except ConfigError as error:
