@@ -1,18 +1,15 @@
 """Calls what a simulator needs before torch is imported, ``env.launcher``."""
 
 import sys
-from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
 from omegaconf import DictConfig
 
 from recurrl.cli.saved_config import saved_config
-from recurrl.cli.signature import is_signed
 from recurrl.config.composed import value_of
 from recurrl.config.plugins import load
 from recurrl.errors import ConfigError, require
-from recurrl.runtime.run_directory import CONFIG_FILE, run_directory_of
 
 
 def launch(config: DictConfig) -> None:
@@ -49,8 +46,9 @@ def launch_saved(run: Path, is_trusted: bool = False) -> None:
     Raises:
         ConfigError: there is no such function, or torch is imported.
     """
-    config = None
-    with suppress(ConfigError):
-        config = saved_config(run)
-    if config is not None and (is_trusted or is_signed(config, run_directory_of(run) / CONFIG_FILE)):
+    try:
+        config, _, is_own = saved_config(run)
+    except ConfigError:
+        return
+    if is_trusted or is_own:
         launch(config)

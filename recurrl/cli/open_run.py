@@ -10,37 +10,22 @@ from omegaconf import DictConfig, OmegaConf
 from recurrl import checkpoint
 from recurrl.build import make_policy_for
 from recurrl.cli.overrides import parsed, text_of
-from recurrl.cli.saved_config import check_code, code_named, config_within, saved_config
-from recurrl.cli.signature import is_signed
+from recurrl.cli.saved_config import SavedConfig, check_trusted, config_within, saved_config
 from recurrl.config import TrainConfig
 from recurrl.config.composed import plain, typed
 from recurrl.envs.passed_env import id_of, with_maker
 from recurrl.errors import ConfigError, naming
 from recurrl.evaluation import random_numbers_restored
 from recurrl.policy import Policy
-from recurrl.runtime.run_directory import CONFIG_FILE, run_directory_of
 from recurrl.validation import check_config
 
 WITHOUT_EFFECT = ("num_envs", "reward_scale", "normalize_reward", "normalize_observation")
 """Options of environments that do not concern an evaluation, or belong to the policy."""
 
 
-def settings_of(saved: checkpoint.Checkpoint) -> tuple[DictConfig, Path]:
-    """The configuration of a checkpoint's run, and its place: the run's directory, or a lone checkpoint itself."""
-    if saved.is_alone:
-        return config_within(saved.settings, saved.path), saved.path
-    return saved_config(saved.path), run_directory_of(saved.path) / CONFIG_FILE
-
-
-def check_trusted(config: DictConfig, source: Path) -> None:
-    """Rejects a saved configuration that names code to import, unless it has this user's valid signature.
-
-    Raises:
-        ConfigError: with the code.
-    """
-    if is_signed(config, source):
-        return
-    check_code(code_named(config, source), source, "add --trust-packages (trust_packages=True in Python)")
+def config_of(saved: checkpoint.Checkpoint) -> SavedConfig:
+    """The configuration of a checkpoint's run, from its directory; of a lone checkpoint, from itself."""
+    return config_within(saved.settings, saved.path) if saved.is_alone else saved_config(saved.path)
 
 
 @dataclass(frozen=True)
@@ -107,10 +92,10 @@ def open_run(
             available here, or an override does not fit.
     """
     saved = checkpoint.Checkpoint(checkpoint.find(path, which))
-    settings, source = settings_of(saved)
+    settings, source, _ = found = config_of(saved)
     if not trust_packages:
         # Before the overrides: what the command line names is trusted, what the file names is not.
-        check_trusted(settings, source)
+        check_trusted(found)
     _change(settings, overrides if env is None else [f"env.id={text_of(id_of(env))}", *overrides])
     with naming(f"{source} with {' '.join(overrides)}" if overrides else source):
         config = typed(settings)

@@ -48,7 +48,7 @@ def configured(jobs: Sequence[Result]) -> list[Result]:
 
 
 def _settings(run_dir: Path) -> dict[str, str]:
-    values = flat(plain(saved_config(run_dir))).items()
+    values = flat(plain(saved_config(run_dir).config)).items()
     return {key.removesuffix(".name"): flow(value) for key, value in values}
 
 

@@ -9,10 +9,9 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from recurrl import checkpoint
-from recurrl.cli.open_run import settings_of
+from recurrl.cli.open_run import config_of
 from recurrl.cli.overrides import overridden_keys, parsed, text_of
 from recurrl.cli.saved_config import check_code, code_named
-from recurrl.cli.signature import is_signed
 from recurrl.config import TrainConfig
 from recurrl.config.composed import as_schema, plain, value_of
 from recurrl.config.keys import differences
@@ -40,8 +39,8 @@ def with_resumed(
         logger.info("resume=auto: %s", outcome)
     if start is None:
         return composed, as_schema(composed), None
-    effective, source = settings_of(start)
-    before, trusts = plain(effective), is_signed(effective, source)
+    effective, source, is_own = config_of(start)
+    before = plain(effective)
     for override in parsed(overrides):
         key = override.key_or_group
         if key in PRESETS:
@@ -54,7 +53,7 @@ def with_resumed(
         # With other total_frames the schedules would otherwise jump back up.
         total = before.get("total_frames")
         effective.schedule_frames = None if OmegaConf.select(effective, "total_frames") == total else total
-    if not trusts:
+    if not is_own:
         _check_code(effective, composed, source)
     changes = differences(before, plain(effective))
     for key, (was, now) in changes.items():

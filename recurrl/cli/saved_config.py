@@ -5,13 +5,13 @@ import re
 from collections.abc import Collection, Iterator, Mapping
 from functools import reduce
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml  # type: ignore[import-untyped]
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from recurrl.cli.signature import signature_in
+from recurrl.cli.signature import is_signed, signature_in
 from recurrl.config.composed import plain
 from recurrl.config.env import wrapper_and_arguments
 from recurrl.config.keys import FREE, WRAPPERS, flat, keys_of
@@ -28,7 +28,21 @@ _GROUPS = (*dict.fromkeys(key.partition(".")[0] for key in keys_of() if "." in k
 _CODE = re.compile(r"[^\W\d][\w.]*:[^\W\d]")
 
 
-def saved_config(path: Path) -> DictConfig:
+class SavedConfig(NamedTuple):
+    """The configuration that a run saved.
+
+    Attributes:
+        config: its values.
+        source: its file, or the checkpoint that holds it.
+        is_own: a run of this user wrote the file, where it is and with these values; a checkpoint is never signed.
+    """
+
+    config: DictConfig
+    source: Path
+    is_own: bool
+
+
+def saved_config(path: Path) -> SavedConfig:
     """The configuration of the run that a path lies in.
 
     Raises:
@@ -36,22 +50,23 @@ def saved_config(path: Path) -> DictConfig:
     """
     file = run_directory_of(path) / CONFIG_FILE
     try:
-        return _config(_parsed(read_text(file, MAX_BYTES)))
+        config = _config(_parsed(read_text(file, MAX_BYTES)))
     except (ValueError, TypeError, OSError, yaml.YAMLError, OmegaConfBaseException, RecursionError) as error:
         raise ConfigError(
             f"{file} was not written by a run: {one_line(error)}. Correct it; or delete it and give one of the run's "
             "checkpoints, which hold the configuration too."
         ) from error
+    return SavedConfig(config, file, is_signed(config, file))
 
 
-def config_within(settings: Mapping[str, Any], path: Path) -> DictConfig:
+def config_within(settings: Mapping[str, Any], path: Path) -> SavedConfig:
     """The configuration that a checkpoint holds.
 
     Raises:
         ConfigError: it is not as a run writes it.
     """
     try:
-        return _config(dict(settings))
+        return SavedConfig(_config(dict(settings)), path, is_own=False)
     except (ValueError, OmegaConfBaseException, RecursionError) as error:
         raise ConfigError(
             f"The configuration in the checkpoint {path} was not written by a run: {one_line(error)}. Give another "
@@ -93,6 +108,17 @@ def _list(env: Mapping[str, Any], key: str) -> list[Any]:
 
 def _is_of(name: str, packages: Collection[str]) -> bool:
     return name.partition(":")[0].partition(".")[0] in packages
+
+
+def check_trusted(saved: SavedConfig) -> None:
+    """Rejects a saved configuration that names code to import, unless it is this user's own.
+
+    Raises:
+        ConfigError: with the code.
+    """
+    if not saved.is_own:
+        permission = "add --trust-packages (trust_packages=True in Python)"
+        check_code(code_named(saved.config, saved.source), saved.source, permission)
 
 
 def check_code(named: Mapping[str, set[str]], source: Path, permission: str) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 from recurrl.cli.messages import errors_as_messages
 from recurrl.cli.overrides import TRUST
+from recurrl.cli.saved_config import check_trusted
 from recurrl.config import WandbConfig
 from recurrl.config.composed import plain, typed
 from recurrl.errors import ConfigError, naming
@@ -39,14 +40,14 @@ def _uploaded(run: Path, trust_packages: bool) -> str:
     """
     # With torch, which help and typos need not wait for.
     from recurrl import checkpoint
-    from recurrl.cli.open_run import check_trusted, settings_of
+    from recurrl.cli.open_run import config_of
     from recurrl.tracking.wandb import CHECKPOINT, upload
 
     run_dir = run_directory_of(run)
     saved = checkpoint.Checkpoint(checkpoint.find(run_dir))
-    settings, source = settings_of(saved)
+    settings, source, _ = found = config_of(saved)
     if not trust_packages:
-        check_trusted(settings, source)
+        check_trusted(found)
     with naming(source):
         options, run_id = typed(settings).logger, saved.resumed.ids.get("wandb")
     if not isinstance(options, WandbConfig) or run_id is None:
