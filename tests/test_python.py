@@ -19,7 +19,6 @@ from run_files import lasting, metrics, settings, summary, without_times
 
 import recurrl
 from recurrl.api import overrides_of
-from recurrl.cli.evaluate import evaluate_run
 from recurrl.cli.open_run import open_run
 from recurrl.errors import ConfigError
 
@@ -127,7 +126,7 @@ def test_a_failing_callback_fails_the_run(tiny):
 @pytest.mark.parametrize("which", ["best", "last"])
 def test_a_loaded_policy_plays_as_its_evaluation_does(finished_run, which):
     agent = recurrl.load(finished_run, which)
-    expected = evaluate_run(open_run(finished_run, which), episodes=1, seed=4)["kept"]
+    expected = open_run(finished_run, which).evaluate(episodes=1, seed=4)["kept"]
     assert agent.evaluate(episodes=1, seed=4) == expected
 
 

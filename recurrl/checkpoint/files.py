@@ -21,7 +21,7 @@ import torch
 
 from recurrl.errors import ConfigError, RunError, one_line
 from recurrl.runtime.atomic import atomic_write, remove_unfinished, sync, unfinished, unfinished_in
-from recurrl.runtime.run_directory import UnreadableError, looks_like_checkpoint, read_text
+from recurrl.runtime.run_directory import looks_like_checkpoint, read_text
 from recurrl.runtime.serialization import Stateful
 
 PREFIX = "frames_"
@@ -236,8 +236,8 @@ def damage(path: Path) -> str | None:
                 return f"{name} is missing"
             if expected != _checksum(path / name):
                 return f"{name} was modified or corrupted"
-    except UnreadableError as error:
-        return f"{MANIFEST} {error.reason}"
+    except ConfigError as error:
+        return str(error).removeprefix(f"{path}/").removesuffix(".")
     except OSError as error:
         return f"it cannot be read ({error})"
     except (ValueError, KeyError, TypeError, RecursionError):
@@ -249,7 +249,7 @@ def _manifest(path: Path) -> Manifest:
     """Reads a manifest.
 
     Raises:
-        UnreadableError: it is missing, not a file or too large.
+        ConfigError: it is missing, not a file or too large.
         ValueError, KeyError, TypeError, RecursionError: it was modified or corrupted.
     """
     text = read_text(path / MANIFEST, _MAX_MANIFEST_BYTES)

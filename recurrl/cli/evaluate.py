@@ -1,7 +1,5 @@
 """``recurrl-evaluate``: plays episodes with the policies of runs."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import os
@@ -9,7 +7,7 @@ import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from recurrl.cli.launcher import launch_saved
 from recurrl.cli.messages import errors_as_messages
@@ -18,9 +16,6 @@ from recurrl.cli.results import table
 from recurrl.errors import ConfigError, require
 from recurrl.returns import STATISTICS, summarized, table_row
 from recurrl.runtime.run_directory import CONFIG_FILE, VIDEOS, run_directory_of
-
-if TYPE_CHECKING:
-    from recurrl.cli.open_run import OpenedRun
 
 _OVERRIDE = re.compile(r"[+~]*[\w.]+=.*", re.DOTALL)
 _MEMORY = {"kept": "", "zeroed": " with its memory zeroed", "shuffled": " with another episode's"}
@@ -44,7 +39,7 @@ def evaluate_main() -> None:
         reports: list[dict[str, Any]] = []
         for run in runs:
             opened = open_run(run, arguments.which, arguments.device, trusts, overrides)
-            played = evaluate_run(opened, arguments.episodes, arguments.seed, states, deterministic, files)
+            played = opened.evaluate(arguments.episodes, arguments.seed, states, deterministic, files)
             returns = {state: summarized(each) for state, each in played.items()}
             reports.append(
                 {"run": str(run), "overrides": overrides, "deterministic": deterministic, "returns": returns}
@@ -56,58 +51,6 @@ def evaluate_main() -> None:
         sys.stdout.write(json.dumps([each | written for each in reports], indent=2, ensure_ascii=False) + "\n")
     else:
         sys.stdout.write(table([("run", *STATISTICS, "episodes"), *lines]) + "".join(f"{file}\n" for file in files))
-
-
-def evaluate_run(
-    opened: OpenedRun,
-    episodes: int | None = None,
-    seed: int | Sequence[int] | None = None,
-    states: Sequence[str] = ("kept",),
-    deterministic: bool = True,
-    video: Sequence[Path] = (),
-) -> dict[str, list[float]]:
-    """Returns of episodes of a run's policy in the environment it was trained in, for each of ``states``.
-
-    Args:
-        opened: the run; its environment and device are used.
-        episodes: number of episodes for each seed; default: as in the run's own evaluation.
-        seed: the environments' seed, or several; default: the run's.
-        states: treatments of the recurrent states between steps, see :func:`recurrl.evaluation.evaluate`.
-        deterministic: play the most probable actions; False to sample them.
-        video: files to write, as :func:`recurrl.video.writing.files_of` names them: the first episode of each seed,
-            with unchanged states.
-
-    Raises:
-        ConfigError: its environment is not available here or cannot be drawn, or its policy has no states.
-    """
-    from recurrl.build import set_process_state
-    from recurrl.evaluation import KEPT, evaluate_many
-    from recurrl.runtime.time_limit import time_limit
-    from recurrl.video.episode import Recorder
-    from recurrl.video.rendering import drawable
-    from recurrl.video.writing import write
-
-    config = opened.config
-    set_process_state(config)
-    episodes = config.evaluation.episodes if episodes is None else episodes
-    require(episodes >= 1, f"--episodes must be at least 1 (got {episodes}).")
-    seeds = [config.seed] if seed is None else [seed] if isinstance(seed, int) else seed
-    with time_limit(config.collector.timeout_s):
-        policy = opened.make_policy()
-        if set(states) != {KEPT} and not policy.state_keys:
-            raise ConfigError(
-                f"--memory needs recurrent states, but the policy of {opened.saved.path} has none. Leave it out."
-            )
-        env = drawable(config.env) if video else config.env
-        recorders = [Recorder(policy, env.mask, f"{env.id}, seed {each}") for each in seeds] if video else []
-        seen_by = {KEPT: recorders}
-        returns = {
-            each: evaluate_many(env, policy, episodes, seeds, each, deterministic, seen_by.get(each, ()))
-            for each in states
-        }
-    if video:
-        write([each.episode() for each in recorders], video)
-    return returns
 
 
 def video_files(runs: Sequence[Path], path: Path | None) -> list[Path]:

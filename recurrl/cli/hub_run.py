@@ -12,7 +12,6 @@ from omegaconf import OmegaConf
 from recurrl import checkpoint
 from recurrl.agent import Agent
 from recurrl.checkpoint.files import add_evaluation
-from recurrl.cli.evaluate import evaluate_run
 from recurrl.cli.open_run import open_run
 from recurrl.cli.saved_config import code_named
 from recurrl.config.composed import plain
@@ -98,7 +97,7 @@ def write_hub_folder(
 def _evaluated(stage: Path, seed: int) -> tuple[list[float], str | None]:
     """The returns that the folder's policy has, and the reason if no video could be made of them."""
     # The run's packages were trusted when it was opened, and the folder names the same ones.
-    play = partial(evaluate_run, open_run(stage, checkpoint.LAST, "cpu", trust_packages=True), seed=seed)
+    play = partial(open_run(stage, checkpoint.LAST, "cpu", trust_packages=True).evaluate, seed=seed)
     try:
         return play(video=files_of(stage))[KEPT], None
     except ConfigError as error:

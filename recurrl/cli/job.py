@@ -77,8 +77,7 @@ def run(
         check_config(config, explicit_keys)
         factory("collector", config.collector.name)  # imports the package that it needs
         if start is not None and _is_complete(start, config, run_dir):
-            report.status = "completed"
-            return
+            return  # and its summary stays
         report.resume_command = _resume_command(composed, run_dir, callbacks)
         settings = plain(composed)
         record_settings = partial(record, settings, run_dir)
@@ -212,15 +211,15 @@ def _is_complete(start: checkpoint.Checkpoint, config: TrainConfig, run_dir: Pat
             f"total_frames must be at least {start.frames + config.frames_per_batch} (got {config.total_frames}), "
             f"because resume={config.resume} is already at {start.frames} frames. Give more total_frames."
         )
-    if _has_completed(run_dir):
+    has_completed: bool = read_summary(run_dir).get("status") == "completed"
+    if has_completed:
         logger.info("%s is complete: %d frames. A larger total_frames extends it.", run_dir, start.frames)
-    return _has_completed(run_dir)
+    return has_completed
 
 
 def _record_summary(report: Report, run_dir: Path) -> None:
     """Writes the summary. If this fails too, the run's own error is raised."""
-    nothing_new = report.frames_here == 0 and (report.status != "completed" or _has_completed(run_dir))
-    if nothing_new and (run_dir / SUMMARY).exists():
+    if report.frames_here == 0 and report.status != "completed" and (run_dir / SUMMARY).exists():
         return  # the earlier summary is still true
     try:
         write_summary(run_dir, report.summary())
@@ -228,10 +227,6 @@ def _record_summary(report: Report, run_dir: Path) -> None:
         if report.error is None:
             raise RunError(f"summary.json cannot be written. {os_error_message(error)}") from error
         sys.stderr.write(f"summary.json cannot be written: {error}\n")
-
-
-def _has_completed(run_dir: Path) -> bool:
-    return read_summary(run_dir).get("status") == "completed"
 
 
 def _stopped_line(stop: KeyboardInterrupt, report: Report, run_dir: Path) -> str:

@@ -8,15 +8,16 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from recurrl import checkpoint
-from recurrl.build import make_policy_for
+from recurrl.build import make_policy_for, set_process_state
 from recurrl.cli.overrides import parsed, text_of
 from recurrl.cli.saved_config import SavedConfig, check_trusted, config_within, saved_config
 from recurrl.config import TrainConfig
 from recurrl.config.composed import plain, typed
 from recurrl.envs.passed_env import id_of, with_maker
-from recurrl.errors import ConfigError, naming
-from recurrl.evaluation import random_numbers_restored
+from recurrl.errors import ConfigError, naming, require
+from recurrl.evaluation import KEPT, evaluate_many, random_numbers_restored
 from recurrl.policy import Policy
+from recurrl.runtime.time_limit import time_limit
 from recurrl.validation import check_config
 
 WITHOUT_EFFECT = ("num_envs", "reward_scale", "normalize_reward", "normalize_observation")
@@ -53,6 +54,53 @@ class OpenedRun:
             policy = make_policy_for(self.config)
         self.saved.load_policy(policy, plain(self.settings))
         return policy
+
+    def evaluate(
+        self,
+        episodes: int | None = None,
+        seed: int | Sequence[int] | None = None,
+        states: Sequence[str] = (KEPT,),
+        deterministic: bool = True,
+        video: Sequence[Path] = (),
+    ) -> dict[str, list[float]]:
+        """Returns of episodes of the policy in its environment, for each of ``states``.
+
+        Args:
+            episodes: number of episodes for each seed; default: as in the run's own evaluation.
+            seed: the environments' seed, or several; default: the run's.
+            states: treatments of the recurrent states between steps, see :func:`recurrl.evaluation.evaluate`.
+            deterministic: play the most probable actions; False to sample them.
+            video: files to write, as :func:`recurrl.video.writing.files_of` names them: the first episode of each seed,
+                with unchanged states.
+
+        Raises:
+            ConfigError: the environment is not available here or cannot be drawn, or the policy has no states.
+        """
+        from recurrl.video.episode import Recorder
+        from recurrl.video.rendering import drawable
+        from recurrl.video.writing import write
+
+        config = self.config
+        set_process_state(config)
+        episodes = config.evaluation.episodes if episodes is None else episodes
+        require(episodes >= 1, f"--episodes must be at least 1 (got {episodes}).")
+        seeds = [config.seed] if seed is None else [seed] if isinstance(seed, int) else seed
+        with time_limit(config.collector.timeout_s):
+            policy = self.make_policy()
+            require(
+                set(states) == {KEPT} or bool(policy.state_keys),
+                f"--memory needs recurrent states, but the policy of {self.saved.path} has none. Leave it out.",
+            )
+            env = drawable(config.env) if video else config.env
+            recorders = [Recorder(policy, env.mask, f"{env.id}, seed {each}") for each in seeds] if video else []
+            seen_by = {KEPT: recorders}
+            returns = {
+                each: evaluate_many(env, policy, episodes, seeds, each, deterministic, seen_by.get(each, ()))
+                for each in states
+            }
+        if video:
+            write([each.episode() for each in recorders], video)
+        return returns
 
     def described(self, directory: str) -> dict[str, Any]:
         """Where the policy comes from, for ``policy.json``."""

@@ -167,7 +167,7 @@ class World:
         while self._processes and time.monotonic() < deadline:
             # Looked at first: a rank publishes its reason before it ends.
             ended = [rank for rank, process in enumerate(self._processes) if _has_ended(*process)]
-            if (published := self._published()) is not None:
+            if published := self._publish(""):
                 return published
             if ended:
                 return (
@@ -186,16 +186,13 @@ class World:
         return f"Rank {rank} of {self.size} (process {process} on {host})"
 
     def _publish(self, reason: str) -> str:
-        """Publishes why the run ends, unless a rank has done so before, and returns the published reason."""
+        """Publishes why the run ends, unless a rank has done so before, and returns the published reason.
+
+        An empty reason only reads it, because it may still be replaced.
+        """
         with suppress(RuntimeError):  # torchrun, which has the store, may have ended too
             return str(self._store.compare_set(_REASON, "", reason).decode())
         return reason
-
-    def _published(self) -> str | None:
-        with suppress(RuntimeError):
-            if self._store.check([_REASON]):
-                return str(self._store.get(_REASON).decode())
-        return None
 
 
 _world = World()

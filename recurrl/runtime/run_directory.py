@@ -42,18 +42,6 @@ _PARTS = ("manifest.json", "state-policy.pt")
 logger = logging.getLogger(__name__)
 
 
-class UnreadableError(ConfigError):
-    """A file cannot be read.
-
-    Attributes:
-        reason: the message after the file's name.
-    """
-
-    def __init__(self, path: Path, reason: str) -> None:
-        super().__init__(f"{path} {reason}.")
-        self.reason = reason
-
-
 def run_directory_of(path: Path) -> Path:
     """The run directory a resume or evaluation path points into: itself, or the one its checkpoint lies in.
 
@@ -73,21 +61,21 @@ def read_text(path: Path, max_bytes: int | None = None) -> str:
     """The text of a regular file. Reading never blocks, as a pipe would.
 
     Raises:
-        UnreadableError: it is missing, something other than a file, larger than ``max_bytes``, or not UTF-8.
+        ConfigError: it is missing, something other than a file, larger than ``max_bytes``, or not UTF-8.
     """
     try:
         status = path.stat()
         if not stat.S_ISREG(status.st_mode):
-            raise UnreadableError(path, "is not a regular file")
+            raise ConfigError(f"{path} is not a regular file.")
         if max_bytes is not None and status.st_size > max_bytes:
-            raise UnreadableError(path, f"has {status.st_size} bytes, but runs never write more than {max_bytes}")
+            raise ConfigError(f"{path} has {status.st_size} bytes, but runs never write more than {max_bytes}.")
         return path.read_bytes().decode("utf-8")
     except FileNotFoundError as error:
-        raise UnreadableError(path, "is missing") from error
+        raise ConfigError(f"{path} is missing.") from error
     except OSError as error:
-        raise UnreadableError(path, f"cannot be read ({error.strerror})") from error
+        raise ConfigError(f"{path} cannot be read ({error.strerror}).") from error
     except UnicodeDecodeError as error:
-        raise UnreadableError(path, "is not UTF-8 text") from error
+        raise ConfigError(f"{path} is not UTF-8 text.") from error
 
 
 def looks_like_checkpoint(path: Path) -> bool:

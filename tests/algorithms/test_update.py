@@ -162,7 +162,7 @@ def test_the_reference_policy_is_part_of_a_checkpoint(small, tmp_path):
     path = checkpoint.save(tmp_path, 64, {}, checkpoint.components(trained))
     config = small(*OPTIONS, *options, "seed=1")
     loaded = make_algorithm(config, fresh_policy(config))
-    checkpoint.Checkpoint(path).load(checkpoint.components(loaded), {})
+    checkpoint.Checkpoint(path).load(checkpoint.components(loaded), {"seed": 0})
     assert loaded.iterations == trained.iterations == 1
     assert torch.equal(weights_of(loaded.reference), weights_of(trained.reference))
     assert not torch.equal(weights_of(loaded.reference), weights_of(trained.policy))
@@ -225,7 +225,7 @@ def test_skipped_steps_in_a_row_are_counted_across_a_resume(small, monkeypatch, 
     path = checkpoint.save(tmp_path, 64, {}, checkpoint.components(first))
     config = small(*OPTIONS, *options)
     second = make_algorithm(config, make_policy_for(config))
-    checkpoint.Checkpoint(path).load(checkpoint.components(second), {})
+    checkpoint.Checkpoint(path).load(checkpoint.components(second), {"seed": 0})
     _spoilt(second, monkeypatch, steps=100)
     with pytest.raises(NonFiniteError, match="the last 12 gradient steps"):
         second.update(_batch(small, second), progress=0.5)

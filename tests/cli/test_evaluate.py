@@ -12,7 +12,6 @@ from run_files import summary
 from recurrl import evaluation
 from recurrl.api import Run, load
 from recurrl.checkpoint import files
-from recurrl.cli.evaluate import evaluate_run
 from recurrl.cli.open_run import open_run
 from recurrl.returns import return_format
 
@@ -101,7 +100,7 @@ def test_json_holds_all_returns_and_their_statistics(evaluate, finished_run):
     assert result["deterministic"] is True
     assert list(result["returns"]) == ["kept", "zeroed", "shuffled"]
     kept = result["returns"]["kept"]
-    each = [evaluate_run(open_run(finished_run), episodes=8, seed=seed)["kept"] for seed in (3, 4)]
+    each = [open_run(finished_run).evaluate(episodes=8, seed=seed)["kept"] for seed in (3, 4)]
     assert kept["returns"] == [*each[0], *each[1]]
     assert kept["episodes"] == 16
     assert kept["mean"] == pytest.approx(np.mean(kept["returns"]))
@@ -144,6 +143,6 @@ def test_the_best_checkpoint_is_the_default_of_all_that_open_runs(evaluate, recu
 
 
 def test_many_episodes_are_played_by_fewer_environments_with_the_same_returns(finished_run, monkeypatch):
-    whole = evaluate_run(open_run(finished_run), episodes=7, seed=2)
+    whole = open_run(finished_run).evaluate(episodes=7, seed=2)
     monkeypatch.setattr(evaluation, "MAX_COPIES", 3)
-    assert evaluate_run(open_run(finished_run), episodes=7, seed=2) == whole
+    assert open_run(finished_run).evaluate(episodes=7, seed=2) == whole

@@ -9,7 +9,6 @@ import yaml
 from checkpoint_files import Code, resealed
 
 import recurrl
-from recurrl.cli.evaluate import evaluate_run
 from recurrl.cli.hub_run import write_hub_folder
 from recurrl.cli.open_run import open_run
 from recurrl.errors import ConfigError
@@ -61,7 +60,7 @@ def test_the_card_says_what_an_evaluation_of_the_folder_finds(written, finished_
     header, body = header_of(written)
     check_header(header)
     seed = int(body.partition("--seed ")[2].split()[0])
-    returns = evaluate_run(open_run(written, device="cpu"), seed=seed)["kept"]
+    returns = open_run(written, device="cpu").evaluate(seed=seed)["kept"]
     mean = sum(returns) / len(returns)
     shown = header["model-index"][0]["results"][0]["metrics"][0]["value"].partition(" ")[0]
     assert float(shown) == pytest.approx(mean, rel=1e-3)
@@ -79,7 +78,7 @@ def test_the_folder_holds_everything_and_acts_as_the_run_does(written, finished_
     }
     run, weights = recurrl.load(finished_run), recurrl.load(written).policy.state_dict()
     assert all(torch.equal(value, weights[name]) for name, value in run.policy.state_dict().items())
-    assert evaluate_run(open_run(written), 2, 7) == evaluate_run(open_run(finished_run), 2, 7)
+    assert open_run(written).evaluate(2, 7) == open_run(finished_run).evaluate(2, 7)
     # Neither the optimizer nor unfinished episodes.
     assert [path.name for path in written.rglob("state*.pt")] == ["state-policy.pt"]
 

@@ -13,7 +13,6 @@ from gymnasium import spaces
 from PIL import Image
 from rejections import error_of
 
-from recurrl.cli.evaluate import evaluate_run
 from recurrl.cli.open_run import open_run
 from recurrl.envs import GymnasiumSource
 from recurrl.errors import ConfigError
@@ -139,7 +138,7 @@ def test_the_command_writes_a_video_and_a_small_gif(recurrl_evaluate, finished_r
         finished_run, "--episodes", 2, "--seed", "3,4", "--video", "shown", cwd=tmp_path
     ).succeeded()
     assert outcome.out.splitlines()[-2:] == ["shown/replay.mp4", "shown/replay.gif"]
-    returns = evaluate_run(open_run(finished_run), episodes=2, seed=[3, 4])["kept"]
+    returns = open_run(finished_run).evaluate(episodes=2, seed=[3, 4])["kept"]
     video = imageio_ffmpeg.read_frames(tmp_path / "shown" / "replay.mp4")
     facts = next(video)
     assert facts["size"] == (WIDTH, HEIGHT)
@@ -153,8 +152,8 @@ def test_the_command_writes_a_video_and_a_small_gif(recurrl_evaluate, finished_r
 
 
 def test_a_file_may_be_named_and_the_returns_stay_the_same(finished_run, tmp_path):
-    returns = evaluate_run(open_run(finished_run), episodes=3, seed=5, video=[tmp_path / "a.gif"])
-    assert returns == evaluate_run(open_run(finished_run), episodes=3, seed=5)
+    returns = open_run(finished_run).evaluate(episodes=3, seed=5, video=[tmp_path / "a.gif"])
+    assert returns == open_run(finished_run).evaluate(episodes=3, seed=5)
     assert [path.name for path in tmp_path.iterdir()] == ["a.gif"]
 
 
