@@ -81,52 +81,9 @@ def test_parameters_are_initialised_like_torchs_unless_the_cell_says_otherwise()
             assert parameter.std() > 0.1
 
 
-class WrongOutput(Several):
-    def step(self, weights, x_BX, states):
-        output, states = super().step(weights, x_BX, states)
-        return output[:, 1:], states
-
-
-class WrongState(Several):
-    def step(self, weights, x_BX, states):
-        output, (level, table, vector) = super().step(weights, x_BX, states)
-        return output, (level, table.transpose(1, 2), vector)
-
-
-class MissingState(Several):
-    def step(self, weights, x_BX, states):
-        output, states = super().step(weights, x_BX, states)
-        return output, states[:2]
-
-
-class NoStates(Several):
-    def states(self):
-        return {}
-
-
-class NoParameters(Several):
-    def parameters(self, input_size):
-        return {}
-
-
-class WideState(Several):
-    def states(self):
-        return {"": 7}
-
-
-class MissingWeight(Several):
-    def step(self, weights, x_BX, states):
-        return weights["bias"], states
-
-
-class OneState(Several):
-    def step(self, weights, x_BX, states):
-        return super().step(weights, x_BX, states)[0], states[0]
-
-
-class OnlyOutput(Several):
-    def step(self, weights, x_BX, states):
-        return super().step(weights, x_BX, states)[0]
+def returning(change):
+    """A step that returns something else than :class:`Several`'s."""
+    return lambda cell, weights, x_BX, states: change(*Several.step(cell, weights, x_BX, states))
 
 
 class OnlyActivated(GatedCell):
@@ -137,23 +94,39 @@ class OnlyActivated(GatedCell):
 
 
 @pytest.mark.parametrize(
-    ("kind", "message"),
+    ("methods", "message"),
     [
-        (OnlyOutput, r"tuple of states \(got a Tensor\)\. Return \(output, \(state,\)\)"),
-        (OnlyActivated, r"got a Tensor.*from a GatedCell's activate, \(state,\)"),
-        (WideState, r"widestate fails in a first step with TypeError: .* Look at its parameters\(\), states\(\)"),
-        (MissingWeight, "missingweight fails in a first step with KeyError: 'bias'"),
-        (OneState, r"must return its output and a tuple of states \(got a Tensor\)"),
-        (WrongOutput, r"wrongoutput returns an output of shape \(4,\) .* hidden_size and states\(\) declare \(5,\)"),
-        (WrongState, r"states of shapes \[\(\), \(3, 2\), \(5,\)\].* declare .*\[\(\), \(2, 3\), \(5,\)\]"),
-        (MissingState, r"states of shapes \[\(\), \(2, 3\)\]"),
-        (NoStates, "has 3 parameters and 0 states. A cell has at least one of each"),
-        (NoParameters, "has 0 parameters and 3 states"),
+        (
+            {"step": returning(lambda output, _: output)},
+            r"tuple of states \(got a Tensor\)\. Return \(output, \(state,",
+        ),
+        (
+            {"states": lambda _: {"": 7}},
+            r"wrong fails in a first step with TypeError: .* Look at its parameters\(\), st",
+        ),
+        ({"step": lambda _, weights, *__: weights["bias"]}, "wrong fails in a first step with KeyError: 'bias'"),
+        ({"step": returning(lambda output, states: (output, states[0]))}, r"must return its output and a tuple of st"),
+        (
+            {"step": returning(lambda output, states: (output[:, 1:], states))},
+            r"wrong returns an output of shape \(4,\) .* hidden_size and states\(\) declare \(5,\)",
+        ),
+        (
+            {"step": returning(lambda output, states: (output, (states[0], states[1].mT, states[2])))},
+            r"states of shapes \[\(\), \(3, 2\), \(5,\)\].* declare .*\[\(\), \(2, 3\), \(5,\)\]",
+        ),
+        ({"step": returning(lambda output, states: (output, states[:2]))}, r"states of shapes \[\(\), \(2, 3\)\]"),
+        ({"states": lambda _: {}}, "has 3 parameters and 0 states. A cell has at least one of each"),
+        ({"parameters": lambda *_: {}}, "has 0 parameters and 3 states"),
     ],
 )
-def test_a_step_that_does_not_return_what_the_cell_declares_is_rejected(kind, message):
+def test_a_step_that_does_not_return_what_the_cell_declares_is_rejected(methods, message):
     with pytest.raises(ConfigError, match=message):
-        layers(kind(5), 3)
+        layers(type("Wrong", (Several,), methods)(5), 3)
+
+
+def test_an_activation_that_does_not_return_the_states_is_rejected():
+    with pytest.raises(ConfigError, match=r"got a Tensor.*from a GatedCell's activate, \(state,\)"):
+        layers(OnlyActivated(5), 3)
 
 
 @pytest.mark.parametrize("options", [{"hidden_size": 5}, {"bias": False}, {"proj_size": 2}], ids=str)
