@@ -18,7 +18,7 @@ from torchrl.objectives.llm import grpo
 
 from recurrl.algorithms.group_advantages import EPISODE_LOSS_STEPS
 from recurrl.algorithms.grpo import REF_LOG_PROB, grpo_loss
-from recurrl.algorithms.importance import log_range, masked_mean, ratio_metrics
+from recurrl.algorithms.importance import log_range, mean_of, ratio_metrics
 from recurrl.errors import require
 from recurrl.keys import ACTION, ADVANTAGE, LOG_PROB, LOSS_MASK
 
@@ -159,14 +159,12 @@ class GRPOLoss(LossModule):
             self.samples_mc_entropy,
         )
         assert losses.log_ratio is not None
-        assert losses.mask is not None
-        log_ratio, mask = losses.log_ratio.unsqueeze(0), losses.mask.unsqueeze(0)
-        ratios = ratio_metrics(log_ratio, mask, self.log_clip_range)
-        metrics = {name.removeprefix("policy/"): value.squeeze(0) for name, value in ratios.items()}
+        ratios = ratio_metrics(losses.log_ratio, losses.mask, self.log_clip_range)
+        metrics = {name.removeprefix("policy/"): value for name, value in ratios.items()}
         return GRPOLossOutput(
             **{f"loss_{name}": term for name, term in losses.terms.items()},
             **{name.removeprefix("policy/"): value for name, value in losses.metrics.items()},
-            kl_approx=-masked_mean(log_ratio, mask).squeeze(0),
+            kl_approx=-mean_of(losses.log_ratio, losses.mask),
             ESS=metrics.pop("effective_sample_size"),
             **metrics,
         )

@@ -26,7 +26,7 @@ from recurrl.algorithms.checks import (
 )
 from recurrl.algorithms.compiling import compiled
 from recurrl.algorithms.gradient_signal import GradientSignal
-from recurrl.algorithms.metrics import KL, GradientStep, Losses, mean_metrics, merged, share_of_ranks
+from recurrl.algorithms.metrics import KL, Losses, mean_metrics, merged, share_of_ranks, step_metrics
 from recurrl.algorithms.states import SliceStates
 from recurrl.config import AlgorithmConfig, TrainConfig
 from recurrl.config.plugins import factory
@@ -38,6 +38,7 @@ from recurrl.policy.policy import SequenceOutput
 from recurrl.recurrent.module.keys import IS_INIT
 from recurrl.runtime.ranks import world
 
+Metrics = Mapping[str, Tensor]
 OPTIMIZERS = {"adam": Adam, "adamw": AdamW}
 EPS = 1e-5
 # An adaptive learning rate changes by this factor when the KL of a step is twice or half the desired one, within these
@@ -161,7 +162,7 @@ class Algorithm(nn.Module):
         return metrics
 
     def _epochs(self, rows_NT: TensorDictBase, reward_NT: Tensor) -> dict[str, float]:
-        steps: list[GradientStep] = []
+        steps: list[Metrics] = []
         epochs = self.config.epochs
         for epoch in range(self.config.epochs):
             if epoch > 0 and self.states.refreshes:
@@ -183,13 +184,17 @@ class Algorithm(nn.Module):
                 break
             if self.options.target_kl is not None and self._kl(steps[before:]) > self.options.target_kl:
                 break
-        metrics = mean_metrics(steps, self.log_clip_range)
+        metrics = mean_metrics(steps)
         check_gradient(self, metrics)
         optim = {"optim/lr": self._lr, "optim/steps": float(len(steps)), "optim/signal": self.gradient_signal.share}
         return merged(metrics, self.states.drift(slices_SK), optim)
 
-    def gradient_step(self, slices_SK: TensorDictBase) -> GradientStep:
-        """One step of the optimizer, skipped if loss or gradient is not finite, without waiting for the device."""
+    def gradient_step(self, slices_SK: TensorDictBase) -> Metrics:
+        """One step of the optimizer, skipped if loss or gradient is not finite, without waiting for the device.
+
+        Returns:
+            Metrics.
+        """
         losses, total = self.backward(slices_SK)
         if world().size > 1:
             average_gradients(self._trained, total)
@@ -199,8 +204,7 @@ class Algorithm(nn.Module):
         # Fused optimizers read it, as torch.amp.GradScaler sets it.
         self.optimizer.found_inf = skipped  # type: ignore[attr-defined]
         self.optimizer.step()
-        terms = {name: term.detach() for name, term in losses.terms.items()}
-        return GradientStep(losses._replace(terms=terms), norm, skipped)
+        return step_metrics(losses, norm, skipped, self.log_clip_range)
 
     def backward(self, slices_SK: TensorDictBase) -> tuple[Losses, Tensor]:
         """The losses of a minibatch and their sum, whose gradient is then in the parameters' ``grad``."""
@@ -254,8 +258,8 @@ class Algorithm(nn.Module):
         elif kl < self.config.desired_kl / 2:
             self._set_lr(min(self._lr * LR_FACTOR, LR_BOUNDS[1]))
 
-    def _kl(self, steps: Sequence[GradientStep]) -> float:
-        return world().averaged({KL: mean_metrics(steps, self.log_clip_range)[KL]})[KL]
+    def _kl(self, steps: Sequence[Metrics]) -> float:
+        return world().averaged({KL: mean_metrics(steps)[KL]})[KL]
 
     def components(self) -> dict[str, Any]:
         """The parts that checkpoints hold, each with ``state_dict`` and ``load_state_dict``."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Size, Tensor, nn
 
-from recurrl.algorithms.metrics import GRAD_NORM, SKIPPED, GradientStep, Losses, check_numbers
+from recurrl.algorithms.metrics import GRAD_NORM, SKIPPED, Losses, check_numbers
 from recurrl.errors import ConfigError, NonFiniteError, RunError, require
 from recurrl.keys import VALUE
 
@@ -126,14 +126,14 @@ def no_gradient(algorithm: Algorithm, what: str) -> str:
     )
 
 
-def check_skipped(algorithm: Algorithm, steps: Sequence[GradientStep]) -> None:
+def check_skipped(algorithm: Algorithm, steps: Sequence[Mapping[str, Tensor]]) -> None:
     """Counts the last skipped gradient steps in a row.
 
     Raises:
         NonFiniteError: there are too many.
     """
     in_a_row = int(algorithm.skipped_in_a_row)
-    for skipped in torch.stack([step.skipped for step in steps]).tolist():
+    for skipped in torch.stack([step[SKIPPED] for step in steps]).tolist():
         in_a_row = in_a_row + 1 if skipped else 0
     algorithm.skipped_in_a_row.fill_(in_a_row)
     if in_a_row >= MAX_SKIPPED_STEPS:
@@ -144,11 +144,11 @@ def check_skipped(algorithm: Algorithm, steps: Sequence[GradientStep]) -> None:
         )
 
 
-def _not_finite(algorithm: Algorithm, step: GradientStep) -> str:
+def _not_finite(algorithm: Algorithm, step: Mapping[str, Tensor]) -> str:
     """What was not finite in a step: entries of the rows, else terms of the loss, else the gradient."""
     assert algorithm.rows is not None
     rows = {str(key): entry for key, entry in algorithm.rows.items(True, True)}
-    terms = {f"loss/{name}": term for name, term in step.losses.terms.items()}
+    terms = {name: value for name, value in step.items() if name.startswith("loss/")}
     for entries in (rows, terms):
         if names := [name for name, value in entries.items() if not value.isfinite().all()]:
             return ", ".join(names[:5])

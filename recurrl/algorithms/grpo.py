@@ -18,7 +18,7 @@ from torch.distributions import Distribution
 from recurrl.algorithms.advantages import advantage_metrics
 from recurrl.algorithms.algorithm import Algorithm
 from recurrl.algorithms.group_advantages import EPISODE_LOSS_STEPS, add_group_advantages
-from recurrl.algorithms.importance import clipped_surrogate, kl_from_log_ratio, log_range, masked_mean
+from recurrl.algorithms.importance import clipped_surrogate, kl_from_log_ratio, log_range, mean_of
 from recurrl.algorithms.metrics import Losses
 from recurrl.config import GRPOConfig, TrainConfig
 from recurrl.keys import ACTION, ADVANTAGE, LOG_PROB, LOSS_MASK
@@ -123,7 +123,7 @@ def grpo_loss(
     if kl_to_ref_coeff:
         metrics["kl_to_ref"] = kl = kl_from_log_ratio(data[REF_LOG_PROB].view_as(old) - (old + log_ratio))
         terms["kl_to_ref"] = _mean(kl_to_ref_coeff * kl, weight)
-    means = {f"policy/{name}": masked_mean(value.detach(), mask, 0) for name, value in metrics.items()}
+    means = {f"policy/{name}": mean_of(value.detach(), mask) for name, value in metrics.items()}
     return Losses(terms, means, log_ratio.detach(), mask, weight.sum())
 
 

@@ -1,8 +1,6 @@
 """Importance ratios: PPO's surrogate, and estimates of the KL and of the effective sample size.
 
 A log-ratio is log π(a) − log π_behaviour(a), for an action of the behaviour policy.
-
-Shape legend: S slices, K steps of a slice, M minibatches.
 """
 
 import math
@@ -60,39 +58,31 @@ def kl_from_log_ratio(log_ratio: Tensor) -> Tensor:
 
 
 def ratio_metrics(
-    log_ratio_MSK: Tensor, mask_MSK: Tensor | None = None, log_clip_range: tuple[float, float] | None = None
+    log_ratio: Tensor, mask: Tensor | None, log_clip_range: tuple[float, float] | None
 ) -> dict[str, Tensor]:
-    """Metrics ``[M]`` of the ratios of minibatches.
+    """Metrics of the ratios of a minibatch.
 
     Args:
-        log_ratio_MSK: without gradient.
-        mask_MSK: true for the steps that count; None for all.
+        log_ratio: without gradient.
+        mask: true for the steps that count; None for all.
         log_clip_range: what a clipped objective clips to; None for other objectives.
     """
-    mask_MSK = torch.ones_like(log_ratio_MSK, dtype=torch.bool) if mask_MSK is None else mask_MSK
-    metrics = {"policy/kl": masked_mean(kl_from_log_ratio(log_ratio_MSK), mask_MSK)}
+    metrics = {"policy/kl": mean_of(kl_from_log_ratio(log_ratio), mask)}
     if log_clip_range is not None:
         low, high = log_clip_range
-        outside = (log_ratio_MSK < low) | (log_ratio_MSK > high)
-        metrics["policy/clip_fraction"] = masked_mean(outside.to(log_ratio_MSK.dtype), mask_MSK)
-    metrics["policy/effective_sample_size"] = effective_sample_fraction(log_ratio_MSK, mask_MSK)
+        outside = (log_ratio < low) | (log_ratio > high)
+        metrics["policy/clip_fraction"] = mean_of(outside.to(log_ratio.dtype), mask)
+    metrics["policy/effective_sample_size"] = effective_sample_fraction(log_ratio, mask)
     return metrics
 
 
-def masked_mean(value: Tensor, mask: Tensor, first: int = 1) -> Tensor:
-    """The mean over the unmasked steps in dimensions ``first`` and beyond; zero if there are none."""
-    count = mask.flatten(first).sum(-1).clamp(min=1)
-    return torch.where(mask, value, 0.0).flatten(first).sum(-1) / count
-
-
 def mean_of(value: Tensor, mask: Tensor | None) -> Tensor:
-    """The mean over unmasked steps, or over all."""
-    return value.mean() if mask is None else masked_mean(value, mask, 0)
+    """The mean over unmasked steps, zero if there are none; without a mask over all."""
+    return value.mean() if mask is None else torch.where(mask, value, 0.0).sum() / mask.sum().clamp(min=1)
 
 
-def effective_sample_fraction(log_ratio_MSK: Tensor, mask_MSK: Tensor) -> Tensor:
-    """(Σρ)² / (n Σρ²) over the n ratios of each minibatch: 1 if all are equal, 1/n if one outweighs all others."""
-    log_ratio, mask = log_ratio_MSK.flatten(1), mask_MSK.flatten(1)
+def effective_sample_fraction(log_ratio: Tensor, mask: Tensor | None) -> Tensor:
+    """(Σρ)² / (n Σρ²) over the n unmasked ratios: 1 if all are equal, 1/n if one outweighs all others."""
     # Dividing by the largest ratio cancels out, and keeps exponentials from overflowing.
-    weight = (log_ratio - log_ratio.amax(1, keepdim=True)).exp().where(mask, 0.0)
-    return weight.sum(1).square() / (weight.square().sum(1) * mask.sum(1)).clamp(min=torch.finfo(weight.dtype).tiny)
+    weight = (log_ratio - log_ratio.max()).exp()
+    return mean_of(weight, mask).square() / mean_of(weight.square(), mask).clamp(min=torch.finfo(weight.dtype).tiny)

@@ -4,7 +4,7 @@ Shape legend: S slices, K steps of a slice, M gradient steps.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar
 
@@ -46,61 +46,46 @@ class Losses(NamedTuple):
         return sum(others, first)
 
 
-class GradientStep(NamedTuple):
-    """What is kept of a gradient step.
+@torch.no_grad()
+def step_metrics(
+    losses: Losses, norm: Tensor, skipped: Tensor, log_clip_range: tuple[float, float] | None
+) -> dict[str, Tensor]:
+    """The metrics of a gradient step, by the names of their columns in ``metrics.csv``.
 
-    Attributes:
-        losses: of its minibatch, without gradient.
+    Args:
+        losses: of its minibatch.
         norm: of the gradient, before clipping.
         skipped: 1 if the step was skipped, else 0.
+        log_clip_range: the log-ratios that a clipped objective clips to; None for other objectives.
     """
-
-    losses: Losses
-    norm: Tensor
-    skipped: Tensor
-
-    @property
-    def columns(self) -> dict[str, Tensor]:
-        """Its metrics, by the names of their columns in ``metrics.csv``."""
-        terms = {f"loss/{name}": term for name, term in self.losses.terms.items()}
-        return merged(terms, self.losses.metrics, {GRAD_NORM: self.norm, SKIPPED: self.skipped})
+    metrics = losses.metrics
+    if losses.log_ratio is not None:
+        metrics = merged(metrics, ratio_metrics(losses.log_ratio, losses.mask, log_clip_range))
+    if losses.mask is not None and world().size > 1:
+        share = share_of_ranks(losses.mask.sum().double())
+        metrics = {name: value * share for name, value in metrics.items()}
+    terms = {f"loss/{name}": term.detach() for name, term in losses.terms.items()}
+    return merged(terms, metrics, {GRAD_NORM: norm, SKIPPED: skipped})
 
 
 @torch.no_grad()
-def mean_metrics(steps: Sequence[GradientStep], log_clip_range: tuple[float, float] | None) -> dict[str, float]:
+def mean_metrics(steps: Sequence[Mapping[str, Tensor]]) -> dict[str, float]:
     """The mean metrics of gradient steps without the skipped ones, and the number of skipped ones.
 
-    Args:
-        steps: the gradient steps.
-        log_clip_range: the log-ratios that a clipped objective clips to; None for other objectives.
-
     Raises:
-        ConfigError: some losses have other terms or metrics than the first, or two have the same name.
+        ConfigError: some have other metrics than the first.
     """
-    rows = [step.columns for step in steps]
-    for row in rows:
-        if changed := row.keys() ^ rows[0].keys():
+    for step in steps:
+        if changed := step.keys() ^ steps[0].keys():
             raise ConfigError(
                 f"The loss returns {sorted(changed)} for some minibatches only. Return the same terms and metrics for "
                 "each."
             )
-    columns = {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
+    columns = {name: torch.stack([step[name] for step in steps]) for name in steps[0]}
     skipped_M = columns.pop(SKIPPED)
-    log_ratio_MSK = _stacked(step.losses.log_ratio for step in steps)
-    mask_MSK = _stacked(step.losses.mask for step in steps)
-    ratios = {} if log_ratio_MSK is None else ratio_metrics(log_ratio_MSK, mask_MSK, log_clip_range)
-    columns = merged(columns, ratios)
-    if mask_MSK is not None and world().size > 1:
-        share_M = share_of_ranks(mask_MSK.flatten(1).sum(1).double())
-        columns |= {name: columns[name] * share_M for name in (*steps[0].losses.metrics, *ratios)}
     kept_M1 = (skipped_M == 0).unsqueeze(1)
     means = torch.stack(list(columns.values()), 1).where(kept_M1, 0.0).sum(0) / kept_M1.sum().clamp(min=1)
     return {**dict(zip(columns, means.tolist(), strict=True)), SKIPPED: float(skipped_M.sum())}
-
-
-def _stacked(values: Iterable[Tensor | None]) -> Tensor | None:
-    tensors = [value for value in values if value is not None]
-    return torch.stack(tensors) if tensors else None
 
 
 def share_of_ranks(weight: Tensor) -> Tensor:

@@ -53,9 +53,7 @@ def loss_of(algorithm, batch):
 
 def flat(algorithm, losses):
     """Terms and metrics by TorchRL's names."""
-    log_ratio = losses.log_ratio.unsqueeze(0)
-    ratios = ratio_metrics(log_ratio, torch.ones_like(log_ratio, dtype=torch.bool), algorithm.log_clip_range)
-    metrics = {**losses.metrics, **{name: value[0] for name, value in ratios.items()}}
+    metrics = {**losses.metrics, **ratio_metrics(losses.log_ratio, None, algorithm.log_clip_range)}
     metrics = {name.removeprefix("policy/").replace("/", "_"): value for name, value in metrics.items()}
     return {**{f"loss_{name}": term for name, term in losses.terms.items()}, **metrics}
 
