@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import logging
 import signal
 import time
@@ -153,7 +152,4 @@ class Trainer:
             stack.push(lambda error, *_: self.collector.shutdown(raise_on_error=error is None))
             notice = _STOP_NOTICE.format(self.report.resume_command) if world().rank == 0 else ""
             stack.enter_context(self.request.deferred(notice))
-            # What exists now lives on: the garbage collector need not traverse it.
-            gc.freeze()
-            stack.callback(gc.unfreeze)
             yield

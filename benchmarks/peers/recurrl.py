@@ -1,7 +1,5 @@
 """recurrl's training loop."""
 
-import gc
-
 from benchmarks.configuration import configuration
 from benchmarks.peers.task import HIDDEN, Task
 from recurrl.build import make_algorithm, make_collector, make_policy_for, set_process_state
@@ -44,7 +42,6 @@ class Ours:
         policy = make_policy_for(config)
         self.algorithm = make_algorithm(config, policy)
         self.collector = make_collector(config, policy)
-        gc.freeze()  # as a training run does
 
     def collect(self) -> None:
         """Collects one rollout."""

@@ -18,11 +18,6 @@ def compiled(loss: Loss, device: torch.device) -> Loss:
 
     Each shape of a minibatch is compiled separately.
     """
-    from torch._inductor import config as inductor  # takes a second, which only compiling needs
-
-    if inductor.cpp.vec_isa_ok is None:
-        # Otherwise each process builds and loads test programs for what the processor says it has, which takes seconds.
-        inductor.cpp.vec_isa_ok = True
     ensure_scan_backward(device)  # which cells that define only a step run by, and which cannot be checked in a trace
     # Earlier jobs of a sweep count towards torch's limit of compiled variants per function.
     torch.compiler.reset()
