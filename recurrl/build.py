@@ -109,7 +109,7 @@ def make_callbacks(
     trackers = make_trackers(config.logger, run_dir, settings, None if start is None else start.resumed)
     continuous = sum(head.log_std.numel() for head in policy.modules() if isinstance(head, GaussianParameters))
     diagnosis = Diagnosis(config.iterations, config.algorithm.max_grad_norm, continuous, config.policy.initial_std)
-    save = builtin.SaveCheckpoint(config, settings, trackers, start, restarts)
+    save = builtin.SaveCheckpoint(config, settings, trackers, start, restarts, rewrites=bool(callbacks))
     return Callbacks(
         [
             *check,
@@ -118,8 +118,7 @@ def make_callbacks(
             save,
             builtin.Evaluation(restarts, share.env),
             *(each if isinstance(each, Callback) else UserCallback(each, policy, config.env) for each in callbacks),
-            builtin.Log(trackers.values(), diagnosis, config.total_frames),
-            builtin.CompleteCheckpoint(config.checkpoint.keep_last, save if callbacks else None),
+            builtin.Log(trackers.values(), diagnosis, save, config.total_frames),
         ]
     )
 

@@ -44,8 +44,8 @@ class Trainer:
         request: set by signals; ends the run after the current iteration, with a checkpoint.
         metrics: the last iteration's metrics. A resumed run whose last iteration was saved but not logged, because its
             evaluation was interrupted, starts with them: it first repeats the callbacks of that iteration.
-        evaluation: the metrics of the evaluation after the last iteration; empty if none was due.
-        is_evaluated: False if a signal stopped that evaluation; a resumed run repeats the iteration's callbacks.
+        evaluation: the metrics of the evaluation after the last iteration, empty if none was due; None if a signal
+            stopped it, and a resumed run repeats the iteration's callbacks.
         checkpoint: the last iteration's checkpoint, until its evaluation is added; None if there is none.
         stopped: a callback has stopped the run, which is then saved and evaluated as at its end.
     """
@@ -58,8 +58,7 @@ class Trainer:
     report: Report
     request: StopRequest
     metrics: dict[str, float] = field(default_factory=dict)
-    evaluation: dict[str, float] = field(default_factory=dict)
-    is_evaluated: bool = False
+    evaluation: dict[str, float] | None = field(default_factory=dict)
     checkpoint: Path | None = None
     stopped: bool = False
 
@@ -109,8 +108,8 @@ class Trainer:
 
     @property
     def is_last(self) -> bool:
-        """True if another iteration would exceed ``total_frames``."""
-        return self.frames + self.config.frames_per_batch > self.config.total_frames
+        """True if a callback has stopped the run, or another iteration would exceed ``total_frames``."""
+        return self.stopped or self.frames + self.config.frames_per_batch > self.config.total_frames
 
     def is_due(self, every_frames: int | None) -> bool:
         """True if the last iteration reached a multiple of ``every_frames``, or is the run's last. None: only then."""
@@ -120,7 +119,7 @@ class Trainer:
 
     def stop(self) -> None:
         """Ends the run after this iteration, saved and evaluated as at its end. Called on rank 0."""
-        self.stopped = not self.is_last
+        self.stopped |= not self.is_last
 
     def finished(self) -> bool:
         """True if no iteration follows. Collective: ranks exchange what requests a stop on any of them."""
@@ -132,7 +131,7 @@ class Trainer:
         if number:
             self.request.record(number)
         self.stopped = bool(stopped)
-        return self.stopped or self.request.number > 0 or self.is_last
+        return self.is_last or self.request.number > 0
 
     def _completed(self, update: Mapping[str, float]) -> dict[str, float]:
         """Counts an iteration, and adds times, collection and callbacks to the update's metrics. Collective."""

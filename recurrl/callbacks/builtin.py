@@ -46,7 +46,7 @@ class ConsistencyCheck(Callback):
     """Checks once that the update sees what the rollout saw: on the first rollout of the weights that are known here.
 
     Workers may collect ahead of learning, and rows that a resumed run finds collected are of older weights, so they
-    cannot be replayed. Those that follow are, with a copy of their behaviour policy.
+    cannot be replayed. Those that follow are, with a copy of the first policy.
 
     Args:
         check: takes the policy, its rollout and ``resumed``, and returns a line for the log.
@@ -54,9 +54,8 @@ class ConsistencyCheck(Callback):
 
     def __init__(self, check: Callable[..., str]) -> None:
         self._check = check
-        self._done = False
-        self._updates = self._copied_after = 0
-        self._copy: Policy | None = None
+        self._done, self._updates = False, 0
+        self._first: Policy | None = None
 
     def on_rollout(self, trainer: Trainer, rollout: TensorDictBase) -> None:
         """Checks the rollout if it is the first one that can be checked.
@@ -66,12 +65,13 @@ class ConsistencyCheck(Callback):
         """
         if self._done:
             return
-        collected_after = self._updates - trainer.collector.metrics().get(STALENESS, 0.0)
-        if collected_after == self._copied_after:
-            logger.info(self._check(self._copy or trainer.policy, rollout, resumed=trainer.frames > 0))
-            self._done, self._copy = True, None
-        elif self._copy is None or collected_after > self._copied_after:
-            self._copy, self._copied_after = deepcopy(trainer.policy), self._updates
+        staleness = trainer.collector.metrics().get(STALENESS, 0.0)
+        if staleness in (0, self._updates):
+            policy = self._first if staleness else trainer.policy
+            logger.info(self._check(policy, rollout, resumed=trainer.frames > 0))
+            self._done, self._first = True, None
+        elif self._first is None:
+            self._first = deepcopy(trainer.policy)
         self._updates += 1
 
 
@@ -130,6 +130,7 @@ class SaveCheckpoint(Callback):
         trackers: destinations of metrics, by name; checkpoints hold the run's ids there.
         start: the checkpoint to resume from, on rank 0; None for a new run. One of another directory is copied.
         restarts: counts restarts of environments.
+        rewrites: write a checkpoint again once it is complete, because users' callbacks have run since.
     """
 
     def __init__(
@@ -139,8 +140,10 @@ class SaveCheckpoint(Callback):
         trackers: Mapping[str, Tracker],
         start: checkpoint.Checkpoint | None,
         restarts: Restarts,
+        rewrites: bool = False,
     ) -> None:
         self._periods = config.checkpoint.every_frames, config.evaluation.every_frames
+        self._keep_last, self._rewrites = config.checkpoint.keep_last, rewrites
         self._settings = settings
         self._tracker_ids = {} if start is None else dict(start.resumed.ids)
         self._tracker_ids |= {name: each.id for name, each in trackers.items() if each.id is not None}
@@ -175,53 +178,39 @@ class SaveCheckpoint(Callback):
 
     def on_iteration(self, trainer: Trainer, metrics: dict[str, float]) -> None:
         """Saves the run if it is due."""
-        if self._start is not None and self._start.frames == trainer.frames:
+        trainer.checkpoint = None
+        if self._start is not None and trainer.report.frames_here == 0:
             trainer.checkpoint = self._start.path  # of an iteration whose evaluation is repeated
         elif any(map(trainer.is_due, self._periods)):
-            self.save(trainer)
+            self._save(trainer)
 
     def on_end(self, trainer: Trainer) -> None:
         """Saves the last iteration of a run that ends early."""
         if trainer.report.frames_here and self._saved_frames != trainer.frames:
-            self.save(trainer)
+            self._save(trainer)
 
-    def save(self, trainer: Trainer, evaluation: Mapping[str, float] | None = None) -> None:
-        """Writes a checkpoint; with the evaluation, one of an iteration that is logged."""
+    def complete(self, trainer: Trainer) -> None:
+        """Adds the evaluation to the last iteration's checkpoint, if there is one, and removes older checkpoints.
+
+        Called on rank 0 once the iteration is logged: a resumed run has yet to evaluate and to log the iteration of a
+        checkpoint without it.
+        """
+        if trainer.checkpoint is None or trainer.evaluation is None:
+            return
+        if self._rewrites:
+            self._save(trainer, trainer.evaluation)
+        else:
+            files.add_evaluation(trainer.checkpoint, trainer.evaluation)
+        checkpoint.prune(trainer.run_dir, self._keep_last)
+        trainer.checkpoint = None
+
+    def _save(self, trainer: Trainer, evaluation: Mapping[str, float] | None = None) -> None:
         self._saved_frames = trainer.frames
         metrics = {name: value for name, value in trainer.metrics.items() if name not in (evaluation or {})}
         trainer.checkpoint = checkpoint.save(
             trainer.run_dir, trainer.frames, metrics, self._components, self._tracker_ids, self._settings, evaluation
         )
         trainer.report.checkpoint = f"{CHECKPOINTS}/{trainer.checkpoint.name}"
-
-
-class CompleteCheckpoint(Callback):
-    """Adds the evaluation to the last iteration's checkpoint once it is logged, and removes older checkpoints.
-
-    A checkpoint without it belongs to an iteration that a resumed run has yet to evaluate and to log.
-
-    Args:
-        keep_last: how many to keep beside the best; None for all.
-        rewrites: writes the checkpoint again, because users' callbacks have run since; None if there are none.
-    """
-
-    def __init__(self, keep_last: int | None, rewrites: SaveCheckpoint | None = None) -> None:
-        self._keep_last, self._rewrites = keep_last, rewrites
-
-    def on_iteration(self, trainer: Trainer, metrics: dict[str, float]) -> None:
-        """Completes the checkpoint, if there is one."""
-        if not trainer.stopped:
-            self.on_end(trainer)
-
-    def on_end(self, trainer: Trainer) -> None:
-        """Completes one that was written at the end."""
-        if trainer.checkpoint is not None and trainer.is_evaluated:
-            if self._rewrites is None:
-                files.add_evaluation(trainer.checkpoint, trainer.evaluation)
-            else:
-                self._rewrites.save(trainer, trainer.evaluation)
-            checkpoint.prune(trainer.run_dir, self._keep_last)
-            trainer.checkpoint = None
 
 
 class Evaluation(Callback):
@@ -245,24 +234,20 @@ class Evaluation(Callback):
             EnvError: an environment failed.
             RunError: too many restarts in a row failed.
         """
+        trainer.evaluation = {}
         if trainer.is_due(trainer.config.evaluation.every_frames):
-            self._evaluate(trainer, metrics, trainer.is_last)
+            self._evaluate(trainer)
 
     def on_end(self, trainer: Trainer) -> None:
         """Evaluates a run that a callback stopped as at its end."""
         if trainer.stopped:
-            self._evaluate(trainer, trainer.metrics, is_last=True)
+            self._evaluate(trainer)
 
-    def _evaluate(self, trainer: Trainer, metrics: dict[str, float], is_last: bool) -> None:
-        trainer.is_evaluated, errors, restarts = False, 0, self._restarts.count
-        while not trainer.is_evaluated:
-            seed = seeds(trainer.config.seed, errors + 1)[-1]
+    def _evaluate(self, trainer: Trainer) -> None:
+        trainer.evaluation, errors, restarts = None, 0, self._restarts.count
+        while trainer.evaluation is None:
             try:
-                if trainer.config.evaluation.episodes:
-                    trainer.evaluation = _evaluated(trainer, self._env, seed, is_last)
-                else:
-                    trainer.evaluation = _of_training(metrics)
-                trainer.is_evaluated = True
+                trainer.evaluation = _evaluated(trainer, self._env, seeds(trainer.config.seed, errors + 1)[-1])
             except StoppedError:
                 return
             except (ConfigError, RunError) as error:
@@ -273,64 +258,66 @@ class Evaluation(Callback):
                 failed.__cause__ = error
                 self._restarts.after(failed, errors, "an evaluation")
                 errors += 1
-        if RESTARTS in metrics:
-            trainer.evaluation[RESTARTS] = metrics[RESTARTS] + self._restarts.count - restarts
-        metrics.update(trainer.evaluation)
+        if RESTARTS in trainer.metrics:
+            trainer.evaluation[RESTARTS] = trainer.metrics[RESTARTS] + self._restarts.count - restarts
+        trainer.metrics.update(trainer.evaluation)
 
 
-def _of_training(metrics: Mapping[str, float]) -> dict[str, float]:
-    """The statistics of the last episodes of training, in place of an evaluation's."""
-    returns = {f"eval/{name}": metrics[f"train/{name}"] for name in ("return_mean", "return_std")}
-    return {**returns, "eval/episodes": min(metrics["train/episodes"], WINDOW)}
-
-
-def _evaluated(trainer: Trainer, env: EnvConfig, seed: int, is_last: bool) -> dict[str, float]:
+def _evaluated(trainer: Trainer, env: EnvConfig, seed: int) -> dict[str, float]:
     """The metrics of an evaluation; of the last one also what the configuration adds to it."""
     options, stopped = trainer.config.evaluation, lambda: trainer.request.number > 0
+    if not options.episodes:  # the last ones of training stand for them
+        last = {f"eval/{name}": trainer.metrics[f"train/{name}"] for name in ("return_mean", "return_std")}
+        return {**last, "eval/episodes": min(trainer.metrics["train/episodes"], WINDOW)}
     returns = evaluation.evaluate(env, trainer.policy, options.episodes, seed, KEPT, stopped)
     metrics = {
         "eval/return_mean": fmean(returns),
         "eval/return_std": pstdev(returns),
         "eval/episodes": float(len(returns)),
     }
-    if options.memory and is_last:
+    if options.memory and trainer.is_last:
         metrics |= evaluation.memory_metrics(env, trainer.policy, options.episodes, seed, stopped)
-    if options.random and is_last:
+    if options.random and trainer.is_last:
         metrics |= evaluation.random_metrics(env, options.episodes, seed, stopped)
     return metrics
 
 
 class Log(Callback):
-    """Logs each iteration, and draws the learning curve at the end.
+    """Logs each iteration, after which its checkpoint is complete, and draws the learning curve at the end.
 
     Args:
         trackers: destinations of metrics, the file first.
         diagnosis: knows the warnings for the summary.
+        save: writes the checkpoints.
         total_frames: the run's, for the progress line.
     """
 
-    def __init__(self, trackers: Collection[Tracker], diagnosis: Diagnosis, total_frames: int) -> None:
-        self._trackers, self._diagnosis = trackers, diagnosis
+    def __init__(
+        self, trackers: Collection[Tracker], diagnosis: Diagnosis, save: SaveCheckpoint, total_frames: int
+    ) -> None:
+        self._trackers, self._diagnosis, self._save = trackers, diagnosis, save
         self._progress = Progress(total_frames)
 
     def on_iteration(self, trainer: Trainer, metrics: dict[str, float]) -> None:
         """Logs the iteration, unless an evaluation of it is to come or to be repeated."""
-        if trainer.is_evaluated and not trainer.stopped:
-            self._log(trainer, metrics)
+        if trainer.evaluation is not None and not trainer.stopped:
+            self._log(trainer)
 
     def on_end(self, trainer: Trainer) -> None:
-        """Logs a run that a callback stopped, and draws the learning curve."""
-        if trainer.stopped and trainer.is_evaluated:
-            self._log(trainer, trainer.metrics)
+        """Logs a run that a callback stopped, completes a checkpoint of the end, and draws the learning curve."""
+        if trainer.evaluation is not None and trainer.stopped:
+            self._log(trainer)
+        self._save.complete(trainer)
         plot_learning_curve(trainer.run_dir / METRICS, trainer.run_dir / CURVE)
 
-    def _log(self, trainer: Trainer, metrics: dict[str, float]) -> None:
-        report = trainer.report
+    def _log(self, trainer: Trainer) -> None:
+        report, metrics = trainer.report, trainer.metrics
         report.warnings = self._diagnosis.warnings(metrics)
         for tracker in self._trackers:
             tracker.log(trainer.frames, metrics)
         report.update(metrics)
         self._progress.update(trainer.frames, metrics, warning=next(reversed(report.warnings), ""))
+        self._save.complete(trainer)
 
     def close(self, failed: bool) -> None:
         """Closes the destinations; if one fails, the others are closed nevertheless."""

@@ -101,7 +101,7 @@ class UserCallback(Callback):
 
     def on_iteration(self, trainer: Trainer, metrics: dict[str, float]) -> None:
         """Calls the user's, and stops the run if that returns True; not if the iteration will be repeated."""
-        if not trainer.is_evaluated:
+        if trainer.evaluation is None:
             return
         with random_numbers_restored():
             if self._callback.on_iteration({"frames": trainer.frames, **metrics}, self._agent):
@@ -132,15 +132,15 @@ def check_callbacks(callbacks: Sequence[Any]) -> None:
             not isinstance(each, type),
             f"callbacks must be objects (got a class). Give {getattr(each, '__name__', each)}().",
         )
-        name, known = type(each).__name__, {name for name in vars(Callback) if name.startswith("on_")}
-        known = known if isinstance(each, Callback) else {"on_iteration"}
-        unknown = sorted(name for name in dir(each) if name.startswith("on_") and name not in known)
+        name, derives = type(each).__name__, isinstance(each, Callback)
+        known = {method for method in vars(Callback if derives else IterationCallback) if method.startswith("on_")}
+        unknown = sorted(method for method in dir(each) if method.startswith("on_") and method not in known)
         require(
             not unknown,
             f"The callback {name} has {', '.join(unknown)}, which nothing calls. It may have {', '.join(sorted(known))}"
-            + ("." if isinstance(each, Callback) else "; the others of recurrl.Callback if it derives from that."),
+            + ("." if derives else "; the others of recurrl.Callback if it derives from that."),
         )
-        arguments = "trainer, metrics" if isinstance(each, Callback) else "metrics, policy"
+        arguments = "trainer, metrics" if derives else "metrics, policy"
         try:
             inspect.signature(each.on_iteration).bind(*arguments.split(", "))
         except (AttributeError, TypeError, ValueError) as error:
@@ -172,7 +172,6 @@ class Callbacks:
 
     def on_iteration(self, trainer: Trainer, metrics: dict[str, float]) -> None:
         """Calls ``on_iteration`` of each, after the update."""
-        trainer.evaluation, trainer.is_evaluated, trainer.checkpoint = {}, True, None
         for callback in self._callbacks.values():
             callback.on_iteration(trainer, metrics)
 

@@ -68,7 +68,7 @@ MIN_MEMORY_GAIN = 0.05
 MAX_LOST_GAIN = 0.2
 """The part of the gain over random actions that a policy may lose when its most probable actions are played."""
 
-_STATE = ("frames", "iterations", "explained", "largest_target", "first", "lasting", "issued")
+_STATE = ("iterations", "explained", "largest_target", "first", "lasting", "issued")
 
 
 class Diagnosis(Callback):
@@ -90,16 +90,15 @@ class Diagnosis(Callback):
         self._max_grad_norm = max_grad_norm or 1.0
         normal = 0.5 * math.log(2 * math.pi * math.e) + math.log(MIN_STD * initial_std)
         self._min_entropy = continuous * normal if continuous else MIN_ENTROPY
-        self._frames, self._iterations, self._explained, self._largest_target = 0, 0, 0, 0.0
+        self._iterations, self._explained, self._largest_target = 0, 0, 0.0
         self._first: dict[str, float] = {}
         self._lasting: dict[str, int] = {}
         self._issued: list[str] = []
 
     def on_iteration(self, trainer: Trainer, metrics: dict[str, float]) -> None:
         """Logs the warnings that are due for the first time."""
-        if trainer.frames == self._frames:
+        if trainer.report.frames_here == 0:
             return  # an iteration that a resumed run repeats, which the checkpoint's state includes
-        self._frames = trainer.frames
         for warning in self.update(metrics):
             logger.warning("After %d frames: %s", trainer.frames, warning)
 
