@@ -6,7 +6,6 @@ Shape legend: N environments, T steps of a row, S slices, K steps of a slice, M 
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
 from functools import cached_property
 from typing import Any
 
@@ -144,7 +143,7 @@ class Algorithm(nn.Module):
         self.rows = rows_NT = self.buffer.extend(rollout_NT)
         reward_NT = self.reward_scaler(rows_NT["next", "reward"].squeeze(-1))
         self.states.set_rows(rows_NT)
-        with nullcontext() if self._is_checked else missing_critic_named(self):
+        with missing_critic_named(self):
             metrics = merged(metrics, self.states.norms(rows_NT), self._prepare(rows_NT, reward_NT))
             if LOSS_MASK in rows_NT and not world().gathered(rows_NT[LOSS_MASK].any()).any():
                 metrics["optim/steps"] = 0.0  # a step would follow the optimizer's momentum alone

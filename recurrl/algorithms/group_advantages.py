@@ -3,8 +3,6 @@
 Shape legend: N environments, T steps, G groups, M members of a group, J episodes of a row.
 """
 
-from typing import NamedTuple
-
 import torch
 from tensordict import TensorDictBase
 from torch import Tensor
@@ -50,46 +48,50 @@ def add_group_advantages(rows_NT: TensorDictBase, reward_NT: Tensor, options: GR
             "Group-relative advantages need rows that begin with a reset, but some begin mid-episode. Have the "
             "collector reset all environments before each batch."
         )
-    compared = _comparisons(is_init_NT, options.group_size)
-    to_go_NT = _rewards_to_go(torch.where(compared.mask_NT, reward_NT, 0.0), is_init_NT, options.gamma)
-    sampled_NT, place_NT = compared.mask_NT, compared.offset_NT
-    if options.advantage == "outcome":
-        sampled_NT, place_NT = sampled_NT & is_init_NT, torch.zeros_like(place_NT)
-    peers_NT = compared.episode_id_NT * is_init_NT.shape[1] + place_NT
+    start_NT, episode_id_NT, compared_NT = _comparisons(is_init_NT, options.group_size)
+    to_go_NT = _rewards_to_go(torch.where(compared_NT, reward_NT, 0.0), is_init_NT, options.gamma)
+    sampled_NT, peers_NT = compared_NT & is_init_NT, episode_id_NT
+    returns = summary(to_go_NT[sampled_NT])
+    if options.advantage == "process":
+        steps = is_init_NT.shape[1]
+        offset_NT = torch.arange(steps, device=start_NT.device) - start_NT
+        sampled_NT, peers_NT = compared_NT, episode_id_NT * steps + offset_NT
     advantage_NT = torch.zeros_like(to_go_NT)
     advantage_NT[sampled_NT] = _relative(to_go_NT[sampled_NT], peers_NT[sampled_NT], options.divide_by_std)
     if options.advantage == "outcome":
-        advantage_NT = advantage_NT.gather(1, compared.start_NT)
-    mask_NT, metrics = _mask(compared, advantage_NT, to_go_NT, is_init_NT, options.drop_flat_groups)
+        advantage_NT = advantage_NT.gather(1, start_NT)
+    numbers, inverse = episode_id_NT[compared_NT].unique(return_inverse=True)
+    spread = advantage_NT.new_zeros(len(numbers)).index_add(0, inverse, advantage_NT[compared_NT].abs())
+    flat, mask_NT = spread == 0, compared_NT.clone()
+    if options.drop_flat_groups:
+        mask_NT[compared_NT] = ~flat[inverse]
+    counts_NT = torch.zeros_like(start_NT).scatter_add_(1, start_NT, mask_NT.long())
     rows_NT.set(ADVANTAGE, torch.where(mask_NT, advantage_NT, 0.0).to(reward_NT.dtype).unsqueeze(-1))
     rows_NT.set(LOSS_MASK, mask_NT.unsqueeze(-1))
-    rows_NT.set(EPISODE_LOSS_STEPS, _steps_in_loss(mask_NT, is_init_NT).unsqueeze(-1))
-    return metrics
+    rows_NT.set(EPISODE_LOSS_STEPS, counts_NT.gather(1, start_NT).unsqueeze(-1))
+    # The learner averages over ranks, which have as many groups each.
+    groups, without_spread = len(numbers) * world().size, int(flat.sum()) * world().size
+    return {
+        "group/groups": float(groups),
+        "group/without_spread": float(without_spread),
+        "group/dropped": float(without_spread if options.drop_flat_groups else 0),
+        "group/counted_fraction": float(mask_NT.double().mean()),
+        "group/return_mean": returns.mean,
+        "group/return_std": returns.std,
+    }
 
 
-class _Comparisons(NamedTuple):
-    """The steps of a rollout in which episodes are compared.
-
-    Attributes:
-        start_NT: the step of the row at which each step's episode began.
-        offset_NT: steps since then.
-        episode_id_NT: the same number for episodes that start from the same state, and for no others.
-        mask_NT: true for steps that are compared.
-    """
-
-    start_NT: Tensor
-    offset_NT: Tensor
-    episode_id_NT: Tensor
-    mask_NT: Tensor
-
-
-def _comparisons(is_init_NT: Tensor, group_size: int) -> _Comparisons:
+def _comparisons(is_init_NT: Tensor, group_size: int) -> tuple[Tensor, Tensor, Tensor]:
     """Compares the j-th episodes of a group over a common horizon: the steps left in the row for the last to begin.
 
     Episodes that start late have fewer steps left in their row, which must not lower their advantage; and leaving out
     episodes that are cut off by the row's end would leave out the long ones. So all compared episodes are cut to one
     horizon, and late members are left out such that members × horizon is largest. Both depend only on when episodes
     begin, not on what happens in them, so the comparison is unbiased.
+
+    Returns:
+        ``[N, T]`` each: the step of the row at which each step's episode began; a number that is the same for episodes
+        that start from the same state, and for no others; and true for steps that are compared.
     """
     rows, steps = is_init_NT.shape
     step_T = torch.arange(steps, device=is_init_NT.device)
@@ -106,9 +108,8 @@ def _comparisons(is_init_NT: Tensor, group_size: int) -> _Comparisons:
     latest_GJ = ordered_GMJ.gather(1, last_G1J).squeeze(1)
     horizon_GJ = torch.where(frames_GMJ.gather(1, last_G1J).squeeze(1) > 0, steps - latest_GJ, 0)
     episode_id_NT = (torch.arange(rows, device=step_T.device) // group_size * episodes).view(-1, 1) + episode_NT
-    offset_NT = step_T - start_NT
-    mask_NT = (start_NT <= latest_GJ.flatten()[episode_id_NT]) & (offset_NT < horizon_GJ.flatten()[episode_id_NT])
-    return _Comparisons(start_NT, offset_NT, episode_id_NT, mask_NT)
+    is_in_time_NT = start_NT <= latest_GJ.flatten()[episode_id_NT]
+    return start_NT, episode_id_NT, is_in_time_NT & (step_T - start_NT < horizon_GJ.flatten()[episode_id_NT])
 
 
 def _rewards_to_go(reward_NT: Tensor, is_init_NT: Tensor, gamma: float) -> Tensor:
@@ -130,34 +131,3 @@ def _relative(values: Tensor, peers: Tensor, divide_by_std: bool) -> Tensor:
         variance = zeros.index_add(0, inverse, centred**2) / (count - 1).clamp(min=1)
         centred = centred / variance.sqrt().clamp(min=torch.finfo(values.dtype).tiny)[inverse]
     return torch.where((spread <= 1e-6 * largest)[inverse], 0.0, centred)
-
-
-def _mask(
-    compared: _Comparisons, advantage_NT: Tensor, to_go_NT: Tensor, is_init_NT: Tensor, drop_flat_groups: bool
-) -> tuple[Tensor, dict[str, float]]:
-    """The loss mask, and metrics."""
-    ids, mask_NT = compared.episode_id_NT, compared.mask_NT
-    zeros = advantage_NT.new_zeros(int(ids.max()) + 1)
-    exists = zeros.index_add(0, ids[mask_NT], torch.ones_like(advantage_NT[mask_NT])) > 0
-    spread = zeros.index_add(0, ids[mask_NT], advantage_NT[mask_NT].abs())
-    flat = exists & (spread == 0)
-    if drop_flat_groups:
-        mask_NT = mask_NT & ~flat[ids]
-    of_returns = summary(to_go_NT[compared.mask_NT & is_init_NT])
-    metrics: dict[str, Tensor | float] = {
-        # The learner averages over ranks, which have as many groups each.
-        "group/groups": exists.sum() * world().size,
-        "group/without_spread": flat.sum() * world().size,
-        "group/dropped": flat.sum() * world().size if drop_flat_groups else zeros.sum(),
-        "group/counted_fraction": mask_NT.double().mean(),
-        "group/return_mean": of_returns.mean,
-        "group/return_std": of_returns.std,
-    }
-    return mask_NT, {name: float(value) for name, value in metrics.items()}
-
-
-def _steps_in_loss(mask_NT: Tensor, is_init_NT: Tensor) -> Tensor:
-    """For each step, the number of unmasked steps in its episode."""
-    episode_NT = is_init_NT.long().cumsum(1) - 1
-    count_NJ = mask_NT.new_zeros(mask_NT.shape, dtype=torch.long).scatter_add_(1, episode_NT, mask_NT.long())
-    return count_NJ.gather(1, episode_NT)
