@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 from gymnasium import spaces
-from tensordict import TensorDict, TensorDictBase
+from tensordict import TensorDict, TensorDictBase, pad_sequence
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -73,27 +73,19 @@ def pretrain(policy: Policy, env: EnvConfig, options: PretrainConfig, lr: float,
     optimizer = torch.optim.Adam(learned, lr=lr, eps=1e-5)
     log_likelihood = 0.0
     for epoch in range(options.epochs):
-        rows_RT = _in_rows(episodes, min(rows, len(episodes)), slice_len).to(policy.device)
+        rows_RT = _in_rows(episodes, min(rows, len(episodes))).to(policy.device)
         log_likelihood = _epoch(policy.actor(), rows_RT, slice_len, optimizer, learned)
         logger.info("pretraining: epoch %d of %d: log likelihood %.4g", epoch + 1, options.epochs, log_likelihood)
     policy.zero_grad()
     return log_likelihood
 
 
-def _in_rows(episodes: Sequence[TensorDictBase], count: int, slice_len: int) -> TensorDictBase:
-    """The episodes in random order, end to end in rows of equal length, a multiple of ``slice_len``."""
+def _in_rows(episodes: Sequence[TensorDictBase], count: int) -> TensorDictBase:
+    """The episodes in random order, end to end in rows, which are filled up with zeros."""
     rows: list[list[TensorDictBase]] = [[] for _ in range(count)]
-    lengths = [0] * count
     for i in torch.randperm(len(episodes)).tolist():
-        shortest = lengths.index(min(lengths))
-        rows[shortest].append(episodes[i])
-        lengths[shortest] += len(episodes[i])
-    longest = -(-max(lengths) // slice_len) * slice_len
-    for row, length in zip(rows, lengths, strict=True):
-        # Filled up with a real step, because a mask of actions without any would lead to NaN.
-        filling = row[-1][-1:].expand(longest - length).clone()
-        row.append(filling.set_(RECORDED, torch.zeros_like(filling[RECORDED])))
-    return torch.stack([torch.cat(row) for row in rows])
+        min(rows, key=lambda row: sum(map(len, row))).append(episodes[i])
+    return pad_sequence([torch.cat(row) for row in rows])
 
 
 def _epoch(
@@ -109,7 +101,7 @@ def _epoch(
         is_init_RK, recorded_RK = slices_RK[IS_INIT], slices_RK[RECORDED]
         # Only the first step's state is read, and those where an episode begins, which are zero.
         entering = {
-            key: functional.pad(value.unsqueeze(1), (0, 0) * (value.ndim - 1) + (0, slice_len - 1))
+            key: functional.pad(value.unsqueeze(1), (0, 0) * (value.ndim - 1) + (0, slices_RK.shape[1] - 1))
             for key, value in policy.reset(state, is_init_RK[:, 0]).items()
         }
         distribution, _, states, _ = policy.sequence(slices_RK[OBSERVATION], entering, is_init_RK)
