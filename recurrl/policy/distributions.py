@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from functools import cache
 from typing import Any
 
 import numpy as np
@@ -22,6 +21,7 @@ from torch.distributions.utils import lazy_property
 from torch.nn import functional
 
 QUADRATURE_POINTS = 64
+_POINTS, _WEIGHTS = np.polynomial.hermite_e.hermegauss(QUADRATURE_POINTS)
 
 
 class LazyCategorical(Categorical):
@@ -42,16 +42,9 @@ class LazyCategorical(Categorical):
         """Log-probabilities ``[B, K]``."""
         return functional.log_softmax(self.unnormalized, -1)
 
-    @lazy_property
-    def probs(self) -> Tensor:
-        """Probabilities ``[B, K]``."""
-        return functional.softmax(self.unnormalized, -1)
-
     def log_prob(self, value: Tensor) -> Tensor:
         """Log-probabilities of choices ``[..., B]``."""
-        index = value.long().unsqueeze(-1)
-        logits = self.logits if index.ndim == self.logits.ndim else self.logits.expand(*value.shape, self._num_events)
-        return logits.gather(-1, index).squeeze(-1)
+        return self.logits.expand(*value.shape, -1).gather(-1, value.long().unsqueeze(-1)).squeeze(-1)
 
     def entropy(self) -> Tensor:
         """Entropies ``[B]``, of finite log-probabilities."""
@@ -224,8 +217,8 @@ class SquashedGaussian(Distribution):
         """Entropy ``[B]``, in nats."""
         normal: Any = self.base
         loc, scale = normal.base_dist.loc, normal.base_dist.scale
-        points, weights = _quadrature(loc)
-        log_slope = _log_slope_of_tanh(loc.unsqueeze(-1) + scale.unsqueeze(-1) * points) @ weights
+        inputs = loc.unsqueeze(-1) + scale.unsqueeze(-1) * loc.new_tensor(_POINTS)
+        log_slope = _log_slope_of_tanh(inputs) @ loc.new_tensor(_WEIGHTS / math.sqrt(2 * math.pi))
         entropy: Tensor = self.base.entropy()  # type: ignore[no-untyped-call]
         return entropy + _sum_of_entries(log_slope, self)
 
@@ -243,18 +236,6 @@ def _sum_of_entries(values: Tensor, distribution: Distribution) -> Tensor:
 def _log_slope_of_tanh(x: Tensor) -> Tensor:
     """``log(1 − tanh²(x))``, without cancellation for large x."""
     return 2 * (math.log(2) - x - functional.softplus(-2 * x))
-
-
-def _quadrature(like: Tensor) -> tuple[Tensor, Tensor]:
-    """Points and weights for expectations under the standard normal distribution."""
-    points, weights = _hermite()
-    return like.new_tensor(points), like.new_tensor(weights / math.sqrt(2 * math.pi))
-
-
-# Finding the points takes a millisecond.
-@cache
-def _hermite() -> tuple[Any, Any]:
-    return np.polynomial.hermite_e.hermegauss(QUADRATURE_POINTS)
 
 
 class Joint(Distribution):

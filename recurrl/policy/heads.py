@@ -163,7 +163,5 @@ class GaussianParameters(nn.Module):
 
     def forward(self, features: Tensor) -> tuple[Tensor, Tensor]:
         """Mean and standard deviation, ``[B, *shape]`` each."""
-        mean = self.mean(features)
-        if self.log_std.ndim != 1:
-            mean = mean.unflatten(-1, self.log_std.shape)
+        mean = self.mean(features).unflatten(-1, self.log_std.shape)
         return mean, self.log_std.exp().expand_as(mean)

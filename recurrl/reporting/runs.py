@@ -79,10 +79,8 @@ class Result:
         returns: tuple[str, ...] = ("",) * 4
         if mean is not None and std is not None and count:
             # A summary has the deviation of the episodes themselves; the interval needs the unbiased estimate.
-            interval, form = (
-                interval_95(mean, std * math.sqrt(count / max(1, count - 1)), count),
-                return_format(mean, std),
-            )
+            interval = interval_95(mean, std * math.sqrt(count / max(1, count - 1)), count)
+            form = return_format(mean, std)
             numbers = ("" if each is None else f"{each:{form}}" for each in (mean, std, zeroed))
             returns = (*numbers, interval_text(interval, form, "episodes"))
         time = "" if seconds is None else str(timedelta(seconds=round(seconds)))

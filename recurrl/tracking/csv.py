@@ -112,12 +112,6 @@ def curve_of(rows: Iterable[Row], metric: str) -> Curve:
     return [(frames, value) for frames, value in points if math.isfinite(value)]
 
 
-def last_frames(path: Path) -> int:
-    """The frames of the last row of a file of metrics; 0 if it has none."""
-    rows = read_rows(path)
-    return int(rows[-1][FRAMES]) if rows else 0
-
-
 def _read(path: Path) -> tuple[list[str], list[Row]]:
     """Columns and rows of a file, without an incomplete last line, which a crash leaves.
 

@@ -17,7 +17,7 @@ import wandb
 from recurrl.config import WandbConfig
 from recurrl.errors import ConfigError, RunError, one_line
 from recurrl.runtime.run_directory import METRICS
-from recurrl.tracking.csv import last_frames, log_history
+from recurrl.tracking.csv import log_history, read_rows
 from recurrl.tracking.trackers import FRAMES, Resumed, Tracker
 
 NAME, CHECKPOINT = "wandb", "checkpoint"
@@ -230,7 +230,8 @@ def _recorded(run: wandb.Run, run_dir: Path, resumed: Resumed | None) -> int:
         ConfigError: wandb's server has more metrics than this run recorded: another training run has continued it.
     """
     is_same = resumed is not None and resumed.ids.get(NAME) == run.id
-    here = last_frames(run_dir / METRICS) if is_same else 0
+    rows = read_rows(run_dir / METRICS) if is_same else []
+    here = int(rows[-1][FRAMES]) if rows else 0
     if run.offline:
         return here
     recorded = max(0, run.starting_step - 1)

@@ -1,5 +1,46 @@
-"""Encoders: from an observation to the vector that enters the cell."""
+"""Encoders: from an observation to the vector that enters the cell, with one network for each of its entries.
 
-from recurrl.policy.encoders.entries import per_entry
+Shape legend: B batch.
+"""
 
-__all__ = ["per_entry"]
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torchrl.data import Composite, TensorSpec
+
+from recurrl.errors import naming
+from recurrl.keys import PREVIOUS_ACTION, PREVIOUS_REWARD
+from recurrl.policy.preprocessing import PerEntry
+from recurrl.specs import leaves_of
+
+
+def per_entry(observation: TensorSpec, make_network: Callable[[TensorSpec], nn.Module]) -> nn.Module:
+    """The encoder of an observation from networks for tensors: one, or for a mapping one per entry.
+
+    The previous action and reward of a mapping reach the cell as they are.
+
+    Args:
+        observation: the spec of an unbatched observation.
+        make_network: the network ``[B, *shape]`` to ``[B, width]`` for the spec of a tensor.
+
+    Raises:
+        ConfigError: as ``make_network`` does; the message names the entry.
+    """
+    if not isinstance(observation, Composite):
+        return make_network(observation)
+    networks: dict[tuple[str, ...], nn.Module] = {}
+    for path, spec in leaves_of(observation):
+        with naming(f"Observation entry {'.'.join(path)}"):
+            as_it_is = path in ((PREVIOUS_ACTION,), (PREVIOUS_REWARD,))
+            networks[path] = nn.Identity() if as_it_is else make_network(spec)
+    return DictEncoder(networks)
+
+
+class DictEncoder(PerEntry):
+    """One network per entry of a nested mapping; their outputs are concatenated."""
+
+    def forward(self, observation: Any) -> Tensor:
+        """``[B, sum of widths]``."""
+        return torch.cat(self.outputs(observation), -1)

@@ -12,7 +12,7 @@ from torchrl.data import Categorical, TensorSpec
 
 from recurrl.config import MLPConfig
 from recurrl.errors import require
-from recurrl.policy.encoders.entries import per_entry
+from recurrl.policy.encoders import per_entry
 from recurrl.policy.encoders.images import kind_of_network, make_image_network
 from recurrl.policy.initialization import TANH_GAIN, linear
 from recurrl.specs import choices, is_image
