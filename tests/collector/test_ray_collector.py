@@ -11,12 +11,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from collected import fresh_policy, rollouts
 from run_files import metrics, summary, without_times
 from test_collector_state import Parts, assert_identical
-from test_processes import value_everything
+from test_processes import make_policy, value_everything
 from test_worker_errors import failing
 
-from recurrl.build import make_collector, make_policy_for, set_process_state
+from recurrl.build import make_collector
 from recurrl.errors import ConfigError, EnvError, RunError
 from recurrl.policy import VALUE
 
@@ -29,12 +30,7 @@ RAY = (*OPTIONS, "collector=ray")
 
 def batches(config, count):
     """The first batches of a collector with the same weights throughout."""
-    set_process_state(config)
-    collector = make_collector(config, make_policy_for(config))
-    try:
-        return [collector.collect().clone() for _ in range(count)]
-    finally:
-        collector.shutdown()
+    return [batch.clone() for batch in rollouts(config, fresh_policy(config), count)]
 
 
 def several(collector, count):
@@ -103,8 +99,7 @@ def test_the_loss_of_a_machine_costs_the_rows_of_its_workers_only(small, cluster
     there = (*RAY, f"collector.address={cluster.address}", "collector.on_env_error=restart")
     expected = batches(small(*there), 4)
     config = small(*there)
-    set_process_state(config)
-    collector = make_collector(config, make_policy_for(config))
+    collector = make_collector(config, fresh_policy(config))
     try:
         collect = collector.collect
         found = [collect().clone() for _ in range(2)]
@@ -167,10 +162,8 @@ def test_a_run_continues_after_the_loss_of_a_machine(ahead, cluster, start, tmp_
 def test_a_run_that_is_resumed_with_another_collector_says_that_rows_collected_ahead_are_dropped(
     collector, recurrl_train, tiny, tmp_path
 ):
-    ahead = recurrl_train(*tiny, *collector, "hydra.run.dir=run", cwd=tmp_path)
-    assert ahead.code == 0, ahead.err
-    resumed = recurrl_train("resume=run", "collector=single", "total_frames=96", cwd=tmp_path)
-    assert resumed.code == 0, resumed.err
+    recurrl_train(*tiny, *collector, "hydra.run.dir=run", cwd=tmp_path).succeeded()
+    resumed = recurrl_train("resume=run", "collector=single", "total_frames=96", cwd=tmp_path).succeeded()
     assert "The rows that workers had collected ahead are dropped." in resumed.out
 
 
@@ -188,11 +181,9 @@ def test_a_resumed_run_checks_its_first_rollout_of_known_weights_and_continues_a
     overrides, recurrl_train, tiny, tmp_path
 ):
     options = [*tiny, *overrides, "total_frames=192", "checkpoint.every_frames=64", "checkpoint.keep_last=null"]
-    whole = recurrl_train(*options, "hydra.run.dir=whole", cwd=tmp_path)
-    assert whole.code == 0, whole.err
+    recurrl_train(*options, "hydra.run.dir=whole", cwd=tmp_path).succeeded()
     half = "resume=whole/checkpoints/frames_000000000064"
-    resumed = recurrl_train(half, "hydra.run.dir=resumed", cwd=tmp_path)
-    assert resumed.code == 0, resumed.err
+    resumed = recurrl_train(half, "hydra.run.dir=resumed", cwd=tmp_path).succeeded()
     assert resumed.out.count("consistency check: 32 frames") == 1
     first, second = (without_times(metrics(tmp_path / name)) for name in ("whole", "resumed"))
     assert second[-4:] == first[-4:]
@@ -220,9 +211,7 @@ def test_nothing_is_left_of_a_run_that_is_ended(number, start, tmp_path):
 def test_workers_have_the_newest_weights_or_stale_ones_as_configured_and_a_killed_one_is_named(ahead, small, cluster):
     before = of_ray("ray::ActorWorker")
     config = small(*RAY, f"collector.address={cluster.address}", f"collector.ahead={ahead}")
-    set_process_state(config)
-    policy = make_policy_for(config)
-    value_everything(policy, 0.0)
+    policy = make_policy(config)
     collector = make_collector(config, policy)
     try:
         collect = collector.collect
@@ -242,9 +231,7 @@ def test_the_staleness_of_a_batch_is_that_of_all_its_rows_also_of_those_kept_thr
     before = of_ray("ray::ActorWorker")
     there = (f"collector.address={cluster.address}", "collector.ahead=2", "collector.on_env_error=restart")
     config = small(*RAY, *there)
-    set_process_state(config)
-    policy = make_policy_for(config)
-    value_everything(policy, 0.0)
+    policy = make_policy(config)
     collector = make_collector(config, policy)
     staleness = []
     try:

@@ -24,9 +24,11 @@ def weights_of(policy):
 def rollouts(config, policy, count=1):
     """One rollout after the other, each with the weights of then."""
     collector = make_collector(config, policy)
-    for _ in range(count):
-        yield collector.collect()
-    collector.shutdown()
+    try:
+        for _ in range(count):
+            yield collector.collect()
+    finally:
+        collector.shutdown()
 
 
 def collected(config, std=0.0):
