@@ -26,7 +26,6 @@ from recurrl.errors import require
 from recurrl.policy.build import make_backend, make_cell
 from recurrl.recurrent.backends import AUTO, Options, unsupported_reason, uses_torch_precision
 from recurrl.recurrent.cell import Cell, ParallelCell
-from recurrl.recurrent.matrix import MatrixCell
 from recurrl.recurrent.precision import unsupported_by_torch
 from recurrl.runtime.ranks import launched_size
 
@@ -144,9 +143,6 @@ def _check_compiled_cell(config: TrainConfig, cell: Cell) -> None:
     step_only = cell.TORCH is None and not isinstance(cell, ParallelCell)
     condition = f"none with compile=true and cell={config.cell.name}, which has no operator for the compiler"
     _must(not step_only or config.recompute == "none", "recompute", condition, config.recompute, advice)
-    native = name == "native" and isinstance(cell, MatrixCell)
-    condition = f"auto or scan with compile=true and cell={config.cell.name}, whose state is a matrix"
-    _must(not native, "backend", condition, name, advice)
 
 
 def _check_batches(config: TrainConfig) -> None:

@@ -16,6 +16,7 @@ from recurrl.recurrent import LSTMModule, set_recurrent_mode
 from recurrl.recurrent.cell import ParallelCell
 from recurrl.recurrent.gated import AnalyticCell
 from recurrl.recurrent.linear import LinearCell
+from recurrl.recurrent.matrix import MatrixCell
 from recurrl.recurrent.segments import expanded
 
 TORCH_CELLS = ("gru", "lstm")  # of which TorchRL has modules
@@ -216,7 +217,7 @@ def test_a_second_derivative_is_rejected(cell, backend):
 COMPILED = [
     *((cell, "scan", "none") for cell in WITH_DERIVATIVE),
     ("lstm", "scan", "full"),
-    *((cell, "native", "none") for cell, make in CELLS.items() if isinstance(make(1), LinearCell)),
+    *((cell, "native", "none") for cell, make in CELLS.items() if isinstance(make(1), LinearCell | MatrixCell)),
     *((cell, "native", recompute) for cell in TORCH_CELLS for recompute in ("none", "full")),
 ]
 

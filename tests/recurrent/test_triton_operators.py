@@ -10,8 +10,10 @@ from triton_layers import CELLS, WAYS, make, small_tiles
 
 from recurrl.recurrent import set_recurrent_mode
 from recurrl.recurrent.backends.triton import loop, tiles
+from recurrl.recurrent.backends.triton.recurrence import TritonRecurrence
 from recurrl.recurrent.cells import make_cell
-from recurrl.recurrent.operators import WEIGHTS
+from recurrl.recurrent.layer_kernel import WEIGHTS
+from recurrl.recurrent.recurrence_kernel import COMPLEX, REAL
 from recurrl.recurrent.segments import Segments
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
@@ -87,35 +89,38 @@ def test_lanes_are_the_segments_longest_first_and_few_enough_at_each_step(rows, 
         assert running <= rows * steps // (step + 1)
 
 
-@pytest.mark.parametrize("cell", CELLS)
-def test_the_operators_pass_torchs_registration_checks(cell, one_launch_a_step):
-    torch.use_deterministic_algorithms(False)  # NaN does not equal itself
-    torch.manual_seed(0)
+def layer_and_inputs(cell):
+    """A layer's kernel and its inputs."""
     weights = {name: torch.randn(shape) for name, shape in make_cell(cell, 6).parameters(4).items()}
     x, stored = torch.randn(2, 6, 4), [torch.randn(2, 6, 6) for _ in make_cell(cell, 6).states()]
-    starts = torch.tensor([[1, 0, 0, 1, 0, 0], [1, 0, 1, 0, 0, 0]]).bool()
-    layer = ("triton", cell, "ieee", [weights.get(name) for name in WEIGHTS], starts, stored)
-    forward, backward = (getattr(torch.ops.recurrl, f"layer_{name}").default for name in ("forward", "backward"))
-    for keep in (True, False):
-        assert set(torch.library.opcheck(forward, (*layer, x, keep)).values()) == {"SUCCESS"}
-    *outputs, gates = forward(*layer, x, True)
-    ends, states = outputs[: len(stored)], outputs[len(stored) :]
-    incoming = [torch.randn_like(states[0]), *map(torch.randn_like, ends)]
-    arguments = (*layer, x, True, True, incoming, [*states, gates])
-    assert set(torch.library.opcheck(backward, arguments).values()) == {"SUCCESS"}
+    return loop.TritonLayer(cell, "ieee"), [*(weights.get(name) for name in WEIGHTS), x, STARTS, *stored]
 
 
-@pytest.mark.parametrize("pairs", [False, True])
-def test_the_operators_of_linear_cells_pass_torchs_registration_checks(pairs):
+def recurrence_and_inputs(numbers):
+    """The kernel of a linear recurrence, and its inputs."""
+    a, b, stored = torch.randn(3, 2, 6, 2, 3).unbind(0)
+    return TritonRecurrence(numbers), [a, b, STARTS, stored]
+
+
+STARTS = torch.tensor([[1, 0, 0, 1, 0, 0], [1, 0, 1, 0, 0, 0]]).bool()
+COMPUTED = [(layer_and_inputs, cell) for cell in CELLS] + [(recurrence_and_inputs, each) for each in (REAL, COMPLEX)]
+
+
+@pytest.mark.parametrize(("make_kernel", "of"), COMPUTED)
+def test_the_operators_pass_torchs_registration_checks(make_kernel, of, one_launch_a_step):
     torch.use_deterministic_algorithms(False)  # NaN does not equal itself
-    a, b, stored, grad = torch.randn(4, 2, 6, 2, 3, generator=torch.Generator().manual_seed(0)).unbind(0)
-    starts = torch.tensor([[1, 0, 0, 1, 0, 0], [1, 0, 1, 0, 0, 0]]).bool()
-    forward, backward = (getattr(torch.ops.recurrl, f"recurrence_{name}").default for name in ("forward", "backward"))
-    assert set(torch.library.opcheck(forward, ("triton", a, b, starts, stored, pairs)).values()) == {"SUCCESS"}
-    states = forward("triton", a, b, starts, stored, pairs)
-    arguments = ("triton", a, starts, stored, states, pairs, grad)
-    for wanted in (True, False):
-        assert set(torch.library.opcheck(backward, (*arguments, wanted)).values()) == {"SUCCESS"}
+    torch.manual_seed(0)
+    kernel, inputs = make_kernel(of)
+    forward, backward = (getattr(torch.ops.recurrl, name).default for name in ("forward", "backward"))
+    for keep in (True, False):
+        assert set(torch.library.opcheck(forward, (kernel.names, keep, inputs)).values()) == {"SUCCESS"}
+    outputs = forward(kernel.names, True, inputs)
+    incoming = [torch.randn_like(each) for each in outputs[: kernel.unread + 1]]
+    always = [each is not None for each in inputs[: kernel.DIFFERENTIATED]]
+    for needed in (True, False):
+        wanted = [*always, *[needed and each is not STARTS for each in inputs[kernel.DIFFERENTIATED :]]]
+        arguments = (kernel.names, inputs, outputs[kernel.unread :], incoming, wanted)
+        assert set(torch.library.opcheck(backward, arguments).values()) == {"SUCCESS"}
 
 
 @pytest.mark.parametrize("cell", ["lstm", "rtu"])  # of one operator each

@@ -7,17 +7,21 @@ nothing is packed or padded, and stored states are read at segment starts only.
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
 from recurrl.recurrent.backends import Options
 from recurrl.recurrent.backends.native import library
-from recurrl.recurrent.backends.native.loop import DTYPES, NOT_COMPILED, sequence
-from recurrl.recurrent.cell import Cell
+from recurrl.recurrent.backends.native.loop import NativeLayer
+from recurrl.recurrent.backends.native.recurrence import memories, recurrence
+from recurrl.recurrent.cell import Cell, States, Weights
+from recurrl.recurrent.gated import AnalyticCell
 from recurrl.recurrent.linear import LinearCell
 from recurrl.recurrent.matrix import MatrixCell
-
-__all__ = ["DTYPES", "controls_matmul_precision", "sequence", "supports"]
+from recurrl.recurrent.segments import Segments
 
 controls_matmul_precision = False
+DTYPES = (torch.float32, torch.float64)
+"""The dtypes that the kernel computes in."""
 
 
 def supports(cell: Cell, options: Options, device: torch.device | None) -> str | None:
@@ -33,8 +37,6 @@ def supports(cell: Cell, options: Options, device: torch.device | None) -> str |
             f"recompute={options.recompute} is not possible with backend=native for a cell that is linear in its "
             "states, whose steps are not recomputed. Choose recompute=none."
         )
-    if isinstance(cell, MatrixCell) and torch.compiler.is_compiling():
-        return NOT_COMPILED
     projection = getattr(cell, "proj_size", 0)
     if projection:
         return (
@@ -44,3 +46,27 @@ def supports(cell: Cell, options: Options, device: torch.device | None) -> str |
     if device is not None and device.type != "cpu":
         return f"backend=native needs device=cpu, and this is device={device}. Choose backend=auto."
     return library.problem()
+
+
+def sequence(
+    cell: Cell, x_BTI: Tensor, segments: Segments, stored_states: States, weights: Weights, options: Options
+) -> tuple[Tensor, States]:
+    """Runs one layer with the kernel.
+
+    Raises:
+        ValueError: the dtype is neither float32 nor float64.
+    """
+    if x_BTI.dtype not in DTYPES:
+        raise ValueError(
+            f"backend=native computes in float32 or float64, but the layer's dtype is {x_BTI.dtype}. "
+            "Choose backend=scan."
+        )
+    if isinstance(cell, AnalyticCell):
+        return NativeLayer(cell).sequence(x_BTI, segments, stored_states, weights, options.recompute == "none")
+    x_BTX, starts_BT = cell.project(weights, x_BTI), segments.starts_BT
+    if isinstance(cell, LinearCell):
+        output_BTO, states = cell.scan(recurrence, weights, x_BTX, starts_BT, stored_states)
+    else:
+        assert isinstance(cell, MatrixCell)
+        output_BTO, states = cell.scan(memories, weights, x_BTX, starts_BT, stored_states)
+    return output_BTO, tuple(segments.only_ends(state) for state in states)

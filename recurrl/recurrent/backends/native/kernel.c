@@ -61,27 +61,33 @@ enum {
     WIDE = 2,    /* vectors in a panel of the backward products */
 };
 
-/* A layer's memory. Values [rows, steps, ...] are contiguous but for those with strides; what is not wanted is NULL. */
+/* A layer's memory. Values [rows, steps, ...] are contiguous but for those with strides; what is not wanted is NULL.
+ * The caller passes the first fields of these structs, as an array of longs; further ones are zero. */
+enum { FIELDS = 48 }; /* library.py's */
+
 typedef struct {
+    long cell, threads;
     long rows, steps, inputs, hidden;
-    long stored_row, stored_step; /* strides of stored */
-    const real *x;                                /* [rows, steps, inputs] */
+    long stored_row, stored_step;                 /* strides of stored */
     const real *w_ih, *w_hh, *b_ih, *b_hh;        /* [gates * hidden, inputs or hidden], [gates * hidden] */
+    const real *x;                                /* [rows, steps, inputs] */
     const unsigned char *starts;                  /* [rows, steps], 1 where the stored state enters beside step 0 */
     const real *stored[STATES];
     real *states[STATES];                         /* after each step */
     real *gates;                                  /* [rows, steps, memory * hidden]: what backward reads */
     real *ends[STATES];                           /* at the last step of a segment, zero elsewhere */
-    const real *grad_output;
     const real *grad_ends[STATES];
-    real *grad_x;
+    const real *grad_output;
     real *grad_w_ih, *grad_w_hh, *grad_b_ih, *grad_b_hh;
+    real *grad_x;
     real *grad_stored[STATES];                    /* zero except at starts */
     /* Set here. */
     const real *packed[2];                        /* weights: forwards in one; backwards of the state, of the input */
     real *sums;                                   /* gradients of the weights, of this thread's rows */
     long begin, end;                              /* rows of this thread */
 } Layer;
+
+_Static_assert(sizeof(Layer) <= FIELDS * sizeof(long), "see FIELDS");
 
 /* ---- sizes ---- */
 
@@ -527,8 +533,8 @@ static void *lstm_backward_rows(void *l) { return (void *)(long)backward_rows(4,
 
 enum { MOST_THREADS = 256 };
 
-static long threads_for(const Layer *l, long threads) {
-    long most = l->rows < MOST_THREADS ? l->rows : MOST_THREADS;
+static long threads_for(const Layer *l) {
+    long threads = l->threads, most = l->rows < MOST_THREADS ? l->rows : MOST_THREADS;
     return threads < most ? threads : most > 0 ? most : 1;
 }
 
@@ -566,19 +572,18 @@ static void use_large_pages(real *memory, long bytes) {
 #endif
 }
 
-int forward(int cell, long threads, Layer *l) {
+int forward(Layer *l) {
     use_large_pages(l->gates, l->rows * l->steps * 4 * l->hidden * sizeof(real));
-    real *packed = pack_forward(l, cell == GRU ? 3 : 4);
+    real *packed = pack_forward(l, l->cell == GRU ? 3 : 4);
     l->packed[0] = packed;
-    void *(*rows_of)(void *) = cell == GRU ? gru_forward_rows : lstm_forward_rows;
-    int failed = packed == NULL || run(rows_of, l, threads_for(l, threads), 0);
+    void *(*rows_of)(void *) = l->cell == GRU ? gru_forward_rows : lstm_forward_rows;
+    int failed = packed == NULL || run(rows_of, l, threads_for(l), 0);
     free(packed);
     return failed;
 }
 
-int backward(int cell, long threads, Layer *l) {
-    long gates = cell == GRU ? 3 : 4, memory = 4, rows = gates * l->hidden;
-    threads = threads_for(l, threads);
+int backward(Layer *l) {
+    long gates = l->cell == GRU ? 3 : 4, memory = 4, rows = gates * l->hidden, threads = threads_for(l);
     long size = size_of_sums(l, gates, memory);
     real *of_state = pack_backward(l->w_hh, rows, l->hidden, rows - (memory - gates) * l->hidden);
     real *of_input = pack_backward(l->w_ih, rows, l->inputs, 0);
@@ -587,7 +592,7 @@ int backward(int cell, long threads, Layer *l) {
     int failed = of_state == NULL || of_input == NULL || sums == NULL;
     if (!failed) {
         memset(sums, 0, threads * size * sizeof(real));
-        failed = run(cell == GRU ? gru_backward_rows : lstm_backward_rows, l, threads, size);
+        failed = run(l->cell == GRU ? gru_backward_rows : lstm_backward_rows, l, threads, size);
         add_up(l, gates, memory, threads, sums);
     }
     free(sums);

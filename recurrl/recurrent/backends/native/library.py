@@ -16,11 +16,13 @@ from functools import cache
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from recurrl.runtime.atomic import replacing
 
 _SOURCES = [Path(__file__).with_name(name) for name in ("kernel.c", "recurrence.c")]
 _FUNCTIONS = [name + direction for name in ("", "recurrence_", "memories_") for direction in ("forward", "backward")]
+_FIELDS = 48  # at least, of any struct; long is as wide as a pointer on Linux and macOS
 _NATIVE = "-mcpu=native" if platform.machine() in ("arm64", "aarch64") else "-march=native"
 # Without -ffast-math, which would let NaN and Inf become anything.
 _MATHS = ("-fno-math-errno", "-fno-trapping-math", "-fopenmp-simd")
@@ -56,6 +58,26 @@ def kernel(dtype: torch.dtype) -> ctypes.CDLL | str:
             f"The kernel of backend=native cannot be stored and loaded: {error}. Set TMPDIR to a folder with space "
             "that programs may be loaded from, or choose backend=scan."
         )
+
+
+def run(function: str, dtype: torch.dtype, *fields: int | Tensor | None) -> None:
+    """Calls a function of the kernel with a pointer to a struct of numbers and pointers.
+
+    Args:
+        function: its name.
+        dtype: of its numbers.
+        fields: the first of the struct, in its order; the others are zero.
+
+    Raises:
+        RuntimeError: there is no kernel.
+        MemoryError: there is no memory for its working space.
+    """
+    loaded = kernel(dtype)
+    if isinstance(loaded, str):
+        raise RuntimeError(loaded)
+    values = [each.data_ptr() if isinstance(each, Tensor) else each or 0 for each in fields]
+    if getattr(loaded, function)((ctypes.c_long * _FIELDS)(*values)):
+        raise MemoryError("backend=native: no memory for the recurrent layer's working space.")
 
 
 def _cache_folder() -> Path:

@@ -9,14 +9,14 @@
 typedef struct {
     long rows, steps, planes, width, repeat;
     long a_row, a_step, stored_row, stored_step; /* strides */
+    real *carried;                               /* a state of work space */
     const real *a;                               /* [rows, steps, planes, width / repeat] */
-    const real *b, *stored;
+    const real *stored;
     const unsigned char *starts;                 /* [rows, steps], 1 where the stored state enters */
     real *states;                                /* after each step */
-    const real *grad;                            /* of the states */
+    const real *incoming;                        /* b; backwards, the gradient of the states */
     real *grad_a, *grad_b;
     real *grad_stored;                           /* zero except at starts */
-    real *carried;                               /* a state of work space */
 } Recurrence;
 
 /* s = a p + b */
@@ -69,8 +69,8 @@ INLINE void scan_forward(const Recurrence *r, long row, long planes, long repeat
     long size = planes * r->width;
     for (long t = 0; t < r->steps; t++) {
         long at = (row * r->steps + t) * size;
-        advance(planes, r->width, repeat, r->a + row * r->a_row + t * r->a_step, r->b + at, entering(r, row, t),
-                r->states + at);
+        advance(planes, r->width, repeat, r->a + row * r->a_row + t * r->a_step, r->incoming + at,
+                entering(r, row, t), r->states + at);
     }
 }
 
@@ -81,7 +81,7 @@ INLINE void scan_backward(const Recurrence *r, long row, long planes, long repea
     for (long t = r->steps - 1; t >= 0; t--) {
         long step = row * r->steps + t, at = step * size;
         int start = t == 0 || r->starts[step];
-        retreat(planes, r->width, repeat, r->a + row * r->a_row + t * r->a_step, entering(r, row, t), r->grad + at,
+        retreat(planes, r->width, repeat, r->a + row * r->a_row + t * r->a_step, entering(r, row, t), r->incoming + at,
                 r->grad_b + at, r->grad_a + step * count, carried);
         if (r->grad_stored != NULL) {
             if (start) memcpy(r->grad_stored + at, carried, size * sizeof(real));
@@ -100,8 +100,15 @@ INLINE void scan_backward(const Recurrence *r, long row, long planes, long repea
         else of(r, row, 2, r->repeat);                                      \
     }
 
-void recurrence_forward(const Recurrence *r) { EACH_ROW(scan_forward, r) }
-void recurrence_backward(const Recurrence *r) { EACH_ROW(scan_backward, r) }
+int recurrence_forward(const Recurrence *r) {
+    EACH_ROW(scan_forward, r)
+    return 0;
+}
+
+int recurrence_backward(const Recurrence *r) {
+    EACH_ROW(scan_backward, r)
+    return 0;
+}
 
 /* ---- memories: S' = keep S + key e, where e is the value or, by the delta rule, correct (value - keep S key) ---- */
 
@@ -109,13 +116,14 @@ void recurrence_backward(const Recurrence *r) { EACH_ROW(scan_backward, r) }
 typedef struct {
     long rows, steps, heads, keys, values;
     long stored_row, stored_step;                                    /* strides */
-    const real *query, *key, *value, *keep, *correct;                /* the last two are one number each */
+    real *work;                                                      /* a memory and three values */
     const real *stored;                                              /* [.., keys, values] */
+    real *states;                                                    /* after each step */
+    const real *query, *key, *value, *keep, *correct;                /* the last two are one number each */
     const unsigned char *starts;
-    real *states, *read;                                             /* after each step; what the query reads */
+    real *read;                                                      /* by the query */
     const real *grad_read, *grad_states;
     real *grad_query, *grad_key, *grad_value, *grad_keep, *grad_correct, *grad_stored;
-    real *work;                                                      /* a memory and three values */
 } Memories;
 
 INLINE real dot(long n, const real *x, const real *y) {
@@ -148,7 +156,7 @@ INLINE void entering_value(const Memories *m, long at, const real *before, real 
     }
 }
 
-void memories_forward(const Memories *m) {
+int memories_forward(const Memories *m) {
     long keys = m->keys, values = m->values, size = keys * values;
     real *found = m->work, *e = m->work + values;
     for (long row = 0; row < m->rows; row++)
@@ -163,9 +171,10 @@ void memories_forward(const Memories *m) {
                 memset(m->read + at * values, 0, values * sizeof(real));
                 add_rows(keys, values, m->query + at * keys, after, m->read + at * values);
             }
+    return 0;
 }
 
-void memories_backward(const Memories *m) {
+int memories_backward(const Memories *m) {
     long keys = m->keys, values = m->values, size = keys * values;
     real *found = m->work, *e = found + values, *grad_e = e + values, *grad = grad_e + values;
     for (long row = 0; row < m->rows; row++)
@@ -214,4 +223,5 @@ void memories_backward(const Memories *m) {
                 if (start) memset(grad, 0, size * sizeof(real));
             }
         }
+    return 0;
 }

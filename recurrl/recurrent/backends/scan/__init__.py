@@ -15,9 +15,9 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from recurrl.recurrent.backends import Options
+from recurrl.recurrent.backends.scan.loop import ScanLayer
 from recurrl.recurrent.cell import Cell, ParallelCell, States, Weights
 from recurrl.recurrent.gated import AnalyticCell
-from recurrl.recurrent.operators import run_layer
 from recurrl.recurrent.segments import Segments, expanded
 
 controls_matmul_precision = False
@@ -42,7 +42,7 @@ def sequence(
         return output_BTO, tuple(segments.only_ends(state) for state in states)
     keep, compiling = options.recompute == "none", torch.compiler.is_compiling()
     if isinstance(cell, AnalyticCell) and not cell.proj_size and not (compiling and cell.TORCH is None):
-        return run_layer("scan", cell, x_BTI, segments, stored_states, weights, keep=keep)
+        return ScanLayer(cell).sequence(x_BTI, segments, stored_states, weights, keep)
     if compiling:
         if not keep:
             raise ValueError(

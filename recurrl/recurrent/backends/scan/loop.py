@@ -9,66 +9,72 @@ In memory the split gates come first, in weights last: ``roll`` turns one order 
 from __future__ import annotations
 
 import torch
-from torch import Tensor
 from torch.nn import functional
 
-from recurrl.recurrent.operators import LayerCall, project, write_gradients
+from recurrl.recurrent.layer_kernel import WEIGHTS, LayerKernel
+from recurrl.recurrent.operators import Tensors
 
 
-def forward(call: LayerCall, ends: list[Tensor], kept: list[Tensor]) -> None:
-    """See :meth:`~recurrl.recurrent.operators.Loop.forward`."""
-    (*states, gates_PA), cell, w_hh = kept, call.cell, call.weights[1]
-    packing, sizes = call.segments.packing, call.segments.packing.batch_sizes
-    gates_PA = project(call, packing.pack(call.x_BTI), gates_PA)
-    memory_RX = [functional.pad(packing.at_starts(state), (0, 0, 0, len(gates_PA))) for state in call.stored]
-    states_of = [memory.split_with_sizes([sizes[0], *sizes]) for memory in memory_RX]
-    gates_of = gates_PA.split_with_sizes(sizes)
-    recurrent_of = gates_PA[:, : len(w_hh)].split_with_sizes(sizes)
-    w_hh_t = w_hh.roll(call.split, 0).t()
-    for t, size in enumerate(sizes):
-        before, after = [state[t][:size] for state in states_of], [state[t + 1] for state in states_of]
-        recurrent_of[t].addmm_(before[0], w_hh_t)
-        cell.forward_step(gates_of[t], before, after)
-    for memory, state, end in zip(memory_RX, states, ends, strict=True):
-        state.flatten(0, 1).index_copy_(0, packing.positions_P, memory[sizes[0] :])
-        end.zero_().flatten(0, 1)[packing.ends_N] = state.flatten(0, 1)[packing.ends_N]
+class ScanLayer(LayerKernel):
+    """The loop, forwards and backwards."""
 
+    def forward(self, inputs: Tensors, outputs: Tensors) -> None:
+        """See :meth:`~recurrl.recurrent.operators.Kernel.forward`."""
+        layer = self.layer(inputs)
+        ends, (*states, gates_PA), w_hh = outputs[: self.unread], outputs[self.unread :], layer.weights[1]
+        packing, sizes = layer.segments.packing, layer.segments.packing.batch_sizes
+        gates_PA = layer.project(packing.pack(layer.x_BTI), gates_PA)
+        memory_RX = [functional.pad(packing.at_starts(state), (0, 0, 0, len(gates_PA))) for state in layer.stored]
+        states_of = [memory.split_with_sizes([sizes[0], *sizes]) for memory in memory_RX]
+        gates_of = gates_PA.split_with_sizes(sizes)
+        recurrent_of = gates_PA[:, : len(w_hh)].split_with_sizes(sizes)
+        w_hh_t = w_hh.roll(layer.split, 0).t()
+        for t, size in enumerate(sizes):
+            before, after = [state[t][:size] for state in states_of], [state[t + 1] for state in states_of]
+            recurrent_of[t].addmm_(before[0], w_hh_t)
+            self.cell.forward_step(gates_of[t], before, after)
+        for memory, state, end in zip(memory_RX, states, ends, strict=True):
+            state.flatten(0, 1).index_copy_(0, packing.positions_P, memory[sizes[0] :])
+            end.zero_().flatten(0, 1)[packing.ends_N] = state.flatten(0, 1)[packing.ends_N]
 
-def backward(call: LayerCall, kept: list[Tensor], incoming: list[Tensor | None], grads: list[Tensor]) -> None:
-    """See :meth:`~recurrl.recurrent.operators.Loop.backward`."""
-    (*states, gates_PA), cell, (w_ih, w_hh, *_), segments = kept, call.cell, call.weights, call.segments
-    packing, sizes = segments.packing, segments.packing.batch_sizes
-    count, w_hh = sizes[0], w_hh.roll(call.split, 0)
-    after_PX = [state.flatten(0, 1) for state in states]
-    before_PX = [
-        torch.cat((packing.at_starts(initial), state)).index_select(0, packing.before_P)
-        for initial, state in zip(call.stored, after_PX, strict=True)
-    ]
-    after_PX = [state.index_select(0, packing.positions_P) for state in after_PX]
-    factors_PAH, others_P1H = cell.derivatives(gates_PA, before_PX, after_PX)
-    grad_PA = factors_PAH.flatten(1)
-    grad_output, grad_end, *grad_further = incoming
-    total_BTH = torch.zeros_like(states[0]) if grad_output is None else grad_output
-    if grad_end is not None:
-        total_BTH = total_BTH + segments.only_ends(grad_end)
-    total_PH = total_BTH.flatten(0, 1).index_select(0, packing.positions_P)
-    grads_RH = functional.pad(total_PH, (0, 0, count, 0))
-    carried_N1X = [
-        state.new_zeros(count, 1, state.shape[1]) if grad is None else grad.flatten(0, 1)[packing.ends_N].unsqueeze(1)
-        for state, grad in zip(after_PX[1:], grad_further, strict=True)
-    ]
-    grads_of = grads_RH.split_with_sizes([count, *sizes])
-    factors_of = list(zip(*(each.split_with_sizes(sizes) for each in (factors_PAH, *others_P1H)), strict=True))
-    recurrent_of = grad_PA[:, : len(w_hh)].split_with_sizes(sizes)
-    for t in reversed(range(len(sizes))):
-        before, grad = grads_of[t][: sizes[t]], grads_of[t + 1]
-        grads_N1X = [grad.unsqueeze(1), *(each[: sizes[t]] for each in carried_N1X)]
-        cell.backward_step(factors_of[t], grads_N1X, before.unsqueeze(1))
-        before.addmm_(recurrent_of[t], w_hh)
-    grad_x, *_ = grads
-    for grad, of_initial in zip(grads[-len(states) :], (grads_RH[:count], *carried_N1X), strict=True):
-        if len(grad):
-            grad.zero_().flatten(0, 1)[packing.starts_N] = of_initial.reshape(count, -1)
-    if len(grad_x):
-        grad_x.flatten(0, 1).index_copy_(0, packing.positions_P, grad_PA[:, call.inputs] @ w_ih)
-    write_gradients(call, packing.pack(call.x_BTI), before_PX[0], grad_PA, grads)
+    def backward(self, inputs: Tensors, kept: Tensors, incoming: Tensors, grads: Tensors) -> None:
+        """See :meth:`~recurrl.recurrent.operators.Kernel.backward`."""
+        layer = self.layer(inputs)
+        (*states, gates_PA), (w_ih, w_hh, *_), segments = kept, layer.weights, layer.segments
+        packing, sizes = segments.packing, segments.packing.batch_sizes
+        count, w_hh = sizes[0], w_hh.roll(layer.split, 0)
+        after_PX = [state.flatten(0, 1) for state in states]
+        before_PX = [
+            torch.cat((packing.at_starts(initial), state)).index_select(0, packing.before_P)
+            for initial, state in zip(layer.stored, after_PX, strict=True)
+        ]
+        after_PX = [state.index_select(0, packing.positions_P) for state in after_PX]
+        factors_PAH, others_P1H = self.cell.derivatives(gates_PA, before_PX, after_PX)
+        grad_PA = factors_PAH.flatten(1)
+        grad_end, *grad_further, grad_output = incoming
+        total_BTH = torch.zeros_like(states[0]) if grad_output is None else grad_output
+        if grad_end is not None:
+            total_BTH = total_BTH + segments.only_ends(grad_end)
+        total_PH = total_BTH.flatten(0, 1).index_select(0, packing.positions_P)
+        grads_RH = functional.pad(total_PH, (0, 0, count, 0))
+        carried_N1X = [
+            state.new_zeros(count, 1, state.shape[1])
+            if grad is None
+            else grad.flatten(0, 1)[packing.ends_N].unsqueeze(1)
+            for state, grad in zip(after_PX[1:], grad_further, strict=True)
+        ]
+        grads_of = grads_RH.split_with_sizes([count, *sizes])
+        factors_of = list(zip(*(each.split_with_sizes(sizes) for each in (factors_PAH, *others_P1H)), strict=True))
+        recurrent_of = grad_PA[:, : len(w_hh)].split_with_sizes(sizes)
+        for t in reversed(range(len(sizes))):
+            before, grad = grads_of[t][: sizes[t]], grads_of[t + 1]
+            grads_N1X = [grad.unsqueeze(1), *(each[: sizes[t]] for each in carried_N1X)]
+            self.cell.backward_step(factors_of[t], grads_N1X, before.unsqueeze(1))
+            before.addmm_(recurrent_of[t], w_hh)
+        grad_x = grads[len(WEIGHTS)]
+        for grad, of_initial in zip(grads[-len(states) :], (grads_RH[:count], *carried_N1X), strict=True):
+            if len(grad):
+                grad.zero_().flatten(0, 1)[packing.starts_N] = of_initial.reshape(count, -1)
+        if len(grad_x):
+            grad_x.flatten(0, 1).index_copy_(0, packing.positions_P, grad_PA[:, layer.columns] @ w_ih)
+        layer.write_gradients(packing.pack(layer.x_BTI), before_PX[0], grad_PA, grads)

@@ -15,13 +15,12 @@ import os
 import torch
 from torch import Tensor
 
-from recurrl.recurrent import linear_operators, precision
+from recurrl.recurrent import precision
 from recurrl.recurrent.backends import Options
 from recurrl.recurrent.backends.triton import tiles
 from recurrl.recurrent.cell import Cell, States, Weights
 from recurrl.recurrent.gated import AnalyticCell, GatedCell
 from recurrl.recurrent.linear import LinearCell
-from recurrl.recurrent.operators import run_layer
 from recurrl.recurrent.segments import Segments
 
 controls_matmul_precision = True
@@ -79,11 +78,6 @@ def _without_device(device: torch.device | None) -> str | None:
     return None
 
 
-def linear_recurrence(a: Tensor, b: Tensor, starts_BT: Tensor, stored: Tensor, pair: int | None) -> Tensor:
-    """As :func:`~recurrl.recurrent.linear_recurrence.linear_recurrence`, by the kernels; differentiable once."""
-    return linear_operators.recurrence("triton", a.expand(b.shape), b, starts_BT, stored, pair is not None)
-
-
 def _precision(options: Options, device: torch.device) -> str:
     concrete = "bf16" if options.compute_dtype == torch.bfloat16 else precision.resolve(options.precision, device)
     return "bf16 emulated" if concrete == "bf16" and device.type != "cuda" else concrete
@@ -97,6 +91,10 @@ def sequence(
     Raises:
         ValueError: the dtype is not float32; for a linear cell, neither that nor float64.
     """
+    # Only here, because they import triton.
+    from recurrl.recurrent.backends.triton.loop import TritonLayer
+    from recurrl.recurrent.backends.triton.recurrence import recurrence
+
     if isinstance(cell, LinearCell):
         if x_BTI.dtype not in (torch.float32, torch.float64):
             raise ValueError(
@@ -104,7 +102,7 @@ def sequence(
                 "Choose backend=scan."
             )
         x_BTX, starts_BT = cell.project(weights, x_BTI), segments.starts_BT
-        output_BTO, states = cell.scan(linear_recurrence, weights, x_BTX, starts_BT, stored_states)
+        output_BTO, states = cell.scan(recurrence, weights, x_BTX, starts_BT, stored_states)
         return output_BTO, tuple(segments.only_ends(state) for state in states)
     assert isinstance(cell, AnalyticCell)
     if x_BTI.dtype != torch.float32:
@@ -113,4 +111,4 @@ def sequence(
             "precision=bf16; for other dtypes choose backend=pad or backend=scan."
         )
     concrete = _precision(options, x_BTI.device)
-    return run_layer("triton", cell, x_BTI, segments, stored_states, weights, concrete, options.recompute == "none")
+    return TritonLayer(cell, concrete).sequence(x_BTI, segments, stored_states, weights, options.recompute == "none")

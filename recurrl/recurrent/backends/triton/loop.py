@@ -8,7 +8,6 @@ A columns that memory is kept for (four gates).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -16,44 +15,49 @@ from torch import Tensor
 from torch.nn import functional
 
 from recurrl.recurrent.backends.triton import kernels, tiles
-from recurrl.recurrent.operators import LayerCall, project, write_gradients
+from recurrl.recurrent.layer_kernel import WEIGHTS, Layer, LayerKernel
+from recurrl.recurrent.operators import Tensors
 
 
-def forward(call: LayerCall, ends: list[Tensor], kept: list[Tensor]) -> None:
-    """See :meth:`~recurrl.recurrent.operators.Loop.forward`."""
-    *states, gates_PA = kept
-    keep = len(gates_PA) > 0
-    gates_PA = project(call, call.x_BTI.flatten(0, 1), gates_PA)
-    recurrence = Recurrence(call, states)
-    for steps in recurrence.launches(0):
-        recurrence.run(kernels.forward, steps, recurrence.weights, (gates_PA,), KEEP=keep)
-    for end, state in zip(ends, states, strict=True):
-        end.copy_(call.segments.only_ends(state))
+class TritonLayer(LayerKernel):
+    """The launches of the kernels, and the matmuls around them."""
+
+    def forward(self, inputs: Tensors, outputs: Tensors) -> None:
+        """See :meth:`~recurrl.recurrent.operators.Kernel.forward`."""
+        layer, ends, (*states, gates_PA) = self.layer(inputs), outputs[: self.unread], outputs[self.unread :]
+        keep = len(gates_PA) > 0
+        gates_PA = layer.project(layer.x_BTI.flatten(0, 1), gates_PA)
+        recurrence = Recurrence(self, layer, states)
+        for steps in recurrence.launches(0):
+            recurrence.run(kernels.forward, steps, recurrence.weights, (gates_PA,), KEEP=keep)
+        for end, state in zip(ends, states, strict=True):
+            end.copy_(layer.segments.only_ends(state))
+
+    def backward(self, inputs: Tensors, kept: Tensors, incoming: Tensors, grads: Tensors) -> None:
+        """See :meth:`~recurrl.recurrent.operators.Kernel.backward`."""
+        layer, (*states, gates_PA), (*grad_ends, grad_output) = self.layer(inputs), kept, incoming
+        grad_x, grads_stored = grads[len(WEIGHTS)], grads[-len(states) :]
+        totals = [torch.zeros_like(state) for state in states]
+        if grad_output is not None:
+            totals[0] += grad_output
+        for total, grad in zip(totals, grad_ends, strict=True):
+            if grad is not None:
+                total += layer.segments.only_ends(grad)
+        recurrence, wants_stored = Recurrence(self, layer, states), any(len(grad) > 0 for grad in grads_stored)
+        if wants_stored:
+            grads_stored = [grad if len(grad) else torch.empty_like(states[0]) for grad in grads_stored]
+        grad_PA, entered_PH = torch.empty_like(gates_PA), gates_PA.new_empty(len(gates_PA), recurrence.hidden)
+        carried_NH = gates_PA.new_zeros(recurrence.lanes, recurrence.hidden)
+        weights_t = recurrence.weights.unflatten(0, (-1, recurrence.hidden)).transpose(1, 2).contiguous()
+        written = (*_two(totals), grad_PA, entered_PH, carried_NH, *_two(grads_stored))
+        for steps in reversed(recurrence.launches(-1 if wants_stored else 0)):
+            recurrence.run(kernels.backward, steps, weights_t, (gates_PA, *written), WANTS_STORED=wants_stored)
+        layer.write_gradients(layer.x_BTI.flatten(0, 1), entered_PH, grad_PA, grads)
+        if len(grad_x):
+            torch.mm(grad_PA[:, layer.columns], layer.weights[0], out=grad_x.flatten(0, 1))
 
 
-def backward(call: LayerCall, kept: list[Tensor], incoming: list[Tensor | None], grads: list[Tensor]) -> None:
-    """See :meth:`~recurrl.recurrent.operators.Loop.backward`."""
-    *states, gates_PA = kept
-    grad_x, grad_stored, grad_last = grads[0], *_two(grads[-len(states) :])
-    totals = [torch.zeros_like(state) for state in states]
-    if incoming[0] is not None:
-        totals[0] += incoming[0]
-    for total, grad in zip(totals, incoming[1:], strict=True):
-        if grad is not None:
-            total += call.segments.only_ends(grad)
-    recurrence, wants_stored = Recurrence(call, states), len(grad_stored) > 0
-    grad_PA, entered_PH = torch.empty_like(gates_PA), gates_PA.new_empty(len(gates_PA), recurrence.hidden)
-    carried_NH = gates_PA.new_zeros(recurrence.lanes, recurrence.hidden)
-    weights_t = recurrence.weights.unflatten(0, (-1, recurrence.hidden)).transpose(1, 2).contiguous()
-    written = (*_two(totals), grad_PA, entered_PH, carried_NH, grad_stored, grad_last)
-    for steps in reversed(recurrence.launches(-1 if wants_stored else 0)):
-        recurrence.run(kernels.backward, steps, weights_t, (gates_PA, *written), WANTS_STORED=wants_stored)
-    write_gradients(call, call.x_BTI.flatten(0, 1), entered_PH, grad_PA, grads)
-    if len(grad_x):
-        torch.mm(grad_PA[:, call.inputs], call.weights[0], out=grad_x.flatten(0, 1))
-
-
-def _two(states: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+def _two(states: Tensors) -> tuple[Tensor, Tensor]:
     """The states h and c; for a GRU h again: c is not read then, but the kernels need a pointer."""
     return states[0], states[-1]
 
@@ -69,21 +73,21 @@ class Recurrence:
         weights: the recurrent weights, rounded to the matmul format, in the order of the gates.
     """
 
-    def __init__(self, call: LayerCall, states: Sequence[Tensor]) -> None:
-        w_hh, starts_BT = call.weights[1], call.segments.starts_BT
+    def __init__(self, kernel: LayerKernel, layer: Layer, states: Tensors) -> None:
+        w_hh, starts_BT, precision = layer.weights[1], layer.segments.starts_BT, kernel.precision
         self.hidden = w_hh.shape[1]
-        self.weights = rounded(w_hh, call.precision).roll(call.split, 0).contiguous()
+        self.weights = rounded(w_hh, precision).roll(layer.split, 0).contiguous()
         self._begin_N, self._length_N = _lanes(starts_BT)
         self.lanes, self._steps = starts_BT.numel(), starts_BT.shape[1]
-        stored = call.stored
+        stored = layer.stored
         if any(
             state.stride() != (starts_BT.shape[1] * stored[0].stride(1), stored[0].stride(1), 1) for state in stored
         ):
             stored = [state.contiguous() for state in stored]
         self._stride = stored[0].stride(1)
         self._read = (starts_BT.to(torch.int8), *_two(stored), *_two(states))
-        self._tiles = tiles.configuration(self.hidden, call.precision.removesuffix(" emulated"))
-        self._constants = self._tiles.constants(call.cell.name, self.hidden, call.precision)
+        self._tiles = tiles.configuration(self.hidden, precision.removesuffix(" emulated"))
+        self._constants = self._tiles.constants(kernel.cell.name, self.hidden, precision)
 
     def launches(self, first: int) -> list[tuple[int, int]]:
         """The steps of each launch: all from ``first`` on where a program has all hidden units, else one."""

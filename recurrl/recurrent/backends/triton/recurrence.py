@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from recurrl.recurrent.backends.triton import linear_kernels
-from recurrl.recurrent.linear_operators import RecurrenceCall
+from recurrl.recurrent.recurrence_kernel import COMPLEX, REAL, RecurrenceKernel
 
 ENTRIES = 32
 """Of a plane, in one program: few and one warp, for many programs."""
@@ -23,19 +23,23 @@ def constants(width: int, pairs: bool) -> dict[str, Any]:
     return {"W": width, "BW": ENTRIES, "PAIRS": pairs, "num_warps": 1}
 
 
-def forward(call: RecurrenceCall, b: Tensor) -> None:
-    """See :meth:`~recurrl.recurrent.linear_operators.Kernels.forward`."""
-    _run(linear_kernels.forward, call, b)
+def recurrence(a: Tensor, b: Tensor, starts_BT: Tensor, stored: Tensor, pair: int | None) -> Tensor:
+    """As :func:`~recurrl.recurrent.linear_recurrence.linear_recurrence`, by the kernels; differentiable once."""
+    kernel = TritonRecurrence(REAL if pair is None else COMPLEX)
+    return kernel.run(True, a.expand(b.shape), b, starts_BT, stored)[0]
 
 
-def backward(call: RecurrenceCall, grad: Tensor, grads: list[Tensor]) -> None:
-    """See :meth:`~recurrl.recurrent.linear_operators.Kernels.backward`."""
-    _run(linear_kernels.backward, call, grad, *grads, WANTS_STORED=len(grads[-1]) > 0)
+class TritonRecurrence(RecurrenceKernel):
+    """The kernels, a program for each row and some entries of a state."""
 
-
-def _run(kernel: Any, call: RecurrenceCall, *memory: Tensor, **wanted: bool) -> None:
-    rows, steps, *shape = call.states.shape
-    width = prod(shape) // (2 if call.pairs else 1)
-    read = call.a, call.starts_BT.to(torch.int8), call.stored, call.states
-    grid = rows, -(-width // ENTRIES)
-    kernel[grid](*read, *memory, steps, *call.strides, **constants(width, call.pairs), **wanted)
+    def launch(
+        self, direction: str, a: Tensor, stored: Tensor, starts_BT: Tensor, states: Tensor, *memory: Tensor
+    ) -> None:
+        """See :meth:`~recurrl.recurrent.recurrence_kernel.RecurrenceKernel.launch`."""
+        rows, steps, *shape = states.shape
+        width = prod(shape) // self.planes
+        wanted = {"WANTS_STORED": len(memory[-1]) > 0} if direction == "backward" else {}
+        strides = (*a.stride()[:2], *stored.stride()[:2])
+        kernel = getattr(linear_kernels, direction)[rows, -(-width // ENTRIES)]
+        read = (a, starts_BT.to(torch.int8), stored, states)
+        kernel(*read, *memory, steps, *strides, **constants(width, self.planes == 2), **wanted)
