@@ -3,7 +3,7 @@
 Shape legend: B batch.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 from typing import Any
 
@@ -13,6 +13,7 @@ from recurrl.agent import Agent
 from recurrl.agent.named_arrays import Tensors
 from recurrl.agent.step import IS_INIT, NEXT, NOISE_INPUT, Step
 from recurrl.errors import ConfigError
+from recurrl.export.layouts import outputs_by_state
 from recurrl.keys import ACTION_MASK, PREVIOUS_ACTION, PREVIOUS_REWARD
 
 TOLERANCE = 1e-5
@@ -43,21 +44,23 @@ def recorded_inputs(agent: Agent, steps: int) -> Tensors:
     return {name: torch.cat([row[name] for row in rows]) for name in rows[0]}
 
 
-def example_inputs(step: Step, pool: Tensors, batch: int, generator: torch.Generator, sampled: bool = False) -> Tensors:
-    """Inputs of ``batch`` environments: rows of the pool at random, and states as at the beginning."""
-    rows_B = torch.randint(len(pool[IS_INIT]), (batch,), generator=generator)
-    states = {name: torch.zeros(batch, *shape) for name, shape in step.state_shapes(sampled).items()}
-    inputs = {name: values[rows_B] for name, values in pool.items() if name not in step.state_shapes(sampled=True)}
-    inputs[IS_INIT] = torch.rand(batch, generator=generator) < RESETS
-    if PREVIOUS_REWARD in inputs:
-        inputs[PREVIOUS_REWARD] = torch.randn(batch, 1, generator=generator)
-    if sampled:
-        inputs[NOISE_INPUT] = torch.randn(batch, step.policy.noise_size, generator=generator)
-    return {**inputs, **states}
+def examples(step: Step, pool: Tensors, batch: int, sampled: bool = False) -> Iterator[Tensors]:
+    """Inputs of ``batch`` environments, without end: rows of the pool at random, and states as at the beginning."""
+    generator = torch.Generator().manual_seed(0)
+    while True:
+        rows_B = torch.randint(len(pool[IS_INIT]), (batch,), generator=generator)
+        states = {name: torch.zeros(batch, *shape) for name, shape in step.state_shapes(sampled).items()}
+        inputs = {name: values[rows_B] for name, values in pool.items() if name not in step.state_shapes(sampled=True)}
+        inputs[IS_INIT] = torch.rand(batch, generator=generator) < RESETS
+        if PREVIOUS_REWARD in inputs:
+            inputs[PREVIOUS_REWARD] = torch.randn(batch, 1, generator=generator)
+        if sampled:
+            inputs[NOISE_INPUT] = torch.randn(batch, step.policy.noise_size, generator=generator)
+        yield {**inputs, **states}
 
 
 @torch.no_grad()
-def largest_difference(step: Step, call: Call, pool: Tensors, steps: int, batch: int, sampled: bool = False) -> float:
+def largest_difference(step: Call, call: Call, inputs_of_steps: Iterable[Tensors]) -> float:
     """The largest difference of any number that two steps return, each going on from its own states.
 
     It is relative to the largest value of its output, or to 1. Actions that are choices are counted instead, because
@@ -66,30 +69,26 @@ def largest_difference(step: Step, call: Call, pool: Tensors, steps: int, batch:
     Raises:
         ConfigError: the choices differ more often than ties do.
     """
-    generator = torch.Generator().manual_seed(0)
     differences: dict[str, float] = {}
     scales: dict[str, float] = {}
     states: Tensors = {}
     theirs: Tensors = {}
-    wrong = 0
-    for _ in range(steps):
-        inputs = example_inputs(step, pool, batch, generator, sampled)
+    wrong = choices = 0
+    for inputs in inputs_of_steps:
         # The previous action is an input here: where a tie fell the other way, all that follows would differ.
         previous = {name: value for name, value in theirs.items() if name == PREVIOUS_ACTION}
         ours, exported = step({**inputs, **states, **previous}), call({**inputs, **theirs})
         for name, value in ours.items():
             if not value.is_floating_point():
                 wrong += int((exported[name] != value).sum())
+                choices += value.numel()
             elif name != NEXT + PREVIOUS_ACTION:
                 off = (exported[name].double() - value.double()).abs().max().item()
                 differences[name] = max(differences.get(name, 0.0), off)
                 scales[name] = max(scales.get(name, 1.0), value.abs().max().item())
-        states, theirs = (_next(each) for each in (ours, exported))
+        names = outputs_by_state(ours)
+        states, theirs = ({state: each[name] for state, name in names.items()} for each in (ours, exported))
     difference = max((differences[name] / scales[name] for name in differences), default=0.0)
-    if difference <= TOLERANCE and wrong > steps * batch / 1000:
-        raise ConfigError(f"{wrong} of the actions in {steps * batch} steps are not the policy's.")
+    if difference <= TOLERANCE and wrong > choices / 1000:
+        raise ConfigError(f"{wrong} of {choices} actions are not the policy's.")
     return difference
-
-
-def _next(outputs: Tensors) -> Tensors:
-    return {name.removeprefix(NEXT): value for name, value in outputs.items() if name.startswith(NEXT)}

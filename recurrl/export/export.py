@@ -6,7 +6,8 @@ import json
 import logging
 import shutil
 import warnings
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -18,8 +19,8 @@ from recurrl.agent import Agent
 from recurrl.agent.named_arrays import Tensors
 from recurrl.agent.step import IS_INIT, NOISE_INPUT
 from recurrl.errors import require
-from recurrl.export.checking import TOLERANCE, Call, example_inputs, largest_difference, recorded_inputs
-from recurrl.export.layouts import LAYERS_FIRST, RSL_RL, RslRlLayout, StepLayout
+from recurrl.export.checking import TOLERANCE, Call, examples, largest_difference, recorded_inputs
+from recurrl.export.layouts import LAYERS_FIRST, RSL_RL, RslRlLayout, outputs_by_state
 from recurrl.keys import ACTION_MASK, PREVIOUS_REWARD
 
 OPSET = 18
@@ -60,23 +61,27 @@ def export(
             policy does; nothing is written.
     """
     _check_request(formats, sampled, layout)
-    step = agent.step
-    arranged = StepLayout(step, sampled) if layout is None else RslRlLayout(step)
+    rsl_rl = None if layout is None else RslRlLayout(agent.step)
+    step: Any = rsl_rl or agent.step
     pool = recorded_inputs(agent, STEPS)
-    inputs = arranged.inputs_of(example_inputs(step, pool, BATCH, torch.Generator().manual_seed(0), sampled))
+
+    def inputs_of_steps(batch: int) -> Iterator[Tensors]:
+        inputs = islice(examples(agent.step, pool, batch, sampled), STEPS)
+        return map(rsl_rl.inputs_of, inputs) if rsl_rl else inputs
+
+    inputs = next(inputs_of_steps(BATCH))
     with TemporaryDirectory() as temporary, torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the exporter's remarks on packages that it does not need
         logging.getLogger("torch.onnx").setLevel(logging.ERROR)
-        outputs = arranged(inputs)
+        outputs = step(inputs)
         batch = torch.export.Dim("batch", min=1)
         dims = {name: {int(name in LAYERS_FIRST): batch} for name in inputs}
-        program = torch.export.export(arranged, (inputs,), dynamic_shapes=(dims,))
+        program = torch.export.export(step, (inputs,), dynamic_shapes=(dims,))
         files = {}
         for name in formats:
             path = Path(temporary) / f"policy.{name}"
             call = _write_onnx(program, path, inputs, outputs) if name == ONNX else _write_pt2(program, path)
-            as_step = arranged.as_step(call)
-            difference = max(largest_difference(step, as_step, pool, STEPS, each, sampled) for each in (1, BATCH))
+            difference = max(largest_difference(step, call, inputs_of_steps(each)) for each in (1, BATCH))
             require(
                 difference <= TOLERANCE,
                 f"The policy as {name} differs from the policy by {difference:.1e} of the scale within {STEPS} steps, "
@@ -88,7 +93,7 @@ def export(
                 "largest_difference": difference,
                 **({"opset": OPSET} if name == ONNX else {"torch": torch.__version__}),
             }
-        description = _described(agent, inputs, outputs, arranged.outputs_by_state, run) | {"files": files}
+        description = _described(agent, inputs, outputs, run) | {"files": files}
         text = json.dumps(description, indent=2, ensure_ascii=False)
         (Path(temporary) / DESCRIPTION).write_text(text + "\n", encoding="utf-8")
         folder.mkdir(parents=True, exist_ok=True)
@@ -149,10 +154,9 @@ def _write_pt2(program: Any, path: Path) -> Call:
     return load_pt2(path)
 
 
-def _described(
-    agent: Agent, inputs: Tensors, outputs: Tensors, states: Mapping[str, str], run: Mapping[str, Any]
-) -> dict[str, Any]:
+def _described(agent: Agent, inputs: Tensors, outputs: Tensors, run: Mapping[str, Any]) -> dict[str, Any]:
     """``policy.json``, for those who write the program around the policy."""
+    states = outputs_by_state(outputs)
     meanings = dict.fromkeys(inputs, "as the environment returns it, with its hidden entries, not scaled")
     meanings |= {name: f"state: the output {output} of the last step" for name, output in states.items()} | _MEANINGS
     return {

@@ -1,4 +1,4 @@
-"""The names and shapes of a file's inputs and outputs: recurrl's, or those that other runtimes expect.
+"""The names and shapes of a file's inputs and outputs that other runtimes expect.
 
 Shape legend: B batch, L layers.
 """
@@ -9,43 +9,19 @@ from torch import nn
 from recurrl.agent.named_arrays import Tensors
 from recurrl.agent.step import IS_INIT, NEXT, Step
 from recurrl.errors import require
-from recurrl.export.checking import Call
 from recurrl.keys import ACTION, OBSERVATION
-from recurrl.recurrent.layer import reset_state
 
 RSL_RL = "rsl_rl"
-LAYERS_FIRST = ("h_in", "c_in", "h_out", "c_out")
+STATES = {"h_in": "h_out", "c_in": "c_out"}
+"""The output that the next step takes for each input of a state."""
+LAYERS_FIRST = (*STATES, *STATES.values())
 """The inputs and outputs whose second dimension is the batch."""
 
 
-class StepLayout(nn.Module):
-    """A step as it is: recurrl's own layout, with the methods that every layout has.
-
-    Args:
-        step: the policy's step.
-        sampled: actions are drawn with an input of noise.
-
-    Attributes:
-        outputs_by_state: the output that the next step takes for each input of a state.
-    """
-
-    def __init__(self, step: Step, sampled: bool) -> None:
-        super().__init__()
-        self.step = step
-        self.outputs_by_state = {name: NEXT + name for name in step.state_shapes(sampled)}
-
-    def forward(self, inputs: Tensors) -> Tensors:
-        """One step, with this layout's inputs and outputs."""
-        outputs: Tensors = self.step(inputs)
-        return outputs
-
-    def inputs_of(self, inputs: Tensors) -> Tensors:
-        """This layout's inputs for those of a step."""
-        return inputs
-
-    def as_step(self, call: Call) -> Call:
-        """A function with the inputs and outputs of a step, which calls a file of this layout."""
-        return call
+def outputs_by_state(outputs: Tensors) -> dict[str, str]:
+    """The output that the next step takes for each input of a state, in either layout."""
+    names = STATES | {name.removeprefix(NEXT): name for name in outputs if name.startswith(NEXT)}
+    return {state: name for state, name in names.items() if name in outputs}
 
 
 class RslRlLayout(nn.Module):
@@ -59,7 +35,6 @@ class RslRlLayout(nn.Module):
 
     Attributes:
         states: h and c, by the names of states.
-        outputs_by_state: the output that the next step takes for each input of a state.
 
     Raises:
         ConfigError: the layout cannot hold the policy.
@@ -79,7 +54,6 @@ class RslRlLayout(nn.Module):
         fits = len(shapes) <= 2 and all(len(shape) == 2 for shape in shapes.values())
         _require_policy(fits, "has one or two states, a vector in each layer", f"{shapes}")
         self.states = dict(zip(shapes, "hc", strict=False))
-        self.outputs_by_state = {f"{short}_in": f"{short}_out" for short in self.states.values()}
 
     def forward(self, inputs: Tensors) -> Tensors:
         """One step, with this layout's inputs and outputs."""
@@ -92,19 +66,8 @@ class RslRlLayout(nn.Module):
 
     def inputs_of(self, inputs: Tensors) -> Tensors:
         """This layout's inputs for those of a step."""
-        entering = (reset_state(inputs[name], inputs[IS_INIT]) for name in self.states)
-        layers_first = (state.transpose(0, 1).contiguous() for state in entering)
-        return {"obs": inputs[OBSERVATION], **dict(zip(self.outputs_by_state, layers_first, strict=True))}
-
-    def as_step(self, call: Call) -> Call:
-        """A function with the inputs and outputs of a step, which calls a file of this layout."""
-
-        def step(inputs: Tensors) -> Tensors:
-            outputs = call(self.inputs_of(inputs))
-            states = {NEXT + name: outputs[f"{short}_out"].transpose(0, 1) for name, short in self.states.items()}
-            return {**self.step(inputs), ACTION: outputs["actions"], **states}
-
-        return step
+        states = {f"{short}_in": inputs[name].transpose(0, 1).contiguous() for name, short in self.states.items()}
+        return {"obs": inputs[OBSERVATION], **states}
 
 
 def _require_policy(condition: bool, what: str, got: str) -> None:

@@ -6,6 +6,7 @@ import runpy
 import subprocess
 import sys
 from contextlib import closing
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +18,7 @@ from torch import nn
 
 import recurrl
 from recurrl.errors import ConfigError
-from recurrl.export.checking import largest_difference, recorded_inputs
+from recurrl.export.checking import examples, largest_difference, recorded_inputs
 from recurrl.export.export import export, load_onnx, load_pt2
 from recurrl.recurrent.cells import cell_names
 
@@ -155,7 +156,7 @@ def test_wrong_choices_are_noticed(agent_of):
         return {**outputs, "action": (outputs["action"] + 1) % 4}
 
     with pytest.raises(ConfigError, match="are not the policy's"):
-        largest_difference(step, wrong, recorded_inputs(agent, 10), 10, 2)
+        largest_difference(step, wrong, islice(examples(step, recorded_inputs(agent, 10), 2), 10))
 
 
 def test_missing_packages_are_named_with_the_command_that_installs_them(agent_of, tmp_path, monkeypatch):
@@ -173,9 +174,8 @@ def test_missing_packages_are_named_with_the_command_that_installs_them(agent_of
 def test_every_cell_is_exported(agent_of, tmp_path, cell):
     agent, _ = agent_of(CUE, f"cell={cell}", "cell.num_layers=2")
     export(agent, tmp_path, {}, formats=["onnx"])
-    assert (
-        largest_difference(agent.step, load_onnx(tmp_path / "policy.onnx"), recorded_inputs(agent, 20), 200, 3) <= 1e-5
-    )
+    inputs = islice(examples(agent.step, recorded_inputs(agent, 20), 3), 200)
+    assert largest_difference(agent.step, load_onnx(tmp_path / "policy.onnx"), inputs) <= 1e-5
 
 
 @pytest.mark.slow
@@ -189,7 +189,8 @@ def test_the_largest_difference_in_10_000_steps_is_rounding(agent_of, tmp_path, 
     # The program of torch.export calls the same operations, and is compared less.
     for load, name, steps in ((load_onnx, "onnx", 10_000), (load_pt2, "pt2", 1000)):
         call = load(tmp_path / f"policy.{name}")
-        differences = [largest_difference(agent.step, call, pool, steps, batch) for batch in (1, 64)]
+        inputs = (islice(examples(agent.step, pool, batch), steps) for batch in (1, 64))
+        differences = [largest_difference(agent.step, call, each) for each in inputs]
         sys.stdout.write(f"\n{name} {cell} {observation} {action}: {differences[0]:.1e} {differences[1]:.1e}\n")
         # An image passes fifteen convolutions more. Torch and onnxruntime each round them to about 1e-6 of what float64
         # gives, and torch itself differs by 4e-6 with oneDNN and without. Units of a minGRU keep what they hold for
