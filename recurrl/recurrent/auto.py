@@ -14,7 +14,6 @@ from recurrl.recurrent.backends import (
     Backend,
     Options,
     candidates,
-    load_backend,
     name_of,
     native,
     unsupported_reason,
@@ -30,7 +29,8 @@ def resolve(
 ) -> str | Backend:
     """The backend for these layers: never ``auto``.
 
-    Logs the first choice of each kind by ``auto`` in a process, and warns once of options that the backend ignores.
+    Logs the first choice of each kind by ``auto`` in a process, and warns once of options that the backend ignores; not
+    while it is compiled.
 
     Args:
         owner: the name of the module in messages.
@@ -43,18 +43,19 @@ def resolve(
     Raises:
         ValueError: the backend does not support the cell or the options on this device.
     """
+    compiling = torch.compiler.is_compiling()
     if backend == AUTO:
-        backend = choose(candidates(device), cell, options, device, dtype)
-    else:
+        # Only these two compile without graph breaks.
+        names = ("native", "scan") if compiling else candidates(device)
+        backend = choose(names, cell, options, device, dtype)
+    elif not compiling:
         check_supported(owner, backend, cell, options, device)
-    name = name_of(backend)
-    if uses_torch_precision(backend):
+    if not compiling and uses_torch_precision(backend):
         ignored = precision.unsupported_by_torch(
-            name, options.precision, options.compute_dtype, device
-        ) or precision.conflict_with_torch(name, options.precision, device)
+            name_of(backend), options.precision, options.compute_dtype, device
+        ) or precision.conflict_with_torch(name_of(backend), options.precision, device)
         if ignored is not None:
             _warn_once(f"{owner} ignores an option: {ignored}")
-    load_backend(backend)
     return backend
 
 

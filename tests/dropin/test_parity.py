@@ -116,8 +116,6 @@ REJECTED = {
     "unknown backend": {"recurrent_backend": "other"},
     "unknown recomputation": {"recurrent_backend": "scan", "recurrent_recompute": "partial"},
     "recomputation by pad": {"recurrent_backend": "pad", "recurrent_recompute": "full"},
-    "recomputation by auto": {"recurrent_backend": "auto", "recurrent_recompute": "full"},
-    "recomputation by default": {"recurrent_recompute": "full"},
     "unknown precision": {"recurrent_matmul_precision": "fp16"},
     "unknown argument": {"width": 3},
 }
@@ -219,6 +217,18 @@ def test_what_torchrl_rejects_runs(kind):
             rejected(data_of(rejected, "sequence"))
 
     assert raised(theirs) in (ValueError, NotImplementedError)
+
+
+@pytest.mark.parametrize("options", [{}, {"recurrent_backend": "auto"}])
+@pytest.mark.parametrize("kind", KINDS)
+def test_recomputation_needs_no_named_backend(kind, options):
+    construct = rejected(kind, recurrent_recompute="full", **options)
+    assert raised(lambda: construct(torchrl.modules)) is ValueError
+    module = construct(recurrent).double()
+    expected = getattr(recurrent, f"{kind.upper()}Module")(IN, H, in_key="x", out_key="y").double()
+    expected.load_state_dict(module.state_dict())
+    data = data_of(module, "sequence")
+    torch.testing.assert_close(results(module, data, "sequence"), results(expected, data, "sequence"), **EQUAL)
 
 
 def test_a_projected_step_runs():

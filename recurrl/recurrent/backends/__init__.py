@@ -91,15 +91,12 @@ def name_of(backend: str | Backend) -> str:
 def unsupported_reason(backend: str | Backend, cell: Cell, options: Options, device: torch.device | None) -> str | None:
     """Why the backend does not support the cell and the options on a device, or None if it does.
 
-    ``auto`` does if any of its candidates does. Precision and dtype are checked elsewhere, see
-    :func:`uses_torch_precision`.
+    Precision and dtype are checked elsewhere, see :func:`uses_torch_precision`.
     """
     if options.recompute not in RECOMPUTE:
         return f"Unknown recompute={options.recompute!r}. Choose one of: {', '.join(RECOMPUTE)}."
-    if backend != AUTO:
-        return load_backend(backend).supports(cell, options, device)
-    reasons = {each: load_backend(each).supports(cell, options, device) for each in candidates(device)}
-    return None if None in reasons.values() else reasons["scan"]
+    # scan, the last of auto's candidates, supports whatever one of them does.
+    return load_backend("scan" if backend == AUTO else backend).supports(cell, options, device)
 
 
 def uses_torch_precision(backend: str | Backend) -> bool:

@@ -42,11 +42,9 @@ def make_cell(name: str, hidden_size: int, bias: bool = True, proj_size: int = 0
     Raises:
         ValueError: no such cell, or it does not have the option.
     """
-    cell = load_cell(name)(SimpleNamespace(name=name, hidden_size=hidden_size))
+    cell = load_cell(name)(SimpleNamespace(name=name, hidden_size=hidden_size, bias=bias, proj_size=proj_size))
     if proj_size and cell.TORCH is not nn.LSTM:
         raise ValueError(f"proj_size={proj_size} is not possible for cell {name!r}, only for an LSTM. Leave it at 0.")
-    if isinstance(cell, GatedCell):
-        cell.bias, cell.proj_size = bias, proj_size
-    elif not bias:
+    if not bias and not isinstance(cell, GatedCell):
         raise ValueError(f"bias=False is not possible for cell {name!r}, which declares its own parameters.")
     return cell

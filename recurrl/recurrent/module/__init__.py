@@ -321,10 +321,9 @@ class RecurrentModule(TensorDictModuleBase):
             if requested not in self._resolved:
                 self._resolved[requested] = self._resolve(options, device, dtype)
             backend = self._resolved[requested]
-        name = backend if isinstance(backend, str) else backends.name_of(backend)
-        if self.backend_in_use != name:
+        if self.backend_in_use != (name := backends.name_of(backend)):
             self.backend_in_use = name
-        loaded = backends.loaded[backend] if isinstance(backend, str) else backend
+        loaded = backends.load_backend(backend)
         return run_sequence(loaded, self.cell, self.layers, self._weights, x_BTI, is_init_BT, states, options)
 
     def _resolve(self, options: Options, device: torch.device, dtype: torch.dtype) -> str | Backend:
@@ -332,12 +331,7 @@ class RecurrentModule(TensorDictModuleBase):
         backend = self.recurrent_backend
         if self.python_based and backend in (backends.AUTO, "pad"):
             backend = "reference"
-        if not torch.compiler.is_compiling():
-            return auto.resolve(self._name, self.cell, backend, options, device, dtype)
-        # Only these two compile without graph breaks.
-        return (
-            auto.choose(("native", "scan"), self.cell, options, device, dtype) if backend == backends.AUTO else backend
-        )
+        return auto.resolve(self._name, self.cell, backend, options, device, dtype)
 
 
 # The compiler runs this while it traces. A private setting of torch, which has no public one.

@@ -21,9 +21,6 @@ class GRUModule(RecurrentModule):
 
     ``gru`` is an ``nn.GRU`` to wrap. Takes the place of ``torchrl.modules.GRUModule``; docs/torchrl.md lists the
     differences.
-
-    Raises:
-        ValueError: also for ``recurrent_recompute`` without a named backend, which TorchRL does not allow either.
     """
 
     DEFAULT_IN_KEYS: ClassVar[list[NestedKey]] = ["recurrent_state"]
@@ -52,7 +49,6 @@ class GRUModule(RecurrentModule):
         gru: nn.RNNBase | None = None,
         default_recurrent_mode: bool | None = None,
     ) -> None:
-        _check_recompute(type(self).__name__, recurrent_backend, recurrent_recompute)
         options = _named(locals())
         super().__init__("gru", wrapped=options.pop("gru"), **options)
 
@@ -63,9 +59,6 @@ class LSTMModule(RecurrentModule):
 
     ``lstm`` is an ``nn.LSTM`` to wrap. Takes the place of ``torchrl.modules.LSTMModule``; docs/torchrl.md lists the
     differences.
-
-    Raises:
-        ValueError: as for :class:`GRUModule`.
     """
 
     DEFAULT_IN_KEYS: ClassVar[list[NestedKey]] = ["recurrent_state_h", "recurrent_state_c"]
@@ -95,7 +88,6 @@ class LSTMModule(RecurrentModule):
         lstm: nn.RNNBase | None = None,
         default_recurrent_mode: bool | None = None,
     ) -> None:
-        _check_recompute(type(self).__name__, recurrent_backend, recurrent_recompute)
         options = _named(locals())
         super().__init__("lstm", wrapped=options.pop("lstm"), **options)
 
@@ -103,14 +95,6 @@ class LSTMModule(RecurrentModule):
 def _named(arguments: dict[str, Any]) -> dict[str, Any]:
     """The arguments of a constructor by name, from its ``locals()``."""
     return {name: value for name, value in arguments.items() if name not in ("self", "__class__")}
-
-
-def _check_recompute(owner: str, backend: str | Backend, recompute: str) -> None:
-    if backend == backends.AUTO and recompute != "none":
-        raise ValueError(
-            f"{owner}(recurrent_backend='auto', recurrent_recompute={recompute!r}): auto may choose a backend that "
-            "keeps all activations. Name one that recomputes: 'native', 'scan' or 'triton'."
-        )
 
 
 def canonicalize_rnn_subset(
