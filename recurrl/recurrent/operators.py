@@ -68,33 +68,13 @@ class Kernel(ABC):
         return cast(tuple[Tensor, ...], outputs)
 
 
-def _forward(kernel: Kernel, keep: bool, inputs: Tensors) -> list[Tensor]:
-    outputs = kernel.outputs(inputs, keep)
-    kernel.forward(inputs, outputs)
-    return outputs
-
-
-def _backward(
-    kernel: Kernel, inputs: Tensors, kept: Tensors, incoming: Tensors, wanted: Sequence[bool]
-) -> list[Tensor]:
-    grads = _gradients(kernel, inputs, kept, incoming, wanted)
-    kernel.backward(inputs, kept, incoming, grads)
-    return grads
-
-
-def _gradients(
-    kernel: Kernel, inputs: Tensors, kept: Tensors, incoming: Tensors, wanted: Sequence[bool]
-) -> list[Tensor]:
-    return [kept[0].new_empty(each.shape if wants else 0) for each, wants in zip(inputs, wanted, strict=True)]
-
-
 @cache
 def _made(module: str, name: str, *options: str) -> Kernel:
     return cast(Kernel, getattr(import_module(module), name)(*options))
 
 
-def _operator(schema: str, run: Callable[..., list[Tensor]], shapes: Callable[..., list[Tensor]]) -> Any:
-    """``run`` as an operator, which gets the names of a kernel in its place."""
+def _traceable(schema: str, run: Callable[..., list[Tensor]], shapes: Callable[..., list[Tensor]]) -> Any:
+    """``run(kernel, ...)``, which under ``torch.compile`` is an operator that gets the kernel's names instead."""
     name, _, arguments = schema.partition("(")
     operator = torch.library.custom_op(
         f"recurrl::{name}",
@@ -103,22 +83,41 @@ def _operator(schema: str, run: Callable[..., list[Tensor]], shapes: Callable[..
         schema=f"(str[] names, {arguments} -> Tensor[]",
     )
     operator.register_fake(lambda names, *others: shapes(_made(*names), *others))
-    return operator
+
+    def call(kernel: Kernel, *others: Any) -> list[Tensor]:
+        return operator(kernel.names, *others) if torch.compiler.is_compiling() else run(kernel, *others)
+
+    return call
 
 
-_forward_operator = _operator(
-    "forward(bool keep, Tensor?[] inputs)", _forward, lambda kernel, keep, inputs: kernel.outputs(inputs, keep)
+def _run_forward(kernel: Kernel, keep: bool, inputs: Tensors) -> list[Tensor]:
+    outputs = kernel.outputs(inputs, keep)
+    kernel.forward(inputs, outputs)
+    return outputs
+
+
+def _run_backward(kernel: Kernel, inputs: Tensors, kept: Tensors, incoming: Tensors, wanted: Any) -> list[Tensor]:
+    grads = _gradients(kernel, inputs, kept, incoming, wanted)
+    kernel.backward(inputs, kept, incoming, grads)
+    return grads
+
+
+def _gradients(kernel: Kernel, inputs: Tensors, kept: Tensors, incoming: Tensors, wanted: Any) -> list[Tensor]:
+    return [kept[0].new_empty(each.shape if wants else 0) for each, wants in zip(inputs, wanted, strict=True)]
+
+
+_forward = _traceable(
+    "forward(bool keep, Tensor?[] inputs)", _run_forward, lambda kernel, keep, inputs: kernel.outputs(inputs, keep)
 )
-_backward_operator = _operator(
-    "backward(Tensor?[] inputs, Tensor[] kept, Tensor?[] incoming, bool[] wanted)", _backward, _gradients
+_backward = _traceable(
+    "backward(Tensor?[] inputs, Tensor[] kept, Tensor?[] incoming, bool[] wanted)", _run_backward, _gradients
 )
 
 
 class _Differentiable(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, kernel: Kernel, keep: bool, *inputs: Tensor | None) -> tuple[Tensor, ...]:
-        compiling = torch.compiler.is_compiling()
-        outputs = _forward_operator(kernel.names, keep, inputs) if compiling else _forward(kernel, keep, inputs)
+        outputs = _forward(kernel, keep, inputs)
         ctx.kernel = kernel
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(*inputs, *(outputs[kernel.unread :] if keep else ()))
@@ -140,10 +139,6 @@ class _Differentiable(torch.autograd.Function):
         device = inputs[0].device.type
         # Entering autocast takes as long as several operations.
         with torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext():
-            if torch.compiler.is_compiling():
-                kept = kept or _forward_operator(kernel.names, True, inputs)[kernel.unread :]
-                grads = _backward_operator(kernel.names, inputs, kept, incoming, wanted)
-            else:
-                kept = kept or _forward(kernel, True, inputs)[kernel.unread :]
-                grads = _backward(kernel, inputs, kept, incoming, wanted)
+            kept = kept or _forward(kernel, True, inputs)[kernel.unread :]
+            grads = _backward(kernel, inputs, kept, incoming, wanted)
         return None, None, *[grad if wants else None for grad, wants in zip(grads, wanted, strict=True)]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 
+import torch
 from torch import Tensor
 
 from recurrl.recurrent.operators import Kernel, Tensors
@@ -30,35 +31,38 @@ class RecurrenceKernel(Kernel):
         self.planes = 2 if numbers == COMPLEX else 1
         super().__init__(numbers)
 
+    @classmethod
+    def recurrence(cls, a: Tensor, b: Tensor, starts_BT: Tensor, stored: Tensor, pair: int | None) -> Tensor:
+        """As :func:`~recurrl.recurrent.linear_recurrence.linear_recurrence`; differentiable once."""
+        return cls(REAL if pair is None else COMPLEX).run(True, a.expand(b.shape), b, starts_BT, stored)[0]
+
     def outputs(self, inputs: Tensors, keep: bool) -> list[Tensor]:
         """Memory for the states."""
         return [inputs[1].new_empty(inputs[1].shape)]
 
     def forward(self, inputs: Tensors, outputs: Tensors) -> None:
         """Writes the states."""
-        self.launch("forward", *self._read(inputs, outputs), inputs[1].contiguous())
+        self._run("forward", inputs, outputs, inputs[1].contiguous())
 
     def backward(self, inputs: Tensors, kept: Tensors, incoming: Tensors, grads: Tensors) -> None:
         """Writes the gradients of a, b and the stored states, from the states'."""
-        grad_a, grad_b, _, grad_stored = grads
-        self.launch("backward", *self._read(inputs, kept), incoming[0].contiguous(), grad_a, grad_b, grad_stored)
+        (grad,), (grad_a, grad_b, _, grad_stored) = incoming, grads
+        grad = torch.zeros_like(kept[0]) if grad is None else grad.contiguous()
+        self._run("backward", inputs, kept, grad, grad_a, grad_b, grad_stored)
 
     @abstractmethod
-    def launch(
-        self, direction: str, a: Tensor, stored: Tensor, starts_BT: Tensor, states: Tensor, *memory: Tensor
-    ) -> None:
+    def launch(self, direction: str, states: Tensor, strides: tuple[int, ...], *tensors: Tensor) -> None:
         """Runs the kernel.
 
         Args:
             direction: ``forward`` or ``backward``.
-            a: contiguous within a step, as are the stored states.
-            stored: the stored states.
-            starts_BT: where one enters.
             states: after each step.
-            memory: b; or the gradient of the states, and memory for those of a, b and the stored states.
+            strides: between rows and between steps, of a and of the stored states.
+            tensors: a and the stored states, contiguous within a step, and the starts; then b, or the gradient of the
+                states and memory for those of a, b and the stored states.
         """
 
-    def _read(self, inputs: Tensors, kept: Tensors) -> tuple[Tensor, ...]:
+    def _run(self, direction: str, inputs: Tensors, kept: Tensors, *memory: Tensor) -> None:
         (a, _, starts_BT, stored), (states,) = inputs, kept
         if stored.shape != states.shape or a.dtype != states.dtype:
             raise ValueError(
@@ -66,4 +70,5 @@ class RecurrenceKernel(Kernel):
                 f"{list(stored.shape)} and {a.dtype})."
             )
         a, stored = (each if each[0, 0].is_contiguous() else each.contiguous() for each in (a, stored.to(states)))
-        return a, stored, starts_BT.bool().contiguous(), states
+        strides = (*a.stride()[:2], *stored.stride()[:2])
+        self.launch(direction, states, strides, a, stored, starts_BT.bool().contiguous(), *memory)

@@ -5,8 +5,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recurrl.recurrent.backends import triton
-from recurrl.recurrent.backends.native.recurrence import recurrence as native_recurrence
+from recurrl.recurrent.backends.native.recurrence import NativeRecurrence
+from recurrl.recurrent.backends.triton.recurrence import TritonRecurrence
 from recurrl.recurrent.linear_recurrence import linear_recurrence
 from recurrl.recurrent.segments import Segments, expanded, mirrored
 
@@ -102,7 +102,11 @@ FORMS = {  # the shapes of a and of a state, and the dimension of real and imagi
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS.keys())
 @pytest.mark.parametrize(
     "recurrence",
-    [linear_recurrence, pytest.param(native_recurrence, marks=pytest.mark.native), triton.linear_recurrence],
+    [
+        linear_recurrence,
+        pytest.param(NativeRecurrence.recurrence, marks=pytest.mark.native),
+        TritonRecurrence.recurrence,
+    ],
     ids=["doubling", "native", "triton"],
 )
 def test_a_linear_recurrence_equals_its_loop_and_has_its_derivatives(recurrence, form, steps):

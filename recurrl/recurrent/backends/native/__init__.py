@@ -12,7 +12,7 @@ from torch import Tensor
 from recurrl.recurrent.backends import Options
 from recurrl.recurrent.backends.native import library
 from recurrl.recurrent.backends.native.loop import NativeLayer
-from recurrl.recurrent.backends.native.recurrence import memories, recurrence
+from recurrl.recurrent.backends.native.recurrence import NativeRecurrence, memories
 from recurrl.recurrent.cell import Cell, States, Weights
 from recurrl.recurrent.gated import AnalyticCell
 from recurrl.recurrent.linear import LinearCell
@@ -65,7 +65,7 @@ def sequence(
         return NativeLayer(cell).sequence(x_BTI, segments, stored_states, weights, options.recompute == "none")
     x_BTX, starts_BT = cell.project(weights, x_BTI), segments.starts_BT
     if isinstance(cell, LinearCell):
-        output_BTO, states = cell.scan(recurrence, weights, x_BTX, starts_BT, stored_states)
+        output_BTO, states = cell.scan(NativeRecurrence.recurrence, weights, x_BTX, starts_BT, stored_states)
     else:
         assert isinstance(cell, MatrixCell)
         output_BTO, states = cell.scan(memories, weights, x_BTX, starts_BT, stored_states)

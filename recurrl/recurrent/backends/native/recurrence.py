@@ -13,35 +13,17 @@ from torch import Tensor
 from recurrl.recurrent.backends.native import library
 from recurrl.recurrent.matrix import Access
 from recurrl.recurrent.operators import Kernel, Tensors
-from recurrl.recurrent.recurrence_kernel import COMPLEX, REAL, RecurrenceKernel
-
-
-def recurrence(a: Tensor, b: Tensor, starts_BT: Tensor, stored: Tensor, pair: int | None) -> Tensor:
-    """As :func:`~recurrl.recurrent.linear_recurrence.linear_recurrence`, by the kernel; differentiable once."""
-    shape, entries = b.shape[2:], a.shape[a.ndim - b.ndim + 2 :]
-    # Of a's last dimensions, the kernel repeats those of size one.
-    kept = len(entries)
-    while kept and entries[kept - 1] == 1:
-        kept -= 1
-    if entries[:kept] != shape[:kept]:
-        kept = len(shape)
-    a = a.expand(*b.shape[: 2 + kept], *[1] * (len(shape) - kept))
-    return NativeRecurrence(REAL if pair is None else COMPLEX).run(True, a, b, starts_BT, stored)[0]
+from recurrl.recurrent.recurrence_kernel import RecurrenceKernel
 
 
 class NativeRecurrence(RecurrenceKernel):
     """The kernel's passes over a linear recurrence."""
 
-    def launch(
-        self, direction: str, a: Tensor, stored: Tensor, starts_BT: Tensor, states: Tensor, *memory: Tensor
-    ) -> None:
+    def launch(self, direction: str, states: Tensor, strides: tuple[int, ...], *tensors: Tensor) -> None:
         """See :meth:`~recurrl.recurrent.recurrence_kernel.RecurrenceKernel.launch`."""
-        (rows, steps, *shape), entries = states.shape, a.shape[2:]
-        sizes = (rows, steps, self.planes, prod(shape) // self.planes, prod(shape) // prod(entries))
-        strides, work = (*a.stride()[:2], *stored.stride()[:2]), states.new_empty(shape)
-        library.run(
-            f"recurrence_{direction}", states.dtype, *sizes, *strides, work, a, stored, starts_BT, states, *memory
-        )
+        rows, steps, *shape = states.shape
+        sizes, work = (rows, steps, self.planes, prod(shape) // self.planes), states.new_empty(shape)
+        library.run(f"recurrence_{direction}", states.dtype, *sizes, *strides, work, states, *tensors)
 
 
 def memories(access: Access, starts_BT: Tensor, stored: Tensor) -> tuple[Tensor, Tensor]:

@@ -93,7 +93,7 @@ def sequence(
     """
     # Only here, because they import triton.
     from recurrl.recurrent.backends.triton.loop import TritonLayer
-    from recurrl.recurrent.backends.triton.recurrence import recurrence
+    from recurrl.recurrent.backends.triton.recurrence import TritonRecurrence
 
     if isinstance(cell, LinearCell):
         if x_BTI.dtype not in (torch.float32, torch.float64):
@@ -102,7 +102,7 @@ def sequence(
                 "Choose backend=scan."
             )
         x_BTX, starts_BT = cell.project(weights, x_BTI), segments.starts_BT
-        output_BTO, states = cell.scan(recurrence, weights, x_BTX, starts_BT, stored_states)
+        output_BTO, states = cell.scan(TritonRecurrence.recurrence, weights, x_BTX, starts_BT, stored_states)
         return output_BTO, tuple(segments.only_ends(state) for state in states)
     assert isinstance(cell, AnalyticCell)
     if x_BTI.dtype != torch.float32:
