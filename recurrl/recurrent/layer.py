@@ -166,12 +166,12 @@ def run_sequence(
     segments = Segments(is_init_BT)
 
     def sequence(x_BTI: Tensor, stored: States, weights: Weights, direction: int) -> tuple[Tensor, States]:
-        if direction == 0:
-            return backend.sequence(cell, x_BTI, segments, stored, weights, options)
-        mirror_P = segments.mirror()
-        x_BTI = mirrored(x_BTI, mirror_P)
+        mirror_P = segments.mirror() if direction else None
+        if mirror_P is not None:
+            x_BTI = mirrored(x_BTI, mirror_P)
         output, states = backend.sequence(cell, x_BTI, segments, stored, weights, options)
-        return mirrored(output, mirror_P), states
+        ends = tuple([segments.only_ends(state) for state in states])
+        return output if mirror_P is None else mirrored(output, mirror_P), ends
 
     return _run_layers(sequence, parameters, names, x_BTI, stored_states)
 

@@ -74,8 +74,8 @@ class Layer(NamedTuple):
 class LayerKernel(Kernel):
     """Both passes of a layer by one backend.
 
-    The inputs are :data:`WEIGHTS`, x, ``is_init``, and the stored states. The outputs are each state at the segments'
-    last steps (zero elsewhere), each after every step, and the gates, which are empty unless they are kept.
+    The inputs are :data:`WEIGHTS`, x, ``is_init``, and the stored states. The outputs are the states after every step,
+    and the gates, which are empty unless they are kept.
 
     Args:
         cell: under ``torch.compile``, one of the package, or its name.
@@ -87,13 +87,13 @@ class LayerKernel(Kernel):
     def __init__(self, cell: AnalyticCell | str, precision: str = "") -> None:
         # The maths of a cell of the package reads the sizes from its arguments.
         self.cell = cast(AnalyticCell, make_cell(cell, 1)) if isinstance(cell, str) else cell
-        self.precision, self.unread = precision, len(self.cell.STATES)
+        self.precision, self.results = precision, len(self.cell.STATES)
         super().__init__(self.cell.name, precision)
 
     def sequence(
         self, x_BTI: Tensor, segments: Segments, stored: States, weights: Weights, keep: bool
     ) -> tuple[Tensor, States]:
-        """The output ``[B, T, H]`` of every step, and each state at the segments' last steps, zero elsewhere.
+        """The output ``[B, T, H]`` and the states of every step.
 
         Args:
             x_BTI: the input.
@@ -102,14 +102,14 @@ class LayerKernel(Kernel):
             weights: by name.
             keep: keep gates and states for the backward pass; otherwise that runs the forward pass again.
         """
-        *ends, output = self.run(keep, *map(weights.get, WEIGHTS), x_BTI, segments.is_init_BT, *stored)
-        return output, tuple(ends)
+        states = self.run(keep, *map(weights.get, WEIGHTS), x_BTI, segments.is_init_BT, *stored)
+        return states[0], states
 
     def outputs(self, inputs: Tensors, keep: bool) -> list[Tensor]:
         """Memory for the outputs."""
         _, w_hh, _, _, x_BTI, _, *stored = inputs
         columns = (self.cell.GATES + self.cell.SPLIT_GATES) * w_hh.shape[1]
-        states = [x_BTI.new_empty(state.shape) for state in (*stored, *stored)]
+        states = [x_BTI.new_empty(state.shape) for state in stored]
         return [*states, x_BTI.new_empty(x_BTI.shape[0] * x_BTI.shape[1] if keep else 0, columns)]
 
     def layer(self, inputs: Tensors) -> Layer:

@@ -29,18 +29,18 @@ class Kernel(ABC):
     Attributes:
         DIFFERENTIATED: how many of the first inputs always get a gradient; the others do if it is needed.
         names: the class and its options.
-        unread: how many of the first outputs the backward pass does not read. The caller gets these and the next one.
+        results: how many of the first outputs are for the caller. The backward pass reads any.
     """
 
     DIFFERENTIATED: ClassVar[int]
-    unread: int
+    results: int
 
     def __init__(self, *options: str) -> None:
         self.names = [type(self).__module__, type(self).__name__, *options]
 
     @abstractmethod
     def outputs(self, inputs: Tensors, keep: bool) -> list[Tensor]:
-        """Memory for the outputs. Unless ``keep``, those that only the backward pass reads may be empty."""
+        """Memory for the outputs. Unless ``keep``, those that are not for the caller may be empty."""
 
     @abstractmethod
     def forward(self, inputs: Tensors, outputs: Tensors) -> None:
@@ -52,13 +52,13 @@ class Kernel(ABC):
 
         Args:
             inputs: as in the forward pass.
-            kept: the outputs from the first on that this pass reads.
-            incoming: gradients of the outputs that the caller got; None for zero.
+            kept: the outputs.
+            incoming: gradients of the results; None for zero.
             grads: memory for the gradients.
         """
 
     def run(self, keep: bool, *inputs: Tensor | None) -> tuple[Tensor, ...]:
-        """The outputs for the caller.
+        """The results.
 
         Args:
             keep: keep what the backward pass reads; otherwise that runs the forward pass again.
@@ -120,8 +120,8 @@ class _Differentiable(torch.autograd.Function):
         outputs = _forward(kernel, keep, inputs)
         ctx.kernel = kernel
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(*inputs, *(outputs[kernel.unread :] if keep else ()))
-        return tuple(outputs[: kernel.unread + 1])
+        ctx.save_for_backward(*inputs, *(outputs if keep else ()))
+        return tuple(outputs[: kernel.results])
 
     @staticmethod
     def backward(ctx: Any, *incoming: Tensor | None) -> tuple[Any, ...]:
@@ -139,6 +139,6 @@ class _Differentiable(torch.autograd.Function):
         device = inputs[0].device.type
         # Entering autocast takes as long as several operations.
         with torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext():
-            kept = kept or _forward(kernel, True, inputs)[kernel.unread :]
+            kept = kept or _forward(kernel, True, inputs)
             grads = _backward(kernel, inputs, kept, incoming, wanted)
         return None, None, *[grad if wants else None for grad, wants in zip(grads, wanted, strict=True)]

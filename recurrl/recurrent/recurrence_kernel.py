@@ -25,7 +25,7 @@ class RecurrenceKernel(Kernel):
         numbers: real, or complex: then the first dimension of a state, of size 2, has real and imaginary parts.
     """
 
-    DIFFERENTIATED, unread = 2, 0
+    DIFFERENTIATED, results = 2, 1
 
     def __init__(self, numbers: str) -> None:
         self.planes = 2 if numbers == COMPLEX else 1

@@ -16,6 +16,7 @@ from functools import cached_property, lru_cache
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,7 +82,7 @@ class Segments:
     @property
     def ends_BT(self) -> Tensor:
         """True at the last step of each segment."""
-        return torch.cat((self.is_init_BT[:, 1:], torch.ones_like(self.is_init_BT[:, :1])), 1)
+        return functional.pad(self.is_init_BT[:, 1:], (0, 1), value=True)
 
     def only_ends(self, values_BTX: Tensor) -> Tensor:
         """The values ``[B, T, ...]`` at the segments' last steps, zero elsewhere."""

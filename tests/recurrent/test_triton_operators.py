@@ -115,11 +115,11 @@ def test_the_operators_pass_torchs_registration_checks(make_kernel, of, one_laun
     for keep in (True, False):
         assert set(torch.library.opcheck(forward, (kernel.names, keep, inputs)).values()) == {"SUCCESS"}
     outputs = forward(kernel.names, True, inputs)
-    incoming = [torch.randn_like(each) for each in outputs[: kernel.unread + 1]]
+    incoming = [torch.randn_like(each) for each in outputs[: kernel.results]]
     always = [each is not None for each in inputs[: kernel.DIFFERENTIATED]]
     for needed in (True, False):
         wanted = [*always, *[needed and each is not STARTS for each in inputs[kernel.DIFFERENTIATED :]]]
-        arguments = (kernel.names, inputs, outputs[kernel.unread :], incoming, wanted)
+        arguments = (kernel.names, inputs, outputs, incoming, wanted)
         assert set(torch.library.opcheck(backward, arguments).values()) == {"SUCCESS"}
 
 

@@ -70,7 +70,6 @@ ERRORS = [
     ({"compile": True, "backend.name": "pad"}, "backend must be one of auto, native, scan, triton with compile=true"),
     ({"compile": True, "backend.name": "reference"}, "(got reference)."),
     ({"compile": True, "cell": ELMAN, "recompute": "full"}, "recompute must be none with compile=true"),
-    ({"compile": True, "cell": MLSTM, "backend.name": "native"}, "backend must be auto or scan with compile=true"),
     # Workers
     ({"collector": workers(5)}, "must be a multiple of collector.num_workers=5 (got 32). Give env.num_envs=30, for"),
 ]
@@ -95,6 +94,7 @@ def test_what_violates_a_rule_is_an_error_with_the_reason(rejection, changes, me
         ONE_FRAME_A_BATCH,
         *({"state": "zero"}, {"state": "refresh"}, BURN_IN, {"precision": "fast"}, {"recompute": "full"}),
         {"recompute": "full", "backend.name": "scan"},
+        {"compile": True, "cell": MLSTM, "backend.name": "native"},
         {"collector": workers(4)},
     ],
     ids=shown,

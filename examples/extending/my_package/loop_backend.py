@@ -38,7 +38,7 @@ class Loop:
     def sequence(
         self, cell: Cell, x_BTI: Tensor, segments: Segments, stored: States, weights: Weights, options: Options
     ) -> tuple[Tensor, States]:
-        """The output of every step, and each state at the last step of every segment, zero elsewhere."""
+        """The output and the states of every step."""
         x_BTX = cell.project(weights, x_BTI) if self.project_first else x_BTI
         states, outputs, history = tuple(of_state[:, 0] for of_state in stored), [], []
         for t, starts_B in enumerate(segments.starts_BT.unbind(1)):
@@ -50,5 +50,4 @@ class Loop:
             output, states = cell.step(weights, x_BX, states)
             outputs.append(output)
             history.append(states)
-        ends = tuple(segments.only_ends(torch.stack(of_state, 1)) for of_state in zip(*history, strict=True))
-        return torch.stack(outputs, 1), ends
+        return torch.stack(outputs, 1), tuple(torch.stack(of_state, 1) for of_state in zip(*history, strict=True))

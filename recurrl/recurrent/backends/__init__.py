@@ -47,9 +47,9 @@ class Backend(Protocol):
             settings and the weights do.
         supports: returns None if the backend supports this cell and these options on the device, else an error message
             with an alternative. Without a device: whether any device would do.
-        sequence: ``(cell, x_BTI, segments, stored_states, weights, options) -> (output_BTO, end_states)``, with states
-            ``[B, T, ...]``. A segment's first step starts from the stored state at that step. ``end_states`` hold each
-            state at the last step of every segment, and zero elsewhere.
+        sequence: ``(cell, x_BTI, segments, stored_states, weights, options) -> (output_BTO, states)``, with states
+            ``[B, T, ...]``. A segment's first step starts from the stored state at that step. The returned states are
+            those after each segment's last step; at other steps they may be anything.
     """
 
     controls_matmul_precision: bool

@@ -57,4 +57,4 @@ def sequence(
         x_SNI, initial[0] if cell.TORCH is nn.GRU else initial, [*weights.values()], *settings
     )
     output_BTX = packing.unpack(output_SNX.flatten(0, 1).index_select(0, place_P))
-    return output_BTX, (segments.only_ends(output_BTX), *[packing.at_ends(state[0]) for state in last_1NX])
+    return output_BTX, (output_BTX, *[packing.at_ends(state[0]) for state in last_1NX])

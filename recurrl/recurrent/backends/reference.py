@@ -43,5 +43,4 @@ def sequence(
         output, states = cell.step(weights, cell.project(weights, x_BTI[:, t]), entering)
         outputs.append(output)
         history.append(states)
-    ends = tuple(segments.only_ends(torch.stack(of_state, 1)) for of_state in zip(*history, strict=True))
-    return torch.stack(outputs, 1), ends
+    return torch.stack(outputs, 1), tuple(torch.stack(of_state, 1) for of_state in zip(*history, strict=True))

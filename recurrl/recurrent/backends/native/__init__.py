@@ -65,8 +65,6 @@ def sequence(
         return NativeLayer(cell).sequence(x_BTI, segments, stored_states, weights, options.recompute == "none")
     x_BTX, starts_BT = cell.project(weights, x_BTI), segments.starts_BT
     if isinstance(cell, LinearCell):
-        output_BTO, states = cell.scan(NativeRecurrence.recurrence, weights, x_BTX, starts_BT, stored_states)
-    else:
-        assert isinstance(cell, MatrixCell)
-        output_BTO, states = cell.scan(memories, weights, x_BTX, starts_BT, stored_states)
-    return output_BTO, tuple(segments.only_ends(state) for state in states)
+        return cell.scan(NativeRecurrence.recurrence, weights, x_BTX, starts_BT, stored_states)
+    assert isinstance(cell, MatrixCell)
+    return cell.scan(memories, weights, x_BTX, starts_BT, stored_states)

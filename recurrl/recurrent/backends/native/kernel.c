@@ -75,9 +75,7 @@ typedef struct {
     const real *stored[STATES];
     real *states[STATES];                         /* after each step */
     real *gates;                                  /* [rows, steps, memory * hidden]: what backward reads */
-    real *ends[STATES];                           /* at the last step of a segment, zero elsewhere */
-    const real *grad_ends[STATES];
-    const real *grad_output;
+    const real *grad_states[STATES];
     real *grad_w_ih, *grad_w_hh, *grad_b_ih, *grad_b_hh;
     real *grad_x;
     real *grad_stored[STATES];                    /* zero except at starts */
@@ -284,10 +282,6 @@ INLINE void enter(const Layer *l, long row, long t, const real *before, real *to
     memcpy(to + wide(l->inputs), before, l->hidden * sizeof(real));
 }
 
-INLINE int is_end(const Layer *l, long row, long t) {
-    return t == l->steps - 1 || l->starts[row * l->steps + t + 1];
-}
-
 /* ---- forwards ---- */
 
 /* [rows of weights] to [columns][gates][LANES]: those of one block of units, zero where there are no more. */
@@ -371,12 +365,6 @@ INLINE int forward_rows(const int gates, const int memory, const int states, for
                 FOR_ROWS(count, MOST_ROWS(gates), BLOCK)
 #undef BLOCK
             }
-            for (long r = 0; r < count; r++)
-                for (int s = 0; s < states; s++) {
-                    long at = ((begin + r) * l->steps + t) * hidden;
-                    if (is_end(l, begin + r, t)) memcpy(l->ends[s] + at, l->states[s] + at, hidden * sizeof(real));
-                    else memset(l->ends[s] + at, 0, hidden * sizeof(real));
-                }
         }
     }
     free(entering);
@@ -414,9 +402,7 @@ static Sums sums_at(const Layer *l, long gates, real *at) {
 INLINE void backward_row(const int memory, const int states, backward_maths *maths, const Layer *l, long row, long t,
                          real *const *grads, real *grad_gates, real *entering) {
     long hidden = l->hidden, at = row * l->steps + t;
-    int ends = is_end(l, row, t);
     const real *before[STATES];
-    const real *grad_output = l->grad_output == NULL ? NULL : l->grad_output + at * hidden;
     before_step(l, states, row, t, before);
     enter(l, row, t, before[0], entering);
     for (long unit = 0; unit < hidden; unit += LANES) {
@@ -427,14 +413,13 @@ INLINE void backward_row(const int memory, const int states, backward_maths *mat
             own_before[s] = before[s] + unit;
             after[s] = l->states[s] + at * hidden + unit;
             own[s] = load(grads[s] + unit, n);
-            if (ends && l->grad_ends[s] != NULL) own[s] += load(l->grad_ends[s] + at * hidden + unit, n);
+            if (l->grad_states[s] != NULL) own[s] += load(l->grad_states[s] + at * hidden + unit, n);
         }
-        if (grad_output != NULL) own[0] += load(grad_output + unit, n);
         maths(l->gates + at * memory * hidden + unit, hidden, n, own_before, after, own, grad_gates + unit);
         for (int s = 0; s < states; s++) store(grads[s] + unit, own[s], n);
         if (t > 0) { /* what the row reads next, while the other rows take this step */
             fetch(l->gates + (at - 1) * memory * hidden + unit, memory, hidden);
-            if (grad_output != NULL) fetch(grad_output - hidden + unit, 1, 0);
+            if (l->grad_states[0] != NULL) fetch(l->grad_states[0] + (at - 1) * hidden + unit, 1, 0);
             if (t > 1) fetch(l->states[0] + (at - 2) * hidden + unit, 1, 0);
         }
     }

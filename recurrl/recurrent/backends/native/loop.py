@@ -24,14 +24,12 @@ class NativeLayer(LayerKernel):
 
     def forward(self, inputs: Tensors, outputs: Tensors) -> None:
         """See :meth:`~recurrl.recurrent.operators.Kernel.forward`."""
-        self._run("forward", inputs, outputs[self.unread :], *_two(outputs[: self.unread]))
+        self._run("forward", inputs, outputs)
 
     def backward(self, inputs: Tensors, kept: Tensors, incoming: Tensors, grads: Tensors) -> None:
         """See :meth:`~recurrl.recurrent.operators.Kernel.backward`."""
-        (*grad_ends, grad_output), (*of_weights_and_x, _), of_stored = incoming, grads[:6], grads[6:]
-        self._run(
-            "backward", inputs, kept, None, None, *_two(grad_ends), grad_output, *of_weights_and_x, *_two(of_stored)
-        )
+        *of_weights_and_x, _ = grads[:6]
+        self._run("backward", inputs, kept, *_two(incoming), *of_weights_and_x, *_two(grads[6:]))
 
     def _run(self, direction: str, inputs: Tensors, kept: Tensors, *memory: Any) -> None:
         """Runs the kernel on a layer's memory.

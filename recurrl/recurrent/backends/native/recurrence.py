@@ -42,7 +42,7 @@ class NativeMemories(Kernel):
     what the queries read, and the memories after each step.
     """
 
-    DIFFERENTIATED, unread = len(Access._fields), 1
+    DIFFERENTIATED, results = len(Access._fields), 2
 
     def outputs(self, inputs: Tensors, keep: bool) -> list[Tensor]:
         """Memory for the outputs."""
@@ -56,7 +56,7 @@ class NativeMemories(Kernel):
 
     def backward(self, inputs: Tensors, kept: Tensors, incoming: Tensors, grads: Tensors) -> None:
         """See :meth:`~recurrl.recurrent.operators.Kernel.backward`."""
-        (states,), (grad_read, grad_states), (*of_access, _, grad_stored) = kept, incoming, grads
+        (_, states), (grad_read, grad_states), (*of_access, _, grad_stored) = kept, incoming, grads
         grad_read = torch.zeros_like(inputs[2]) if grad_read is None else grad_read
         self._run("backward", inputs, states, None, grad_read, grad_states, *of_access, grad_stored)
 

@@ -38,8 +38,7 @@ def sequence(
 ) -> tuple[Tensor, States]:
     """Runs one layer."""
     if isinstance(cell, ParallelCell):
-        output_BTO, states = cell.parallel(weights, cell.project(weights, x_BTI), segments.starts_BT, stored_states)
-        return output_BTO, tuple(segments.only_ends(state) for state in states)
+        return cell.parallel(weights, cell.project(weights, x_BTI), segments.starts_BT, stored_states)
     keep, compiling = options.recompute == "none", torch.compiler.is_compiling()
     if isinstance(cell, AnalyticCell) and not cell.proj_size and not (compiling and cell.TORCH is None):
         return ScanLayer(cell).sequence(x_BTI, segments, stored_states, weights, keep)
@@ -67,8 +66,9 @@ def _by_autograd(
         output, states = cell.step(weights, x, tuple(state[: len(x)] for state in states))
         outputs.append(output)
         history.append(states)
-    last = (packing.unpack(torch.cat(each)) for each in zip(*history, strict=True))
-    return packing.unpack(torch.cat(outputs)), tuple(segments.only_ends(state) for state in last)
+    return packing.unpack(torch.cat(outputs)), tuple(
+        packing.unpack(torch.cat(each)) for each in zip(*history, strict=True)
+    )
 
 
 def _compiled(cell: Cell, x_BTI: Tensor, segments: Segments, stored: States, weights: Weights) -> tuple[Tensor, States]:
@@ -99,4 +99,4 @@ def _compiled(cell: Cell, x_BTI: Tensor, segments: Segments, stored: States, wei
     weights_of_steps = [weight.expand(steps, *weight.shape) for weight in weights.values()]
     of_steps = (*(each.transpose(0, 1) for each in rows), *weights_of_steps)
     _, (output_TBO, *after) = scan(step, tuple(state[:, 0].clone() for state in stored), of_steps)
-    return output_TBO.transpose(0, 1), tuple(segments.only_ends(state.transpose(0, 1)) for state in after)
+    return output_TBO.transpose(0, 1), tuple(state.transpose(0, 1) for state in after)

@@ -21,7 +21,7 @@ class ScanLayer(LayerKernel):
     def forward(self, inputs: Tensors, outputs: Tensors) -> None:
         """See :meth:`~recurrl.recurrent.operators.Kernel.forward`."""
         layer = self.layer(inputs)
-        ends, (*states, gates_PA), w_hh = outputs[: self.unread], outputs[self.unread :], layer.weights[1]
+        (*states, gates_PA), w_hh = outputs, layer.weights[1]
         packing, sizes = layer.segments.packing, layer.segments.packing.batch_sizes
         gates_PA = layer.project(packing.pack(layer.x_BTI), gates_PA)
         memory_RX = [functional.pad(packing.at_starts(state), (0, 0, 0, len(gates_PA))) for state in layer.stored]
@@ -33,9 +33,8 @@ class ScanLayer(LayerKernel):
             before, after = [state[t][:size] for state in states_of], [state[t + 1] for state in states_of]
             recurrent_of[t].addmm_(before[0], w_hh_t)
             self.cell.forward_step(gates_of[t], before, after)
-        for memory, state, end in zip(memory_RX, states, ends, strict=True):
+        for memory, state in zip(memory_RX, states, strict=True):
             state.flatten(0, 1).index_copy_(0, packing.positions_P, memory[sizes[0] :])
-            end.zero_().flatten(0, 1)[packing.ends_N] = state.flatten(0, 1)[packing.ends_N]
 
     def backward(self, inputs: Tensors, kept: Tensors, incoming: Tensors, grads: Tensors) -> None:
         """See :meth:`~recurrl.recurrent.operators.Kernel.backward`."""
@@ -51,25 +50,20 @@ class ScanLayer(LayerKernel):
         after_PX = [state.index_select(0, packing.positions_P) for state in after_PX]
         factors_PAH, others_P1H = self.cell.derivatives(gates_PA, before_PX, after_PX)
         grad_PA = factors_PAH.flatten(1)
-        grad_end, *grad_further, grad_output = incoming
-        total_BTH = torch.zeros_like(states[0]) if grad_output is None else grad_output
-        if grad_end is not None:
-            total_BTH = total_BTH + segments.only_ends(grad_end)
-        total_PH = total_BTH.flatten(0, 1).index_select(0, packing.positions_P)
+        total_PH, *further_PX = (
+            torch.zeros_like(state) if grad is None else packing.pack(grad)
+            for state, grad in zip(after_PX, incoming, strict=True)
+        )
         grads_RH = functional.pad(total_PH, (0, 0, count, 0))
-        carried_N1X = [
-            state.new_zeros(count, 1, state.shape[1])
-            if grad is None
-            else grad.flatten(0, 1)[packing.ends_N].unsqueeze(1)
-            for state, grad in zip(after_PX[1:], grad_further, strict=True)
-        ]
+        carried_N1X = [state.new_zeros(count, 1, state.shape[1]) for state in further_PX]
         grads_of = grads_RH.split_with_sizes([count, *sizes])
+        further_of = [grad.unsqueeze(1).split_with_sizes(sizes) for grad in further_PX]
         factors_of = list(zip(*(each.split_with_sizes(sizes) for each in (factors_PAH, *others_P1H)), strict=True))
         recurrent_of = grad_PA[:, : len(w_hh)].split_with_sizes(sizes)
         for t in reversed(range(len(sizes))):
             before, grad = grads_of[t][: sizes[t]], grads_of[t + 1]
-            grads_N1X = [grad.unsqueeze(1), *(each[: sizes[t]] for each in carried_N1X)]
-            self.cell.backward_step(factors_of[t], grads_N1X, before.unsqueeze(1))
+            further = [each[: sizes[t]].add_(of[t]) for each, of in zip(carried_N1X, further_of, strict=True)]
+            self.cell.backward_step(factors_of[t], [grad.unsqueeze(1), *further], before.unsqueeze(1))
             before.addmm_(recurrent_of[t], w_hh)
         grad_x = grads[len(WEIGHTS)]
         for grad, of_initial in zip(grads[-len(states) :], (grads_RH[:count], *carried_N1X), strict=True):

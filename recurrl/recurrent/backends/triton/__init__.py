@@ -102,8 +102,7 @@ def sequence(
                 "Choose backend=scan."
             )
         x_BTX, starts_BT = cell.project(weights, x_BTI), segments.starts_BT
-        output_BTO, states = cell.scan(TritonRecurrence.recurrence, weights, x_BTX, starts_BT, stored_states)
-        return output_BTO, tuple(segments.only_ends(state) for state in states)
+        return cell.scan(TritonRecurrence.recurrence, weights, x_BTX, starts_BT, stored_states)
     assert isinstance(cell, AnalyticCell)
     if x_BTI.dtype != torch.float32:
         raise ValueError(

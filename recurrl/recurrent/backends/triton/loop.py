@@ -24,25 +24,21 @@ class TritonLayer(LayerKernel):
 
     def forward(self, inputs: Tensors, outputs: Tensors) -> None:
         """See :meth:`~recurrl.recurrent.operators.Kernel.forward`."""
-        layer, ends, (*states, gates_PA) = self.layer(inputs), outputs[: self.unread], outputs[self.unread :]
+        layer, (*states, gates_PA) = self.layer(inputs), outputs
         keep = len(gates_PA) > 0
         gates_PA = layer.project(layer.x_BTI.flatten(0, 1), gates_PA)
         recurrence = Recurrence(self, layer, states)
         for steps in recurrence.launches(0):
             recurrence.run(kernels.forward, steps, recurrence.weights, (gates_PA,), KEEP=keep)
-        for end, state in zip(ends, states, strict=True):
-            end.copy_(layer.segments.only_ends(state))
 
     def backward(self, inputs: Tensors, kept: Tensors, incoming: Tensors, grads: Tensors) -> None:
         """See :meth:`~recurrl.recurrent.operators.Kernel.backward`."""
-        layer, (*states, gates_PA), (*grad_ends, grad_output) = self.layer(inputs), kept, incoming
+        layer, (*states, gates_PA) = self.layer(inputs), kept
         grad_x, grads_stored = grads[len(WEIGHTS)], grads[-len(states) :]
-        totals = [torch.zeros_like(state) for state in states]
-        if grad_output is not None:
-            totals[0] += grad_output
-        for total, grad in zip(totals, grad_ends, strict=True):
-            if grad is not None:
-                total += layer.segments.only_ends(grad)
+        totals = [
+            torch.zeros_like(state) if grad is None else grad.contiguous()
+            for state, grad in zip(states, incoming, strict=True)
+        ]
         recurrence, wants_stored = Recurrence(self, layer, states), any(len(grad) > 0 for grad in grads_stored)
         if wants_stored:
             grads_stored = [grad if len(grad) else torch.empty_like(states[0]) for grad in grads_stored]
