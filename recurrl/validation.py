@@ -141,7 +141,7 @@ def _check_compiled_cell(config: TrainConfig, cell: Cell) -> None:
     compilable = name in COMPILABLE or is_custom(name)
     _must(compilable, "backend", f"one of {', '.join(COMPILABLE)} with compile=true", name, advice)
     step_only = cell.TORCH is None and not isinstance(cell, ParallelCell)
-    condition = f"none with compile=true and cell={config.cell.name}, which has no operator for the compiler"
+    condition = f"none with compile=true and cell={config.cell.name}, which defines only a step"
     _must(not step_only or config.recompute == "none", "recompute", condition, config.recompute, advice)
 
 

@@ -1,4 +1,4 @@
-"""Which backend runs a layer: the named one if it can, or for ``auto`` the first of its candidates that can."""
+"""Which backend runs a layer: the named one if it can, or for ``auto`` the preferred one if it can, else ``scan``."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from recurrl.recurrent.backends import (
     AUTO,
     Backend,
     Options,
-    candidates,
     name_of,
     native,
     unsupported_reason,
@@ -45,9 +44,7 @@ def resolve(
     """
     compiling = torch.compiler.is_compiling()
     if backend == AUTO:
-        # Only these two compile without graph breaks.
-        names = ("native", "scan") if compiling else candidates(device)
-        backend = choose(names, cell, options, device, dtype)
+        backend = _choose(cell, options, device, dtype)
     elif not compiling:
         check_supported(owner, backend, cell, options, device)
     if not compiling and uses_torch_precision(backend):
@@ -69,28 +66,25 @@ def check_supported(
     """
     reason = unsupported_reason(backend, cell, options, device)
     if reason is not None:
-        raise ValueError(
-            f"{owner}(recurrent_backend={name_of(backend)!r}, recurrent_recompute={options.recompute!r}): {reason}"
-        )
+        raise ValueError(f"{owner}(recurrent_backend={name_of(backend)!r}): {reason}")
 
 
-def choose(names: tuple[str, ...], cell: Cell, options: Options, device: torch.device, dtype: torch.dtype) -> str:
-    """The first of these backends that supports the layer.
+def preferred(device: torch.device) -> str:
+    """The backend that ``auto`` chooses if it supports the layer, instead of ``scan``, which supports every one."""
+    # Only native and scan compile without graph breaks. triton is left out until it has been run on a GPU.
+    return "native" if torch.compiler.is_compiling() or device.type == "cpu" else "pad"
 
-    Raises:
-        ValueError: none does.
-    """
-    reasons: list[str] = []
-    for name in names:
-        reason = unsupported_reason(name, cell, options, device)
-        if name == "native" and dtype not in native.DTYPES:
-            reason = f"backend=native does not compute in {dtype}."
-        if reason is None:
-            if not torch.compiler.is_compiling():
-                _log_once(name, next((each for each in reasons if each == native.library.problem()), None))
-            return name
-        reasons.append(reason)
-    raise ValueError(" ".join(reasons))
+
+def _choose(cell: Cell, options: Options, device: torch.device, dtype: torch.dtype) -> str:
+    name = preferred(device)
+    reason = unsupported_reason(name, cell, options, device)
+    if name == "native" and dtype not in native.DTYPES:
+        reason = f"backend=native does not compute in {dtype}."
+    if reason is not None:
+        name = "scan"
+    if not torch.compiler.is_compiling():
+        _log_once(name, reason if reason and reason == native.library.problem() else None)
+    return name
 
 
 @cache

@@ -7,10 +7,12 @@ one direction, L layers, D directions.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
 from recurrl.errors import ConfigError, user_code
 from recurrl.recurrent.backends import Backend, Options
@@ -169,7 +171,11 @@ def run_sequence(
         mirror_P = segments.mirror() if direction else None
         if mirror_P is not None:
             x_BTI = mirrored(x_BTI, mirror_P)
-        output, states = backend.sequence(cell, x_BTI, segments, stored, weights, options)
+        run = partial(backend.sequence, cell, x_BTI, segments, stored, weights, options)
+        if options.recompute == "none":
+            output, states = run()
+        else:
+            output, states = checkpoint(run, use_reentrant=False, preserve_rng_state=False)
         ends = tuple([segments.only_ends(state) for state in states])
         return output if mirror_P is None else mirrored(output, mirror_P), ends
 

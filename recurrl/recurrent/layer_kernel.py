@@ -90,9 +90,7 @@ class LayerKernel(Kernel):
         self.precision, self.results = precision, len(self.cell.STATES)
         super().__init__(self.cell.name, precision)
 
-    def sequence(
-        self, x_BTI: Tensor, segments: Segments, stored: States, weights: Weights, keep: bool
-    ) -> tuple[Tensor, States]:
+    def sequence(self, x_BTI: Tensor, segments: Segments, stored: States, weights: Weights) -> tuple[Tensor, States]:
         """The output ``[B, T, H]`` and the states of every step.
 
         Args:
@@ -100,9 +98,8 @@ class LayerKernel(Kernel):
             segments: of the rows.
             stored: the stored states, read only where segments start.
             weights: by name.
-            keep: keep gates and states for the backward pass; otherwise that runs the forward pass again.
         """
-        states = self.run(keep, *map(weights.get, WEIGHTS), x_BTI, segments.is_init_BT, *stored)
+        states = self.run(*map(weights.get, WEIGHTS), x_BTI, segments.is_init_BT, *stored)
         return states[0], states
 
     def outputs(self, inputs: Tensors, keep: bool) -> list[Tensor]:

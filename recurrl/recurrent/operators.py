@@ -57,15 +57,10 @@ class Kernel(ABC):
             grads: memory for the gradients.
         """
 
-    def run(self, keep: bool, *inputs: Tensor | None) -> tuple[Tensor, ...]:
-        """The results.
-
-        Args:
-            keep: keep what the backward pass reads; otherwise that runs the forward pass again.
-            inputs: tensors, or None.
-        """
-        outputs = _Differentiable.apply(self, keep and torch.is_grad_enabled(), *inputs)  # type: ignore[no-untyped-call]
-        return cast(tuple[Tensor, ...], outputs)
+    def run(self, *inputs: Tensor | None) -> tuple[Tensor, ...]:
+        """The results."""
+        results = _Differentiable.apply(self, torch.is_grad_enabled(), *inputs)  # type: ignore[no-untyped-call]
+        return cast(tuple[Tensor, ...], results)
 
 
 @cache
@@ -120,7 +115,7 @@ class _Differentiable(torch.autograd.Function):
         outputs = _forward(kernel, keep, inputs)
         ctx.kernel = kernel
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(*inputs, *(outputs if keep else ()))
+        ctx.save_for_backward(*inputs, *outputs)
         return tuple(outputs[: kernel.results])
 
     @staticmethod
@@ -133,12 +128,12 @@ class _Differentiable(torch.autograd.Function):
             )
         kernel: Kernel = ctx.kernel
         needed = ctx.needs_input_grad[2:]
-        inputs, kept = ctx.saved_tensors[: len(needed)], ctx.saved_tensors[len(needed) :]
+        saved = ctx.saved_tensors
+        inputs, kept = saved[: len(needed)], saved[len(needed) :]
         always = [each is not None for each in inputs[: kernel.DIFFERENTIATED]]
         wanted = [*always, *needed[kernel.DIFFERENTIATED :]]
         device = inputs[0].device.type
         # Entering autocast takes as long as several operations.
         with torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext():
-            kept = kept or _forward(kernel, True, inputs)
             grads = _backward(kernel, inputs, kept, incoming, wanted)
         return None, None, *[grad if wants else None for grad, wants in zip(grads, wanted, strict=True)]

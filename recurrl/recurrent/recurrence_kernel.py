@@ -34,7 +34,7 @@ class RecurrenceKernel(Kernel):
     @classmethod
     def recurrence(cls, a: Tensor, b: Tensor, starts_BT: Tensor, stored: Tensor, pair: int | None) -> Tensor:
         """As :func:`~recurrl.recurrent.linear_recurrence.linear_recurrence`; differentiable once."""
-        return cls(REAL if pair is None else COMPLEX).run(True, a.expand(b.shape), b, starts_BT, stored)[0]
+        return cls(REAL if pair is None else COMPLEX).run(a.expand(b.shape), b, starts_BT, stored)[0]
 
     def outputs(self, inputs: Tensors, keep: bool) -> list[Tensor]:
         """Memory for the states."""

@@ -36,7 +36,6 @@ def test_a_custom_cell_is_one_module_and_one_yaml(cell, train, evaluate, tiny, t
         (["cell=elman", "cell.nonlinearity=sin"], "cell.nonlinearity must be one of tanh, relu (got sin)."),
         (["cell=window", "cell.length=0"], "cell.length must be"),
         (["cell=elman", "backend=pad"], "backend=pad does not support cell=elman: torch has no fused kernel for it."),
-        (["cell=diagonal", "recompute=full", "backend=scan"], "has no steps to recompute"),
         (["cell=elman", "backend=triton"], "backend=triton has no kernel for cell=elman, only for gru, lstm, and"),
         (
             ["cell=elman", "compile=true", "recompute=full"],

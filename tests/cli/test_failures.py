@@ -6,10 +6,7 @@ from run_files import metrics, summary
 
 from recurrl.algorithms import Algorithm
 
-REJECTION = (
-    "recompute=full is not possible with backend=pad, whose fused kernels manage their own backward workspace. "
-    "Choose backend=scan, or recompute=none."
-)
+REJECTION = "backend=pad does not support cell=mingru: torch has no fused kernel for it. Choose backend=scan."
 
 PATHS = {
     "resume": (),
@@ -24,7 +21,7 @@ PATHS = {
 
 def test_a_rejected_run_prints_one_error_message_and_leaves_no_directory(train, tmp_path):
     for directory in ((), ("seed=3", "hydra.run.dir=deep/run")):
-        outcome = train("recompute=full", "backend=pad", *directory).failed()
+        outcome = train("cell=mingru", "backend=pad", *directory).failed()
         assert outcome.err.splitlines() == [f"error: {REJECTION}"]
     assert list(tmp_path.iterdir()) == []
 

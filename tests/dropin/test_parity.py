@@ -115,7 +115,6 @@ REJECTED = {
     "inputs as text": {"in_key": None, "in_keys": "abc"},
     "unknown backend": {"recurrent_backend": "other"},
     "unknown recomputation": {"recurrent_backend": "scan", "recurrent_recompute": "partial"},
-    "recomputation by pad": {"recurrent_backend": "pad", "recurrent_recompute": "full"},
     "unknown precision": {"recurrent_matmul_precision": "fp16"},
     "unknown argument": {"width": 3},
 }
@@ -219,9 +218,9 @@ def test_what_torchrl_rejects_runs(kind):
     assert raised(theirs) in (ValueError, NotImplementedError)
 
 
-@pytest.mark.parametrize("options", [{}, {"recurrent_backend": "auto"}])
+@pytest.mark.parametrize("options", [{}, {"recurrent_backend": "auto"}, {"recurrent_backend": "pad"}])
 @pytest.mark.parametrize("kind", KINDS)
-def test_recomputation_needs_no_named_backend(kind, options):
+def test_every_backend_recomputes(kind, options):
     construct = rejected(kind, recurrent_recompute="full", **options)
     assert raised(lambda: construct(torchrl.modules)) is ValueError
     module = construct(recurrent).double()

@@ -24,8 +24,7 @@ def test_it_trains_as_the_reference_does_and_is_resumed_and_evaluated(train, eva
     evaluated(own).succeeded()
 
 
-def test_what_it_does_not_support_and_what_is_no_backend_are_rejected(error, tiny):
-    assert "recompute=full is not possible with this loop" in error(f"backend={NAME}", *tiny, "recompute=full")
+def test_what_is_no_backend_is_rejected(error, tiny):
     assert "has no Missing" in error("backend=my_package.loop_backend:Missing", *tiny)
 
 

@@ -112,14 +112,7 @@ def test_a_sequence_needs_a_time_dimension(module):
         ({"in_key": "x", "out_keys": ["y"]}, "writes one output and 1 state"),
         ({"in_key": "x", "out_key": "y", "batch_first": False}, "batch_first=False is not possible"),
         ({"in_key": "x", "out_key": "y", "recurrent_backend": "fast"}, "Unknown recurrent_backend 'fast'"),
-        (
-            {"in_key": "x", "out_key": "y", "recurrent_backend": "pad", "recurrent_recompute": "full"},
-            "Choose backend=scan, or recompute=none",
-        ),
-        (
-            {"in_key": "x", "out_key": "y", "recurrent_backend": "reference", "recurrent_recompute": "full"},
-            "Choose backend=scan, or recompute=none",
-        ),
+        ({"in_key": "x", "out_key": "y", "recurrent_recompute": "half"}, "Unknown recompute='half'"),
     ],
 )
 def test_invalid_options_raise_with_a_remedy(options, message):

@@ -242,7 +242,6 @@ def test_auto_leaves_dtypes_that_it_does_not_have_to_others():
     ("cell", "options", "message"),
     [
         (CELLS["Several"](5), {}, "no kernel for cell=several, only for gru"),
-        ("mingru", {"recurrent_recompute": "full"}, "steps are not recomputed"),
         ("lstm", {"proj_size": 2}, "proj_size=2 is not"),
     ],
 )

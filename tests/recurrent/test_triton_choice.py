@@ -19,7 +19,6 @@ CPU = torch.device("cpu")
     ("cell", "hidden_size", "options", "message"),
     [
         ("indrnn", 4, {}, "has no kernel for cell=indrnn"),
-        ("mingru", 4, {"recompute": "full"}, "recompute=full is not possible .* Choose recompute=none"),
         ("mingru", 4, {"precision": "bf16"}, "precision=bf16 is not possible .* it needs gru or lstm"),
         ("gru", 1025, {}, "hidden_size=1025 is not possible .* tested up to 1024"),
     ],

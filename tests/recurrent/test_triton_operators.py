@@ -1,10 +1,12 @@
 """The triton custom operators: autograd, memory, torch.compile, graph capture, autocast."""
 
+import weakref
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from parity import batch, numbers_kept, outputs_and_gradients, resets
+from parity import batch, outputs_and_gradients, resets
 from torch.utils._python_dispatch import TorchDispatchMode
 from triton_layers import CELLS, WAYS, make, small_tiles
 
@@ -46,11 +48,23 @@ def kept_gates(monkeypatch):
 
 
 @pytest.mark.parametrize("cell", CELLS)
-def test_recomputation_keeps_neither_states_nor_gates(cell):
-    rows, steps, hidden = 2, 16, 16
-    modules = [make(cell, hidden, **way) for way in WAYS.values()]
-    kept, recomputed = (numbers_kept(module, batch(module, resets("none", rows, steps))) for module in modules)
-    assert kept - recomputed == (4 + len(modules[0].state_keys)) * rows * steps * hidden
+@pytest.mark.parametrize(("recompute", "is_kept"), [("none", True), ("full", False)])
+def test_recomputation_keeps_no_gates(cell, recompute, is_kept, monkeypatch):
+    kept = []
+    outputs = loop.TritonLayer.outputs
+
+    def watched(*arguments):
+        made = outputs(*arguments)
+        kept.append(weakref.ref(made[-1]))
+        return made
+
+    monkeypatch.setattr(loop.TritonLayer, "outputs", watched)
+    module = make(cell, 16, **WAYS[recompute])
+    with set_recurrent_mode(True):
+        output = module(batch(module, resets("none", 2, 16)))["y"]
+    assert output.requires_grad
+    (gates,) = kept
+    assert (gates() is not None) is is_kept
 
 
 class NoLookAtTheData(TorchDispatchMode):

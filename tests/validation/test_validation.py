@@ -56,7 +56,6 @@ ERRORS = [
         for device in ("nonsense", "0", "cpu:x", "", "meta", "mps")
     ),
     # The recurrent layer
-    ({"recompute": "full", "backend.name": "reference"}, "recompute=full is not possible with backend=reference"),
     ({"backend.name": "triton"}, "backend=triton needs a CUDA device"),
     ({"backend.name": "triton", "cell.hidden_size": 2048}, "hidden_size=2048 is not possible with backend=triton"),
     ({"precision": "tf32"}, "precision=tf32 needs a GPU"),
@@ -93,7 +92,7 @@ def test_what_violates_a_rule_is_an_error_with_the_reason(rejection, changes, me
         {**ONE_FRAME, NORMALIZE: "batch"},
         ONE_FRAME_A_BATCH,
         *({"state": "zero"}, {"state": "refresh"}, BURN_IN, {"precision": "fast"}, {"recompute": "full"}),
-        {"recompute": "full", "backend.name": "scan"},
+        {"recompute": "full", "backend.name": "reference"},
         {"compile": True, "cell": MLSTM, "backend.name": "native"},
         {"collector": workers(4)},
     ],

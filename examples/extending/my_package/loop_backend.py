@@ -31,8 +31,6 @@ class Loop:
 
     def supports(self, cell: Cell, options: Options, device: torch.device | None) -> str | None:
         """None if the cell and the options are supported, else an error message."""
-        if options.recompute != "none":
-            return f"recompute={options.recompute} is not possible with this loop. Choose recompute=none."
         return None
 
     def sequence(

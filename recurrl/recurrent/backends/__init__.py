@@ -29,7 +29,7 @@ class Options:
     """User options that change how a backend computes, not what.
 
     Attributes:
-        recompute: ``none`` keeps what the backward pass needs, ``full`` recomputes it.
+        recompute: ``none`` keeps what the backward pass needs, ``full`` runs the layer again in it, with any backend.
         precision: matmul precision, see :mod:`recurrl.recurrent.precision`.
         compute_dtype: dtype of the recurrent matmul's operands.
     """
@@ -95,16 +95,10 @@ def unsupported_reason(backend: str | Backend, cell: Cell, options: Options, dev
     """
     if options.recompute not in RECOMPUTE:
         return f"Unknown recompute={options.recompute!r}. Choose one of: {', '.join(RECOMPUTE)}."
-    # scan, the last of auto's candidates, supports whatever one of them does.
-    return load_backend("scan" if backend == AUTO else backend).supports(cell, options, device)
+    # auto may choose scan, which supports every cell.
+    return None if backend == AUTO else load_backend(backend).supports(cell, options, device)
 
 
 def uses_torch_precision(backend: str | Backend) -> bool:
     """True if torch's settings and the weights' dtype decide the matmul precision, not the options."""
     return backend == AUTO or not load_backend(backend).controls_matmul_precision
-
-
-def candidates(device: torch.device | None) -> tuple[str, ...]:
-    """The backends that ``auto`` may choose, in order of preference."""
-    # triton is left out until it has been run on a GPU.
-    return ("native", "scan") if device is not None and device.type == "cpu" else ("pad", "scan")

@@ -24,14 +24,9 @@ _HOLD = (-1e4, 1e4, 0.0, -1e4)
 
 
 def supports(cell: Cell, options: Options, device: torch.device | None) -> str | None:
-    """Torch's kernels manage their own backward workspace and cannot recompute."""
+    """Supports GRU and LSTM."""
     if cell.TORCH is None:
         return f"backend=pad does not support cell={cell.name}: torch has no fused kernel for it. Choose backend=scan."
-    if options.recompute != "none":
-        return (
-            f"recompute={options.recompute} is not possible with backend=pad, whose fused kernels manage their own "
-            "backward workspace. Choose backend=scan, or recompute=none."
-        )
     return None
 
 

@@ -19,12 +19,7 @@ controls_matmul_precision = False
 
 
 def supports(cell: Cell, options: Options, device: torch.device | None) -> str | None:
-    """Supports every cell on every device, but no recomputation; precision is torch's."""
-    if options.recompute != "none":
-        return (
-            f"recompute={options.recompute} is not possible with backend=reference, which keeps every step for "
-            "autograd. Choose backend=scan, or recompute=none."
-        )
+    """Supports every cell on every device."""
     return None
 
 

@@ -26,16 +26,10 @@ DTYPES = (torch.float32, torch.float64)
 
 def supports(cell: Cell, options: Options, device: torch.device | None) -> str | None:
     """Supports GRU, LSTM without a projection, linear and matrix cells, on a CPU with a C compiler."""
-    linear = isinstance(cell, LinearCell | MatrixCell)
-    if cell.TORCH is None and not linear:
+    if cell.TORCH is None and not isinstance(cell, LinearCell | MatrixCell):
         return (
             f"backend=native has no kernel for cell={cell.name}, only for gru, lstm, and cells that are linear in "
             "their states. Choose backend=scan."
-        )
-    if linear and options.recompute != "none":
-        return (
-            f"recompute={options.recompute} is not possible with backend=native for a cell that is linear in its "
-            "states, whose steps are not recomputed. Choose recompute=none."
         )
     projection = getattr(cell, "proj_size", 0)
     if projection:
@@ -62,7 +56,7 @@ def sequence(
             "Choose backend=scan."
         )
     if isinstance(cell, AnalyticCell):
-        return NativeLayer(cell).sequence(x_BTI, segments, stored_states, weights, options.recompute == "none")
+        return NativeLayer(cell).sequence(x_BTI, segments, stored_states, weights)
     x_BTX, starts_BT = cell.project(weights, x_BTI), segments.starts_BT
     if isinstance(cell, LinearCell):
         return cell.scan(NativeRecurrence.recurrence, weights, x_BTX, starts_BT, stored_states)

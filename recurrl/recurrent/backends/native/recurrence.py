@@ -31,7 +31,7 @@ def memories(access: Access, starts_BT: Tensor, stored: Tensor) -> tuple[Tensor,
 
     The recurrence is that of :class:`~recurrl.recurrent.matrix.MatrixCell`; differentiable once.
     """
-    read, states = NativeMemories().run(True, *access, starts_BT, stored)
+    read, states = NativeMemories().run(*access, starts_BT, stored)
     return read, states
 
 

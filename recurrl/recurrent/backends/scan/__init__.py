@@ -12,7 +12,6 @@ import torch
 from hoptorch import scan
 from hoptorch.scan import scan_unavailable_reason
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
 from recurrl.recurrent.backends import Options
 from recurrl.recurrent.backends.scan.loop import ScanLayer
@@ -24,12 +23,7 @@ controls_matmul_precision = False
 
 
 def supports(cell: Cell, options: Options, device: torch.device | None) -> str | None:
-    """Supports every cell on every device; recomputes all steps of a layer."""
-    if options.recompute != "none" and isinstance(cell, ParallelCell):
-        return (
-            f"recompute={options.recompute} is not possible with backend=scan for a cell with a parallel form, which "
-            "has no steps to recompute. Choose recompute=none."
-        )
+    """Supports every cell on every device."""
     return None
 
 
@@ -39,21 +33,15 @@ def sequence(
     """Runs one layer."""
     if isinstance(cell, ParallelCell):
         return cell.parallel(weights, cell.project(weights, x_BTI), segments.starts_BT, stored_states)
-    keep, compiling = options.recompute == "none", torch.compiler.is_compiling()
+    compiling = torch.compiler.is_compiling()
     if isinstance(cell, AnalyticCell) and not cell.proj_size and not (compiling and cell.TORCH is None):
-        return ScanLayer(cell).sequence(x_BTI, segments, stored_states, weights, keep)
-    if compiling:
-        if not keep:
-            raise ValueError(
-                f"recompute={options.recompute} under torch.compile needs a GRU or an LSTM without a projection (got "
-                f"{cell.name}). Choose recompute=none, or run without torch.compile."
-            )
-        return _compiled(cell, x_BTI, segments, stored_states, weights)
-    arguments = (cell, x_BTI, segments, stored_states, weights)
-    if keep:
-        return _by_autograd(*arguments)
-    output: tuple[Tensor, States] = checkpoint(_by_autograd, *arguments, use_reentrant=False, preserve_rng_state=False)
-    return output
+        return ScanLayer(cell).sequence(x_BTI, segments, stored_states, weights)
+    if compiling and options.recompute != "none":
+        raise ValueError(
+            f"recompute={options.recompute} under torch.compile needs a GRU or an LSTM without a projection, or a cell "
+            f"with a parallel form (got {cell.name}). Choose recompute=none, or run without torch.compile."
+        )
+    return (_compiled if compiling else _by_autograd)(cell, x_BTI, segments, stored_states, weights)
 
 
 def _by_autograd(

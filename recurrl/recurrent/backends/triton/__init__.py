@@ -36,11 +36,6 @@ def supports(cell: Cell, options: Options, device: torch.device | None) -> str |
 
 def _without_kernel(cell: Cell, options: Options, device: torch.device | None) -> str | None:
     if isinstance(cell, LinearCell):
-        if options.recompute != "none":
-            return (
-                f"recompute={options.recompute} is not possible with backend=triton for a cell that is linear in its "
-                "states, whose steps are not recomputed. Choose recompute=none."
-            )
         mode, dtype = options.precision, options.compute_dtype
         return None if device is None else precision.unsupported_by_torch("triton", mode, dtype, device)
     # The name alone may be that of another cell.
@@ -110,4 +105,4 @@ def sequence(
             "precision=bf16; for other dtypes choose backend=pad or backend=scan."
         )
     concrete = _precision(options, x_BTI.device)
-    return TritonLayer(cell, concrete).sequence(x_BTI, segments, stored_states, weights, options.recompute == "none")
+    return TritonLayer(cell, concrete).sequence(x_BTI, segments, stored_states, weights)
