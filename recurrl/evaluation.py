@@ -3,7 +3,6 @@
 Shape legend: N environments, E episodes of each at most.
 """
 
-import itertools
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
@@ -23,7 +22,6 @@ from recurrl.envs.policy_env import PolicyEnv
 from recurrl.keys import HIDDEN
 from recurrl.policy import Policy
 from recurrl.policy.policy import State, StepOutput
-from recurrl.runtime.seeds import seeds
 
 # Added to the run's seed, so that evaluation does not repeat the episodes of training.
 SEED_OFFSET = 1_000_003
@@ -33,7 +31,7 @@ MAX_STEPS = 100_000
 MAX_RANDOM_STEPS = 10_000
 """Like :data:`MAX_STEPS`, for episodes of random actions."""
 MAX_COPIES = 256
-"""Environments at a time, however many episodes there are."""
+"""Environments, however many episodes there are; a simulator has as many as it has."""
 
 logger = logging.getLogger(__name__)
 
@@ -83,17 +81,17 @@ def evaluate(
     """Undiscounted, unscaled returns of episodes, or of random actions.
 
     Each environment contributes its first episodes, equally many, so that short episodes are not overrepresented: one,
-    unless a simulator has fewer environments than ``episodes``.
+    unless there are fewer environments than ``episodes``.
 
     Args:
         config: the environment.
         policy: acts on its own device; None for random actions.
         episodes: number of episodes.
-        seed: the environments' seed, to which an offset is added.
+        seed: of torch's global generator; of the environments, with an offset.
         states: ``kept`` leaves the recurrent states alone. ``zeroed`` sets them to zero before each step. ``shuffled``
             gives each environment the states of another one; there are at least two.
         stopped: called before each step; True ends the evaluation.
-        deterministic: take the most probable actions; False to sample them with torch's global generator.
+        deterministic: take the most probable actions; False to sample them.
         watch: sees the environments, if a policy acts.
 
     Raises:
@@ -101,8 +99,9 @@ def evaluate(
         RunError: an environment failed.
     """
     max_steps = MAX_RANDOM_STEPS if policy is None else MAX_STEPS
-    copies = max(episodes, 2) if states == SHUFFLED else episodes
+    copies = max(min(episodes, MAX_COPIES), 2 if states == SHUFFLED else 1)
     privileged = policy is not None and HIDDEN in policy.critic_only
+    torch.manual_seed(seed)
     with closing(make_batched_env(config, copies, seed + SEED_OFFSET, privileged=privileged)) as env:
         act = _random(env) if policy is None else _acting(env, policy, states, seed, deterministic)
         returns = _Returns(episodes, env.batch_size[0], env.device)
@@ -166,41 +165,6 @@ class _Returns:
         return returns
 
 
-@random_numbers_restored()
-def evaluate_many(
-    config: EnvConfig,
-    policy: Policy,
-    episodes: int,
-    all_seeds: Sequence[int],
-    states: str,
-    deterministic: bool,
-    watching: Sequence[Watch] = (),
-) -> list[float]:
-    """:func:`evaluate` with each of several seeds, and with any number of episodes.
-
-    At most :data:`MAX_COPIES` environments exist at a time. Single environments get the seeds that they would get if
-    there were as many as episodes.
-
-    Args:
-        config: the environment.
-        policy: acts on its own device.
-        episodes: for each seed.
-        all_seeds: the environments' seeds.
-        states: as for :func:`evaluate`.
-        deterministic: as for :func:`evaluate`.
-        watching: one for each seed, for its first environments; or none.
-    """
-    returns = []
-    for seed, watch in itertools.zip_longest(all_seeds, watching):
-        starts = seeds(seed + SEED_OFFSET, episodes)[::MAX_COPIES]
-        for first, start in zip(range(0, episodes, MAX_COPIES), starts, strict=True):
-            count, own_seed = min(MAX_COPIES, episodes - first), start - SEED_OFFSET
-            torch.manual_seed(own_seed)
-            watched_by = watch if first == 0 else None
-            returns += evaluate(config, policy, count, own_seed, states, deterministic=deterministic, watch=watched_by)
-    return returns
-
-
 def _random(env: BatchedEnv) -> Act:
     """Chooses random actions."""
     return lambda observation, _: (random_action(env, observation), None)
@@ -251,11 +215,9 @@ def memory_metrics(
     }
 
 
-@random_numbers_restored()
 def random_metrics(
     config: EnvConfig, episodes: int, seed: int, stopped: Callable[[], bool] = lambda: False
 ) -> dict[str, float]:
     """The baseline: the returns of random actions in the environments of the evaluation."""
-    torch.manual_seed(seed)
     returns = evaluate(config, None, episodes, seed, KEPT, stopped)
     return {"eval/return_mean_random": fmean(returns), "eval/return_std_random": pstdev(returns)}

@@ -21,7 +21,7 @@ from recurrl.envs.checks import allows_actions
 from recurrl.envs.source import source_of
 from recurrl.envs.spaces import without_names
 from recurrl.errors import ConfigError, require
-from recurrl.evaluation import KEPT, evaluate_many
+from recurrl.evaluation import evaluate
 from recurrl.keys import ACTION_MASK, OBSERVATION, PREVIOUS_REWARD, nested
 from recurrl.policy import Policy
 
@@ -81,7 +81,7 @@ class Agent:
         The process's random number generators stay as they are.
 
         Args:
-            episodes: the number of episodes, one in each environment.
+            episodes: the number of episodes, one in each environment if there are at most 256.
             seed: the environments' seed; a run's own evaluation uses the run's.
             deterministic: the most probable actions; False to sample.
 
@@ -90,7 +90,7 @@ class Agent:
             RunError: an environment failed.
         """
         require(episodes >= 1, f"episodes must be at least 1 (got {episodes}).")
-        return evaluate_many(self._interface.env, self.policy, episodes, [seed], KEPT, deterministic)
+        return evaluate(self._interface.env, self.policy, episodes, seed, deterministic=deterministic)
 
     def export(
         self,

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from recurrl.config import TrainConfig
 from recurrl.config.composed import plain, typed
 from recurrl.envs.passed_env import id_of, with_maker
 from recurrl.errors import ConfigError, naming, require
-from recurrl.evaluation import KEPT, evaluate_many, random_numbers_restored
+from recurrl.evaluation import KEPT, evaluate, random_numbers_restored
 from recurrl.policy import Policy
 from recurrl.runtime.time_limit import time_limit
 from recurrl.validation import check_config
@@ -93,11 +94,10 @@ class OpenedRun:
             )
             env = drawable(config.env) if video else config.env
             recorders = [Recorder(policy, env.mask, f"{env.id}, seed {each}") for each in seeds] if video else []
-            seen_by = {KEPT: recorders}
-            returns = {
-                each: evaluate_many(env, policy, episodes, seeds, each, deterministic, seen_by.get(each, ()))
-                for each in states
-            }
+            returns: dict[str, list[float]] = {each: [] for each in states}
+            for state, played in returns.items():
+                for each, recorder in zip_longest(seeds, recorders if state == KEPT else ()):
+                    played += evaluate(env, policy, episodes, each, state, deterministic=deterministic, watch=recorder)
         if video:
             write([each.episode() for each in recorders], video)
         return returns
