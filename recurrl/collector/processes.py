@@ -4,6 +4,7 @@ Shape legend: W workers.
 """
 
 import time
+import traceback
 from collections import Counter
 from collections.abc import Collection
 from contextlib import suppress
@@ -19,7 +20,7 @@ import torch
 from torch import Tensor, multiprocessing, nn
 
 from recurrl.collector.collector import RolloutSpec
-from recurrl.collector.worker_errors import Failure, ended, hung, reported
+from recurrl.collector.worker_errors import ended, hung, reported
 from recurrl.collector.workers import Arrays, Worker
 from recurrl.config import WorkersConfig
 from recurrl.errors import ConfigError
@@ -47,10 +48,6 @@ class ProcessWorker(Worker):
     def __init__(self, weights: list[Weights]) -> None:
         self._weights = weights
 
-    def begin(self, pickled: bytes, seed: int) -> None:
-        """Makes the environments of a pickled :class:`RolloutSpec`."""
-        self.start(cloudpickle.loads(pickled), seed)
-
     def collect(self, weights: Any) -> Arrays:
         """Collects rows with one version of the weights, by its index."""
         return super().collect(self._weights[weights])
@@ -73,7 +70,10 @@ class Processes:
         self.processes: dict[int, BaseProcess] = {}
         self._pipes: dict[int, Any] = {}
         self._policy = deepcopy(policy).cpu()
-        self._weights: list[Weights] = [_shared_copy(self._policy.state_dict()) for _ in range(options.ahead + 1)]
+        self._weights: list[Weights] = [
+            {name: value.clone().share_memory_() for name, value in self._policy.state_dict().items()}
+            for _ in range(options.ahead + 1)
+        ]
         self._due_W = torch.full((options.num_workers,), torch.inf, dtype=torch.float64).share_memory_()
 
     def start(self, worker: int, spec: RolloutSpec, seed: int) -> None:
@@ -89,14 +89,12 @@ class Processes:
         its.close()
         self.processes[worker], self._pipes[worker] = process, mine
         try:
-            # It also pickles lambdas and the classes of a notebook, which other processes cannot import.
-            pickled = cloudpickle.dumps(replace(spec, policy=self._policy))
+            self.call(worker, "start", replace(spec, policy=self._policy), seed)
         except (TypeError, PicklingError) as error:
             raise ConfigError(
                 "What makes the environment, or the policy, cannot be sent to worker processes "
                 f"({type(error).__name__}: {error}). Choose collector=single, or have it hold nothing of this process."
             ) from error
-        self.call(worker, "begin", pickled, seed)
 
     def publish(self, policy: nn.Module, slot: int) -> int:
         """Writes the weights into a slot that no worker reads."""
@@ -106,9 +104,11 @@ class Processes:
 
     def call(self, worker: int, method: str, *arguments: Any) -> None:
         """Queues a call in the worker's pipe."""
+        # By cloudpickle, which also pickles lambdas and the classes of a notebook.
+        pickled = cloudpickle.dumps((method, arguments))
         # A process that has ended is noticed by `receive`.
         with suppress(OSError):
-            self._pipes[worker].send((method, arguments))
+            self._pipes[worker].send_bytes(pickled)
 
     def receive(self, workers: Collection[int]) -> dict[int, Any]:
         """Waits for results, and detects workers that ended or hang."""
@@ -124,7 +124,7 @@ class Processes:
                     results[worker] = hung(self._options.timeout_s or 0.0, self.frames)
                 elif ready and (self._pipes[worker].poll() or not self.processes[worker].is_alive()):
                     results[worker] = self._result(worker)
-                if isinstance(results.get(worker), Failure):
+                if isinstance(results.get(worker), Exception):
                     self._end(worker)
         return results
 
@@ -161,14 +161,11 @@ def _work(pipe: Any, due: Tensor, timeout_s: float | None, weights: list[Weights
     with time_limit(timeout_s, due.numpy()):
         with suppress(EOFError, OSError):
             while True:
-                method, arguments = pipe.recv()
+                call = pipe.recv_bytes()
                 try:
+                    method, arguments = cloudpickle.loads(call)
                     result = getattr(worker, method)(*arguments)
                 except Exception as error:
-                    result = reported(error)
+                    result = reported(error, "".join(traceback.format_exception(error)))
                 pipe.send(result)
         worker.close()
-
-
-def _shared_copy(weights: Weights) -> Weights:
-    return {name: value.clone().share_memory_() for name, value in weights.items()}

@@ -20,7 +20,7 @@ from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 from torch import nn
 
 from recurrl.collector.collector import RolloutSpec
-from recurrl.collector.worker_errors import CONTINUES, Failure
+from recurrl.collector.worker_errors import CONTINUES, WorkerError, reported
 from recurrl.collector.workers import Arrays, Worker, WorkerCollector
 from recurrl.config.collector import RayConfig
 from recurrl.errors import ConfigError
@@ -117,14 +117,14 @@ class Actors:
         self._starting.difference_update(workers)
         return results
 
-    def _failure(self, error: RayError) -> Failure:
+    def _failure(self, error: RayError) -> Exception:
         if isinstance(error, RayTaskError):
-            return Failure(error.cause, str(error))
+            return reported(error.cause, str(error))
         if isinstance(error, GetTimeoutError):
-            return Failure(None, _no_resources(self._options))
+            return WorkerError(_no_resources(self._options))
         # Ray's own advice is long and about its commands.
         reason = " ".join(str(error).split()).partition(" Some common causes")[0].rstrip(".")
-        return Failure(None, f"was lost after {self.frames} of its frames. Ray says: {reason}. {CONTINUES}")
+        return WorkerError(f"was lost after {self.frames} of its frames. Ray says: {reason}. {CONTINUES}")
 
     def _end(self, worker: int) -> None:
         ray.kill(self._actors.pop(worker))

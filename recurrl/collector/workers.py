@@ -21,7 +21,7 @@ from torchrl.checkpoint import GlobalRNGState
 
 from recurrl.collector.collector import STALENESS, RolloutSpec
 from recurrl.collector.single import SingleCollector
-from recurrl.collector.worker_errors import Failure
+from recurrl.collector.worker_errors import attributed
 from recurrl.config import WorkersConfig
 from recurrl.runtime.seeds import seed_process, seeds
 from recurrl.runtime.serialization import from_bytes, to_bytes
@@ -89,7 +89,7 @@ class Host(Protocol):
         """Queues a call of a worker's method, after the calls already queued."""
 
     def receive(self, workers: Collection[int]) -> dict[int, Any]:
-        """Waits for the next result of each worker. One that failed is stopped, and its result is a Failure."""
+        """Waits for the next result of each worker. One that failed is stopped, and its result is an exception."""
 
     def shutdown(self) -> None:
         """Ends all workers."""
@@ -172,7 +172,7 @@ class WorkerCollector:
                 rows = self._as_rows({key: torch.tensor(array) for key, array in arrays.items()})
                 self._rows[worker].append((rows, self._queued[worker].popleft()))
             if error is not None:
-                raise error from error.__cause__
+                raise error
 
     def _as_rows(self, entries: Mapping[NestedKey, torch.Tensor]) -> TensorDict:
         return TensorDict(dict(entries), [self._size, self._spec.frames // self._spec.env.num_envs])
@@ -180,17 +180,17 @@ class WorkerCollector:
     def _receive(self, workers: Collection[int]) -> dict[int, Any]:
         results, error = self._results(workers)
         if error is not None:
-            raise error from error.__cause__
+            raise error
         return results
 
     def _results(self, workers: Collection[int]) -> tuple[dict[int, Any], Exception | None]:
         """The next result of each worker, and the error of the first one that failed."""
         errors = []
         results = self.host.receive(workers)
-        for worker in [worker for worker in workers if isinstance(results[worker], Failure)]:
+        for worker in [worker for worker in workers if isinstance(results[worker], Exception)]:
             self._running.discard(worker)
             self._queued[worker].clear()
-            errors.append(results.pop(worker).exception(self._name(worker)))
+            errors.append(attributed(results.pop(worker), self._name(worker)))
         for other in errors[1:]:
             logger.warning("%s", other)
         if errors and self._options.on_env_error != "restart":

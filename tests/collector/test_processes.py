@@ -83,7 +83,7 @@ def test_a_workers_exception_arrives_with_its_traceback_and_no_process_stays(col
 
     with pytest.raises(EnvError, match=f"Environment 0 of 2 .* raised ArmError in {where}") as caught:
         collect()
-    assert "in _observe" in str(caught.value.__cause__)
+    assert "in _observe" in caught.value.__notes__[0]
     for process in multiprocessing.active_children():
         process.join(timeout=5)
     assert not multiprocessing.active_children()

@@ -255,7 +255,7 @@ def test_an_environment_that_fails_is_named_and_replaced_if_configured(by, small
     collector = make_collector(config, policy)
     with pytest.raises(EnvError, match=says) as caught:
         several(collector, 4)
-    assert "in _observe" in str(caught.value.__cause__)
+    assert "in _observe" in caught.value.__notes__[0]
     collector.shutdown()
     marker = str(tmp_path / "failed")
     config, policy = failing(small, *there, "collector.on_env_error=restart", at=30, by=by, marker=marker)
