@@ -34,8 +34,8 @@ _CONSTANTS = (
     MethodType,
     ModuleType,
 )
-_SEQUENCES: dict[str, Any] = {"list": list, "tuple": tuple, "set": set, "frozenset": frozenset}
-_KINDS = {kind: name for name, kind in _SEQUENCES.items()}
+_CONTAINERS: dict[str, Any] = {kind.__name__: kind for kind in (list, tuple, set, frozenset, dict, deque)}
+_KINDS = {kind: name for name, kind in _CONTAINERS.items()}
 # Of an instance in memory: its header, and references to its attributes and to weak references of it.
 _PLAIN_SIZE = object.__basicsize__ + 2 * tuple.__itemsize__
 _GENERATORS: dict[str, Any] = {
@@ -87,17 +87,14 @@ class _Walk:
     """Encodes an environment's attributes if they are plain and not too large.
 
     Attributes:
-        within: ids of the objects and containers that hold the one looked at.
         bytes: that may still be encoded.
     """
 
     def __init__(self) -> None:
-        self.within: list[int] = []
         self.bytes = MAX_BYTES
 
     def attributes(self, owner: object, path: str) -> dict[str, Any]:
-        with self._visiting(owner, path):
-            encoded = {name: self.encoded(value, f"{path}.{name}") for name, value in list(vars(owner).items())}
+        encoded = {name: self.encoded(value, f"{path}.{name}") for name, value in list(vars(owner).items())}
         return {name: value for name, value in encoded.items() if value is not _CONSTANT}
 
     def encoded(self, value: Any, path: str) -> Any:
@@ -105,6 +102,8 @@ class _Walk:
             # By type(), because __class__ may lie.
             if issubclass(type(value), _CONSTANTS):
                 return _CONSTANT
+            if path.count(".") + path.count("[") > MAX_DEPTH:
+                raise UnsavableError(f"{path[:100]}… refers to itself, or is nested more than {MAX_DEPTH} deep")
             self._spend(_BYTES_OF_ONE, path)
             for encode in (self._data, self._generator, self._container, self._object):
                 encoded = encode(value, path)
@@ -135,14 +134,13 @@ class _Walk:
         return None
 
     def _container(self, value: Any, path: str) -> Any:
-        kind = "dict" if type(value) is dict else "deque" if type(value) is deque else _KINDS.get(type(value))
+        kind = _KINDS.get(type(value))
         if kind is None:
             return None
-        with self._visiting(value, path):
-            # Before a list of the items is made.
-            self._spend(len(value) * _BYTES_OF_ONE, path)
-            items = [item for pair in value.items() for item in pair] if kind == "dict" else list(value)
-            encoded = [self.encoded(item, f"{path}[…]") for item in items]
+        # Before a list of the items is made.
+        self._spend(len(value) * _BYTES_OF_ONE, path)
+        items = [item for pair in value.items() for item in pair] if kind == "dict" else list(value)
+        encoded = [self.encoded(item, f"{path}[…]") for item in items]
         values = encoded[1::2] if kind == "dict" else encoded
         if values and all(item is _CONSTANT for item in values):
             return _CONSTANT
@@ -150,23 +148,13 @@ class _Walk:
             # Contents are rebuilt, and neither a constant nor an object can be rebuilt from plain values.
             if what is _CONSTANT or what[0] == "object":
                 raise UnsavableError(f"{path} holds a {type(item).__qualname__}, which is not a plain value")
-        return (kind, encoded, value.maxlen if kind == "deque" else None)
+        return (kind, encoded, getattr(value, "maxlen", None))
 
     def _object(self, value: Any, path: str) -> Any:
         # A larger instance holds more than its attributes: slots, or state of C code.
         if hasattr(value, "__dict__") and type(value).__basicsize__ <= _PLAIN_SIZE:
             return ("object", type(value).__qualname__, self.attributes(value, path))
         return None
-
-    @contextmanager
-    def _visiting(self, holder: object, path: str) -> Iterator[None]:
-        if id(holder) in self.within:
-            raise UnsavableError(f"{path} is a reference cycle")
-        if len(self.within) == MAX_DEPTH:
-            raise UnsavableError(f"{path[:100]}… is nested more than {MAX_DEPTH} deep")
-        self.within.append(id(holder))
-        yield
-        self.within.pop()
 
     def _spend(self, count: int, path: str) -> None:
         self.bytes -= count
@@ -215,9 +203,7 @@ def _decoded(encoded: Any) -> Any:
         generator = random.Random()
         generator.setstate(value)
         return generator
-    if kind == "dict":
-        items = [_decoded(item) for item in value]
-        return dict(zip(items[::2], items[1::2], strict=True))
+    items = map(_decoded, value)
     if kind == "deque":
-        return deque(map(_decoded, value), rest[0])
-    return _SEQUENCES[kind](map(_decoded, value))
+        return deque(items, rest[0])
+    return _CONTAINERS[kind](zip(items, items, strict=True) if kind == "dict" else items)
