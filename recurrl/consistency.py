@@ -8,7 +8,7 @@ Shape legend: N environments, T steps of a row, S slices, K steps of a slice, P 
 
 from collections.abc import Iterator, Sequence
 from contextlib import closing
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from tensordict import TensorDict, TensorDictBase
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from recurrl.algorithms.advantages import segment_ends
 from recurrl.config import TrainConfig
-from recurrl.envs import make_env
+from recurrl.envs import make_batched_env
 from recurrl.errors import ConsistencyError
 from recurrl.keys import ACTION, HIDDEN, LOG_PROB, OBSERVATION, VALUE
 from recurrl.policy import Policy
@@ -60,7 +60,6 @@ def check_consistency(policy: Policy, batch_NT: TensorDictBase, config: TrainCon
     """
     _check_present(batch_NT, policy.state_keys)
     keys = list(batch_NT.select(OBSERVATION, *policy.state_keys).keys(True, True))
-    _check_finite(batch_NT, keys)
     _check_marks(batch_NT, resumed)
     _check_chain(batch_NT, keys, policy.state_keys)
     # The CPU's generator is always saved; a GPU's must be named.
@@ -78,28 +77,12 @@ def check_consistency(policy: Policy, batch_NT: TensorDictBase, config: TrainCon
 
 def _check_present(batch_NT: TensorDictBase, state_keys: Sequence[Any]) -> None:
     """Checks that the batch marks episode starts and holds the recurrent states."""
-    if state_keys and batch_NT.get(IS_INIT) is None:
-        raise ConsistencyError(
-            f"{NOT_SEEN} the batch has no entry {IS_INIT!r}, so the policy's state would leak from one episode into "
-            "the next. Append torchrl.envs.InitTracker() to the environment, or build it with recurrl.envs.make_env."
-        )
-    for key in state_keys:
-        if batch_NT.get(key) is None or batch_NT["next"].get(key) is None:
+    for key in [IS_INIT, *state_keys, *(("next", key) for key in state_keys)] if state_keys else []:
+        if batch_NT.get(key) is None:
             raise ConsistencyError(
-                f"{NOT_SEEN} the batch does not hold the recurrent state {key!r}, so the policy acted without memory. "
-                "Append module.make_tensordict_primer() to the environment, or build it with recurrl.envs.make_env."
-            )
-
-
-def _check_finite(batch_NT: TensorDictBase, keys: Sequence[Any]) -> None:
-    """Checks that the policy's inputs and outputs are finite."""
-    acted_NT = batch_NT.select(*keys, ACTION, LOG_PROB, VALUE, strict=False)
-    for key, value in acted_NT.items(True, True):
-        at = _first(_any(~value.isfinite()))
-        if at is not None:
-            raise ConsistencyError(
-                f"{NOT_SEEN} {key!r} of {_place(*at)} is not finite. If it comes from the environment, clip or mask it "
-                "there; if from the policy, its weights or learning rate are too large."
+                f"{NOT_SEEN} the batch has no entry {key!r}, so the policy's state was lost, or leaked from one "
+                "episode into the next. Build the environment with recurrl.envs.make_env, or append "
+                "torchrl.envs.InitTracker() and module.make_tensordict_primer() to it."
             )
 
 
@@ -166,7 +149,7 @@ def _check_resets(config: TrainConfig, batch_NT: TensorDictBase, keys: Sequence[
 
 def _forced_resets(config: TrainConfig, keys: Sequence[Any]) -> tuple[TensorDictBase, TensorDictBase]:
     """The observations before and after resets of two new copies of the environment, with random actions."""
-    with closing(make_env(config.env, 2, config.seed, privileged=(OBSERVATION, HIDDEN) in keys)) as env:
+    with closing(make_batched_env(config.env, 2, config.seed, privileged=(OBSERVATION, HIDDEN) in keys)) as env:
         rollouts = [env.rollout(3, break_when_any_done=False) for _ in range(MIN_RESETS)]
     before = [rollout["next"].select(*keys)[:, -1] for rollout in rollouts[:-1]]
     after = [rollout.select(*keys)[:, 0] for rollout in rollouts[1:]]
@@ -206,22 +189,6 @@ def _place(n: int, t: int) -> str:
     return f"environment {n}, step {t},"
 
 
-class _Comparison(NamedTuple):
-    """One entry of the batch, as recorded and as replayed.
-
-    Attributes:
-        name: the quantity's name in the printed line.
-        key: the key of the recorded entry.
-        replayed_NT: ``[N, T, ...]``.
-        cause: the likely cause of a difference, and what to do.
-    """
-
-    name: str
-    key: Any
-    replayed_NT: Tensor
-    cause: str
-
-
 def check_network(
     policy: Policy, batch_NT: TensorDictBase, slice_len: int, minibatch_slices: int, tolerance: float
 ) -> dict[str, float]:
@@ -229,23 +196,18 @@ def check_network(
     replayed_NT = _replay(policy, batch_NT, slice_len, minibatch_slices)
     _check_repeats(replayed_NT, _replay(policy, batch_NT, slice_len, minibatch_slices))
     largest: dict[str, float] = {}
-    wrong: list[tuple[int, int, _Comparison]] = []
-    for entry in _comparisons(policy, batch_NT, replayed_NT, slice_len):
-        difference_NT = _difference(entry.replayed_NT, batch_NT[entry.key])
-        largest[entry.name] = max(float(difference_NT.max()), largest.get(entry.name, 0.0))
+    for name, key, again_NT, cause in _comparisons(policy, batch_NT, replayed_NT, slice_len):
+        difference_NT = _difference(again_NT, batch_NT[key])
+        largest[name] = max(float(difference_NT.max()), largest.get(name, 0.0))
         at = _first(difference_NT > tolerance)
         if at is not None:
-            wrong.append((*at, entry))
-    if wrong:
-        # Report the earliest step, and the cause of the first comparison, from which the others follow.
-        n, t, entry = min(wrong, key=lambda place: place[1])
-        replayed, recorded = entry.replayed_NT[n, t].flatten(), batch_NT[entry.key][n, t].flatten()
-        worst = int(_difference(replayed, recorded).argmax())
-        raise ConsistencyError(
-            f"{NOT_SEEN} {entry.key!r} of {_place(n, t)} was {float(recorded[worst]):.6g} when collected but is "
-            f"{float(replayed[worst]):.6g} when replayed (tolerance {tolerance:.0e} relative to 1 + |recorded|). "
-            f"{wrong[0][2].cause}"
-        )
+            replayed, recorded = again_NT[at].flatten(), batch_NT[key][at].flatten()
+            worst = int(_difference(replayed, recorded).argmax())
+            raise ConsistencyError(
+                f"{NOT_SEEN} {key!r} of {_place(*at)} was {float(recorded[worst]):.6g} when collected but is "
+                f"{float(replayed[worst]):.6g} when replayed (tolerance {tolerance:.0e} relative to 1 + |recorded|). "
+                f"{cause}"
+            )
     return largest
 
 
@@ -289,7 +251,11 @@ def _check_repeats(once_NT: TensorDictBase, again_NT: TensorDictBase) -> None:
 
 def _comparisons(
     policy: Policy, batch_NT: TensorDictBase, replayed_NT: TensorDictBase, slice_len: int
-) -> Iterator[_Comparison]:
+) -> Iterator[tuple[str, Any, Tensor, str]]:
+    """What is compared: its name in the printed line, its key, as replayed ``[N, T, ...]``, and a difference's cause.
+
+    The states are first, because a difference of theirs is the cause of the others.
+    """
     sequence_NT = replayed_NT["sequence"]
     for key in policy.state_keys:
         recorded_NT = batch_NT["next", key]
@@ -297,19 +263,19 @@ def _comparisons(
             "Repeating the single step does not reproduce it: something changed the state after the policy wrote it "
             "(zeroed it, for example), or changed the weights. Leave both alone during collection."
         )
-        yield _Comparison("state", ("next", key), replayed_NT["step", "next", key], step)
+        yield "state", ("next", key), replayed_NT["step", "next", key], step
         # In sequence mode states are known at the ends of segments only; elsewhere they are zero.
         ends = expand_as_right(segment_ends(batch_NT, slice_len), recorded_NT)
         at_ends_NT = torch.where(ends, sequence_NT["next", key], recorded_NT)
         sequence = "The cell computes different results in sequence mode and step by step. Choose another backend."
-        yield _Comparison("state", ("next", key), at_ends_NT, sequence)
+        yield "state", ("next", key), at_ends_NT, sequence
     network = (
         "The states are correct, so the network around the cell has changed since, or depends on more than one step: "
         "batch normalisation, for example, or running statistics updated by each call."
     )
-    yield _Comparison("log-probability", LOG_PROB, sequence_NT[LOG_PROB], network)
+    yield "log-probability", LOG_PROB, sequence_NT[LOG_PROB], network
     if batch_NT.get(VALUE) is not None:
-        yield _Comparison("value", VALUE, sequence_NT[VALUE], network)
+        yield "value", VALUE, sequence_NT[VALUE], network
 
 
 def _difference(replayed: Tensor, recorded: Tensor) -> Tensor:
