@@ -1,11 +1,12 @@
 """Evaluation of a policy: complete episodes with its most probable actions.
 
-Shape legend: N environments, E episodes of each at most.
+Shape legend: N environments, E columns: one for each episode of an environment, and one for what comes after them.
 """
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
+from math import ceil
 from statistics import fmean, pstdev
 from typing import Any, Protocol
 
@@ -98,18 +99,23 @@ def evaluate(
         StoppedError: ``stopped`` returned True.
         RunError: an environment failed.
     """
-    max_steps = MAX_RANDOM_STEPS if policy is None else MAX_STEPS
     copies = max(min(episodes, MAX_COPIES), 2 if states == SHUFFLED else 1)
     privileged = policy is not None and HIDDEN in policy.critic_only
     torch.manual_seed(seed)
     with closing(make_batched_env(config, copies, seed + SEED_OFFSET, privileged=privileged)) as env:
         act = _random(env) if policy is None else _acting(env, policy, states, seed, deterministic)
-        returns = _Returns(episodes, env.batch_size[0], env.device)
+        count, device = env.batch_size[0], env.device
+        most = ceil(episodes / count)
+        max_steps = most * (MAX_RANDOM_STEPS if policy is None else MAX_STEPS)
+        # Environment n plays the episodes n, n + N, n + 2 N and so on; the last column takes what comes after them.
+        wanted_N1 = (episodes - torch.arange(count, device=device).unsqueeze(1) + count - 1) // count
+        ended_N1 = torch.zeros_like(wanted_N1)
+        returns_NE = torch.zeros(count, most + 1, dtype=torch.float64, device=device)
         observation = env.reset_tensors(None)
         env.check_step(observation)
         if watch is not None:
             watch.begin(env)
-        done = torch.ones(*env.batch_size, 1, dtype=torch.bool, device=env.device)
+        done = torch.ones(count, 1, dtype=torch.bool, device=device)
         for _ in range(max_steps):
             if stopped():
                 raise StoppedError
@@ -118,8 +124,10 @@ def evaluate(
             env.check_step(after)
             if watch is not None and output is not None:
                 watch.step(env, output, after)
-            returns.add(after["reward"], episodes_ended(after))
-            if not returns.unfinished:
+            returns_NE.scatter_add_(1, ended_N1.clamp(max=most), after["reward"].double())
+            ended_N1 += episodes_ended(after)
+            unfinished = int((wanted_N1 - ended_N1).clamp(min=0).sum())
+            if not unfinished:
                 break
             done = after["done"]
             observation = env.reset_tensors(done)
@@ -127,42 +135,10 @@ def evaluate(
             logger.warning(
                 "%d of %d evaluation episodes of %s had not ended after %d steps; their returns so far are "
                 "counted. Give env.max_episode_steps.",
-                *(returns.unfinished, episodes, config.id, max_steps),
+                *(unfinished, episodes, config.id, max_steps),
             )
-    return returns.of_episodes()
-
-
-class _Returns:
-    """The returns of the first episodes of N environments, the same number from each, give or take one.
-
-    Args:
-        episodes: the number of episodes.
-        copies: N.
-        device: the environments' device.
-    """
-
-    def __init__(self, episodes: int, copies: int, device: torch.device) -> None:
-        most = 1 + (episodes - 1) // copies
-        self._wanted_N1 = most - (torch.arange(copies, device=device).unsqueeze(1) > (episodes - 1) % copies).long()
-        self._ended_N1 = torch.zeros_like(self._wanted_N1)
-        self._number_E = torch.arange(most, device=device)
-        self._returns_NE = torch.zeros(copies, most, dtype=torch.float64, device=device)
-
-    def add(self, reward_N1: Tensor, ended_N1: Tensor) -> None:
-        """Adds the rewards of a step to the current episodes, which are over where ``ended_N1`` is true."""
-        counts_NE = (self._ended_N1 == self._number_E) & (self._ended_N1 < self._wanted_N1)
-        self._returns_NE += torch.where(counts_NE, reward_N1, 0.0)
-        self._ended_N1 = self._ended_N1 + ended_N1
-
-    @property
-    def unfinished(self) -> int:
-        """The number of episodes that have not ended."""
-        return int((self._wanted_N1 - self._ended_N1).clamp(min=0).sum())
-
-    def of_episodes(self) -> list[float]:
-        """The returns, first those of each environment's first episode."""
-        returns: list[float] = self._returns_NE.T[self._number_E.unsqueeze(1) < self._wanted_N1.T].tolist()
-        return returns
+    returns: list[float] = returns_NE[:, :-1].T.flatten()[:episodes].tolist()
+    return returns
 
 
 def _random(env: BatchedEnv) -> Act:
