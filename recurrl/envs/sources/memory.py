@@ -6,9 +6,7 @@ Shape legend: N environments, C cards, O entries of an observation.
 from __future__ import annotations
 
 import inspect
-import re
 from abc import abstractmethod
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -26,7 +24,7 @@ from recurrl.keys import HIDDEN, OBSERVATION
 
 
 class Memory(Source):
-    """The tasks of this module, by their class's name in snake case, and ``module:Class`` for a custom one."""
+    """The tasks of :data:`TASKS`, and ``module:Class`` for a custom one."""
 
     supported_options = ("kwargs", "max_episode_steps")
 
@@ -36,11 +34,11 @@ class Memory(Source):
         Raises:
             ConfigError: there is no such task.
         """
-        name, tasks = self.options.id, tasks_of(globals())
-        task = load(name, f"env.id={name}") if is_custom(name) else tasks.get(name)
+        name = self.options.id
+        task = load(name, f"env.id={name}") if is_custom(name) else TASKS.get(name)
         if not (inspect.isclass(task) and issubclass(task, MemoryTask)):
             raise ConfigError(
-                f"env.id={name} is not a memory task. Choose one of: {', '.join(tasks)}; or give module:Class, a "
+                f"env.id={name} is not a memory task. Choose one of: {', '.join(TASKS)}; or give module:Class, a "
                 "MemoryTask of your own."
             )
         return task
@@ -62,12 +60,6 @@ class Memory(Source):
 
 
 make = Memory
-
-
-def tasks_of(names: Mapping[str, Any]) -> dict[str, type[MemoryTask]]:
-    """The tasks among the names of a module, by their names in snake case."""
-    classes = [each for each in names.values() if inspect.isclass(each) and issubclass(each, MemoryTask)]
-    return {re.sub(r"(?<!^)(?=[A-Z])", "_", each.__name__).lower(): each for each in classes if each is not MemoryTask}
 
 
 class MemoryTask(BatchedEnv):
@@ -325,3 +317,7 @@ class RepeatPrevious(MemoryTask):
         place = self.time + 1 - self.k
         suit = self.cards.gather(1, place.clamp(min=0).unsqueeze(-1)).squeeze(-1)
         return functional.one_hot(suit, 4).float() * (place >= 0).unsqueeze(-1)
+
+
+TASKS = {"t_maze": TMaze, "memory_chain": MemoryChain, "repeat_previous": RepeatPrevious}
+"""The tasks by their ids."""
