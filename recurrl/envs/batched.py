@@ -210,5 +210,4 @@ def observation_in(leaves: Mapping[NestedKey, Tensor]) -> Any:
     """The observation among entries: a tensor, or nested dicts."""
     if OBSERVATION in leaves:
         return leaves[OBSERVATION]
-    paths = {path_of(key): value for key, value in leaves.items()}
-    return nested({path: value for path, value in paths.items() if path[0] == OBSERVATION})[OBSERVATION]
+    return nested({path_of(key): value for key, value in leaves.items()})[OBSERVATION]

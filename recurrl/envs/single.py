@@ -9,6 +9,7 @@ from tensordict import TensorDict
 from torch import Tensor
 from torchrl.envs import EnvBase
 
+from recurrl.envs.batched import BatchedEnv, Tensors, TorchRLEnv, observation_in
 from recurrl.envs.spaces import space_of
 from recurrl.keys import ACTION, ACTION_MASK, OBSERVATION
 
@@ -17,45 +18,42 @@ class SingleEnv(gymnasium.Env[Any, Any]):
     """The first environment of a batch, as a Gymnasium environment; any others take its actions too."""
 
     def __init__(self, env: EnvBase) -> None:
-        self._env = env
-        self.observation_space = space_of(env.observation_spec[0][OBSERVATION])
-        self.action_space = space_of(env.full_action_spec[0][ACTION])
-        self._current: Any = None
+        self._env = env if isinstance(env, BatchedEnv) else TorchRLEnv(env)
+        self.observation_space = space_of(self._env.observation_spec[0][OBSERVATION])
+        self.action_space = space_of(self._env.full_action_spec[0][ACTION])
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """Starts an episode, and returns its first observation and an info."""
         if seed is not None:
             self._env.set_seed(seed)
-        self._current = self._env.reset()
-        return self._observed()
+        return _shown(self._env.reset_tensors(None))
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         """Steps with an action of :attr:`action_space`."""
-        self._current[ACTION] = _tensor(action).expand(
-            *self._env.batch_size, *self._env.full_action_spec[0][ACTION].shape
-        )
-        after = self._env.step(self._current)["next"]
-        self._current = after.exclude("reward")
+        shape = (*self._env.batch_size, *self._env.full_action_spec[0][ACTION].shape)
+        after = self._env.step_tensors(_tensor(action).expand(shape))
         reward, ended, cut = (after[key][0].item() for key in ("reward", "terminated", "truncated"))
-        after["done"][0] = False
-        if after["done"].any():
-            self._env.maybe_reset(after)
-        observation, info = self._observed()
-        return observation, reward, ended, cut, info
-
-    def _observed(self) -> tuple[Any, dict[str, Any]]:
-        """The observation, and in the info the mask of actions if the environment gives one beside it."""
-        masks = self._current.select(ACTION_MASK, strict=False)
-        return _array(self._current[OBSERVATION][0]), {key: _array(mask[0]) for key, mask in masks.items()}
+        others = after["done"].clone()
+        others[0] = False
+        if others.any():
+            self._env.reset_tensors(others)
+        observation, info = _shown(after)
+        return observation, float(reward), bool(ended), bool(cut), info
 
     def close(self) -> None:
         """Closes the environment."""
         self._env.close(raise_if_closed=False)  # as TorchRL's are before they are reset
 
 
+def _shown(entries: Tensors) -> tuple[Any, dict[str, Any]]:
+    """The observation, and in the info the mask of actions if the environment gives one beside it."""
+    info = {ACTION_MASK: _array(entries[ACTION_MASK])} if ACTION_MASK in entries else {}
+    return _array(observation_in(entries)), info
+
+
 def _array(value: Any) -> Any:
     if isinstance(value, Tensor):
-        return value.cpu().numpy()[()]
+        return value[0].cpu().numpy()[()]
     return {key: _array(entry) for key, entry in value.items()}
 
 
