@@ -40,6 +40,16 @@ def is_image(spec: TensorSpec) -> bool:
     return bool((spec.space.low >= 0).all() and (spec.space.high <= 1).all())
 
 
+def bounds_of(spec: TensorSpec) -> tuple[Tensor, Tensor]:
+    """The bounds of numbers, in their dtype; infinite, or the largest integers, where there are none."""
+    if isinstance(spec, Bounded):
+        return spec.space.low, spec.space.high
+    is_float = spec.dtype.is_floating_point
+    ends = (-torch.inf, torch.inf) if is_float else (torch.iinfo(spec.dtype).min, torch.iinfo(spec.dtype).max)
+    low, high = (torch.full(spec.shape, end, dtype=spec.dtype, device=spec.device) for end in ends)
+    return low, high
+
+
 def finite_bounds(action: TensorSpec) -> Tensor:
     """True for each finite bound of a continuous action's entries, the lower ones before the upper ones."""
     if not isinstance(action, Bounded):

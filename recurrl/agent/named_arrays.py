@@ -118,7 +118,7 @@ class NamedInterface(Interface):
 
     def __init__(self, env: EnvConfig, critic_only: Collection[str] = ()) -> None:
         observation, action = source_of(env).plain_spaces()
-        specs, action_spec = raw_specs(observation, action, env.action_mask_from_info, 1)
+        specs, action_spec = raw_specs(env.id, observation, action, 1, env.action_mask_from_info)
         super().__init__(env, Composite(specs, shape=[1])[0], action_spec[0], without=critic_only)
         self.observation_space, self.action_space = observation, action
         columns = {each.raw: each.columns for each in self.entries}

@@ -33,14 +33,10 @@ class SingleCollector:
 
     Args:
         spec: what to collect.
-
-    Attributes:
-        begins_with_reset: every row begins with a reset of all environments.
     """
 
     def __init__(self, spec: RolloutSpec) -> None:
         self.spec, self.policy = spec, spec.policy
-        self.begins_with_reset = spec.group_size is not None
         self._steps = spec.frames // spec.env.num_envs
         self._metrics: dict[str, float] = {}
         # As of the last rollout: evaluation in the same simulator must not change it.
@@ -77,7 +73,7 @@ class SingleCollector:
         """
         if self.env.is_interrupted:
             logger.info("The episodes of training begin anew, because something else has used the simulator.")
-        if self.begins_with_reset or self.env.is_interrupted:
+        if self.spec.group_size is not None or self.env.is_interrupted:
             self._begin_episodes()
         # Looked up once: finding a policy's device takes as long as a small layer.
         policy, env, device, current = self.policy, self.env, self.policy.device, self._current
@@ -149,6 +145,9 @@ class SingleCollector:
         if self._curriculum:
             self._begin_episodes()
         if state["unsavable_reason"] is None:
+            saved, now = len(state["carrier"][IS_INIT]), self.env.batch_size[0]
+            if saved != now:
+                raise UnsavableError(f"{saved} environments were saved, but there are now {now}")
             self.env.restore_episodes(state["episodes"])
             self._current = {
                 key: value.to(self._current[key].device, copy=True) for key, value in state["carrier"].items()

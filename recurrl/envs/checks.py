@@ -66,27 +66,24 @@ class EnvChecks:
                 "HYDRA_FULL_ERROR=1 shows where."
             ) from error
 
-    def flags(self, name: str, values_N: Any) -> Array:
-        """The flags ``terminated`` or ``truncated`` of all environments ``[N]``; 0 and 1 may stand for them."""
-        column = self._column(name, values_N, *_FLAG)
-        if column.dtype.kind != "b":
-            wrong = (column != 0) & (column != 1)
-            if wrong.any():
-                i = int(wrong.argmax())
-                raise self.error(i, f"returned {name}={column[i]}. Have step return {_FLAG[1]}.")
-        return column.astype(bool)
-
     def results(self, rewards_N: Any, terminated_N: Any, truncated_N: Any) -> dict[NestedKey, Tensor]:
         """The entries ``reward``, ``terminated``, ``truncated`` and ``done`` of a step, ``[N, 1]`` each."""
         rewards = self._column("reward", rewards_N, *_REWARD)
         self.check_finite("reward", rewards)
         columns = {
             "reward": rewards.astype(np.float32),
-            "terminated": self.flags("terminated", terminated_N),
-            "truncated": self.flags("truncated", truncated_N),
+            "terminated": self._flags("terminated", terminated_N),
+            "truncated": self._flags("truncated", truncated_N),
         }
         columns["done"] = columns["terminated"] | columns["truncated"]
         return {key: torch.from_numpy(column.reshape(-1, 1)) for key, column in columns.items()}
+
+    def _flags(self, name: str, values_N: Any) -> Array:
+        """The flags of all environments ``[N]``; 0 and 1 may stand for them."""
+        column = self._column(name, values_N, *_FLAG)
+        if column.dtype.kind != "b":
+            self.reject((column != 0) & (column != 1), column, name, f"Have step return {_FLAG[1]}.")
+        return column.astype(bool)
 
     def check_finite(self, what: str, values_N: Array) -> None:
         """Rejects values that are NaN or infinite, or would be in float32."""
@@ -181,14 +178,13 @@ class Observations:
 
     Attributes:
         keys: the keys of the entries, in the order in which they are read.
-        zeros_N: an array of each entry for all environments, by key.
     """
 
     def __init__(self, space: Space, count: int, batched: bool = False) -> None:
         zeros = Composite({OBSERVATION: spec_of(named(space, text=False), count)}, shape=[count]).zero()
-        self.zeros_N = {key: values.numpy() for key, values in zeros.items(True, True)}
-        self.keys, self._space, first = list(self.zeros_N), space, 0 if batched else 1
-        self._entries = [(key, each.dtype, each.shape[first:]) for key, each in self.zeros_N.items()]
+        of_all = {key: values.numpy() for key, values in zeros.items(True, True)}
+        self.keys, self._space, first = list(of_all), space, 0 if batched else 1
+        self._entries = [(key, each.dtype, each.shape[first:]) for key, each in of_all.items()]
 
     def read(self, observation: Any) -> list[Array]:
         """The entries of an observation, in the order of ``keys``.

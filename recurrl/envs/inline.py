@@ -4,19 +4,19 @@ Shape legend: N environments.
 """
 
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any
 
 import gymnasium
 import numpy as np
 import torch
-from gymnasium import spaces
+from gymnasium.vector.utils import batch_space, iterate
 from tensordict import TensorDictBase
 from torch import Tensor
 
 from recurrl.envs.batched import BatchedEnv, Tensors
 from recurrl.envs.checks import Array, EnvChecks, Observations, mask_in, unpacked
-from recurrl.envs.saved_state import UnsavableError, restore, state_of
-from recurrl.envs.spaces import Space, check_supported, parts_of, raw_specs
+from recurrl.envs.saved_state import restore, state_of
+from recurrl.envs.spaces import parts_of, raw_specs, without_names
 from recurrl.keys import ACTION_MASK
 from recurrl.runtime.seeds import seeds
 
@@ -31,7 +31,6 @@ class InlineEnv(BatchedEnv):
 
     Attributes:
         envs: the environments.
-        observed: the last observations of all environments.
 
     Raises:
         ConfigError: policies cannot handle their spaces.
@@ -41,15 +40,13 @@ class InlineEnv(BatchedEnv):
 
     def __init__(self, envs: Sequence[gymnasium.Env[Any, Any]], env_id: str, masked: bool = False) -> None:
         space, self._action_space, count = envs[0].observation_space, envs[0].action_space, len(envs)
-        check_supported(env_id, space, self._action_space)
-        super().__init__(count, *raw_specs(space, self._action_space, masked, count))
-        self.envs = list(envs)
+        super().__init__(count, *raw_specs(env_id, space, self._action_space, count, masked))
+        self.envs, self._actions_space = list(envs), batch_space(self._action_space, count)
         # A separate object, because setting an attribute of an EnvBase takes as long as a light environment's step.
         self.checks = EnvChecks(env_id, count)
         self._reader, self._masked = Observations(space, count), masked
         # The last observation of each environment, by entry: what environments write into, and a copy to return.
         self._last = {key: values.numpy() for key, values in self.observation_spec.zero().items(True, True)}
-        self.observed: Tensors = {}
         self._plain = next(iter(self._last.values()))
         self._dtype, self._shape = self._plain.dtype, None if parts_of(space) else self._plain.shape[1:]
         # What the reset seeds of groups derive from: the seed, the group, the number of resets of all, the episode.
@@ -71,18 +68,18 @@ class InlineEnv(BatchedEnv):
             self.checks.at = i
             seed = None if self._groups_N4 is None else _reset_seed(self._groups_N4[i])
             self._store(i, *unpacked("reset", self.envs[i].reset(seed=seed)))
-        return self._observed()
+        return self.observed()
 
     def step_tensors(self, action: Tensor | TensorDictBase) -> Tensors:
         """Steps the environments one by one."""
-        actions = _one_by_one(action, self._action_space)
+        actions = iterate(self._actions_space, without_names(self._action_space, action.numpy()))
         rewards: list[Any] = []
         terminated_N: list[Any] = []
         truncated_N: list[Any] = []
         checks, store = self.checks, self._store
-        for i, env in enumerate(self.envs):
+        for i, (env, own) in enumerate(zip(self.envs, actions, strict=True)):
             checks.at = i
-            returned = env.step(actions[i])
+            returned = env.step(own)
             # Without calling `unpacked`, which takes as long as all of this.
             if type(returned) is not tuple or len(returned) != 5:
                 unpacked("step", returned)
@@ -91,24 +88,19 @@ class InlineEnv(BatchedEnv):
             terminated_N.append(terminated)
             truncated_N.append(truncated)
             store(i, observation, info)
-        return self._observed() | checks.results(rewards, terminated_N, truncated_N)
+        return self.observed() | checks.results(rewards, terminated_N, truncated_N)
 
     def episodes(self) -> dict[str, Any]:
         """The state of each environment, and the last observations."""
         groups = {} if self._groups_N4 is None else {"groups": torch.from_numpy(self._groups_N4.copy())}
-        return {"environments": [state_of(env) for env in self.envs], "observed": dict(self.observed), **groups}
+        return {"environments": [state_of(env) for env in self.envs], "observed": self.observed(), **groups}
 
     def restore_episodes(self, state: dict[str, Any]) -> None:
         """Restores the state of each environment."""
-        if len(state["environments"]) != len(self.envs):
-            raise UnsavableError(
-                f"{len(state['environments'])} environments were saved, but there are now {len(self.envs)}"
-            )
         for env, of_one in zip(self.envs, state["environments"], strict=True):
             restore(env, of_one)
         for key, values in self._last.items():
             values[...] = state["observed"][key].numpy()
-        self.observed.update(state["observed"])
         if self._groups_N4 is not None:
             self._groups_N4[...] = state["groups"].numpy()
 
@@ -123,9 +115,9 @@ class InlineEnv(BatchedEnv):
         for key, entry in zip(self._reader.keys, self._reader.read(observation), strict=True):
             self._last[key][i] = entry
 
-    def _observed(self) -> Tensors:
-        self.observed.update((key, torch.from_numpy(values.copy())) for key, values in self._last.items())
-        return dict(self.observed)
+    def observed(self) -> Tensors:
+        """The last observations of all environments, in new memory."""
+        return {key: torch.from_numpy(values.copy()) for key, values in self._last.items()}
 
     def _set_seed(self, seed: int | None) -> None:
         chain = [None] * len(self.envs) if seed is None else seeds(seed, len(self.envs))
@@ -139,17 +131,6 @@ class InlineEnv(BatchedEnv):
             self.checks.at = i
             env.close()
         super().close(**kwargs)
-
-
-def _one_by_one(action: Tensor | TensorDictBase, space: Space) -> Sequence[Any]:
-    """An action ``[N]`` as N actions of a space of Gymnasium."""
-    if isinstance(action, Tensor):
-        return cast(Sequence[Any], action.numpy())
-    names = parts_of(space)
-    each_of_N = zip(*(_one_by_one(action[name], part) for name, part in names.items()), strict=True)
-    if isinstance(space, spaces.Tuple):
-        return list(each_of_N)
-    return [dict(zip(names, each, strict=True)) for each in each_of_N]
 
 
 def _reset_seed(numbers_4: Array) -> int:

@@ -18,7 +18,7 @@ from recurrl.envs.batched import Tensors
 from recurrl.envs.spaces import box_spec, space_of
 from recurrl.errors import ConfigError, require
 from recurrl.keys import ACTION_MASK, HIDDEN, OBSERVATION, PREVIOUS_ACTION, PREVIOUS_REWARD
-from recurrl.specs import leaves_of, limit_of
+from recurrl.specs import bounds_of, leaves_of, limit_of
 
 Path = tuple[str, ...]
 FLOAT32 = torch.finfo(torch.float32)
@@ -189,7 +189,7 @@ class ActionPart(nn.Module):
         self.flat_bounds = torch.zeros(size, device=raw.device), torch.ones(size, device=raw.device)
         if self.is_continuous:
             self.spec, scaling = normalised(raw)
-            low, high = _bounds_of(self.spec)
+            low, high = bounds_of(self.spec)
             self.flat_bounds = low.flatten().float(), high.flatten().float()
             self.register_buffer("_scaling", scaling)
             self.register_buffer("_bounds", torch.stack(self.flat_bounds).clamp(FLOAT32.min, FLOAT32.max))
@@ -227,7 +227,7 @@ def normalised(raw: TensorSpec) -> tuple[TensorSpec, Tensor]:
     """The spec of normalised actions; and in float64 the middle of the raw ones, half their range, and their bounds."""
     limits = torch.finfo(raw.dtype)
     # In float64, with halves first: high - low of a range as wide as the dtype would be infinite.
-    low, high = (bound.double() for bound in _bounds_of(raw))
+    low, high = (bound.double() for bound in bounds_of(raw))
     bounded, one = low.isfinite() & high.isfinite(), (low < high).double()
     spec = box_spec(torch.where(bounded, -one, low).to(raw.dtype), torch.where(bounded, one, high).to(raw.dtype))
     low, high = low.clamp(min=limits.min), high.clamp(max=limits.max)
@@ -252,7 +252,7 @@ def _own_entries(observation: TensorSpec, mask: Collection[int | str], privilege
             f"env.mask={list(mask)} is out of range: the observation has {size} entries (0 to {size - 1}). Leave at "
             "least one visible."
         )
-    low, high = _bounds_of(observation)
+    low, high = bounds_of(observation)
     columns = {OBSERVATION: [i for i in range(size) if i not in mask]}
     if privileged:
         columns[HIDDEN] = [i for i in range(size) if i in mask]
@@ -273,13 +273,3 @@ def _own_entries_of_dict(observation: Composite, mask: Collection[int | str], pr
         )
     visible = [(path, spec) for path, spec in leaves_of(observation) if path[0] not in hidden]
     return [Entry((OBSERVATION, *path), path, spec) for path, spec in visible]
-
-
-def _bounds_of(spec: TensorSpec) -> tuple[Tensor, Tensor]:
-    """The bounds of numbers, in their dtype; infinite, or the largest integers, where there are none."""
-    if isinstance(spec, Bounded):
-        return spec.space.low, spec.space.high
-    is_float = spec.dtype.is_floating_point
-    ends = (-torch.inf, torch.inf) if is_float else (torch.iinfo(spec.dtype).min, torch.iinfo(spec.dtype).max)
-    low, high = (torch.full(spec.shape, end, dtype=spec.dtype, device=spec.device) for end in ends)
-    return low, high

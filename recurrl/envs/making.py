@@ -14,7 +14,7 @@ from recurrl.envs.batched import BatchedEnv, Tensors, TorchRLEnv
 from recurrl.envs.policy_env import PolicyEnv
 from recurrl.envs.simulator import simulator
 from recurrl.envs.source import source_of
-from recurrl.errors import ConfigError
+from recurrl.errors import ConfigError, require
 from recurrl.keys import ACTION, ACTION_MASK, HIDDEN, OBSERVATION
 from recurrl.specs import choices
 
@@ -49,24 +49,17 @@ def make_batched_env(
     return env
 
 
-def make_env(
-    config: EnvConfig,
-    num_envs: int,
-    seed: int,
-    policy: nn.Module | None = None,
-    groups: int | None = None,
-    privileged: bool = False,
-) -> TransformedEnv:
+def make_env(config: EnvConfig, num_envs: int, seed: int, policy: nn.Module | None = None) -> TransformedEnv:
     """:func:`make_batched_env` for TorchRL's collectors and ``env.rollout``.
 
     Adds ``is_init``, the episode's running return and length, and, with a policy, a primer for each entry that it
     passes from step to step. A policy whose critic reads the entry ``hidden`` of observations gets it.
     """
     modules: list[Any] = [] if policy is None else list(policy.modules())
-    privileged = privileged or any(HIDDEN in getattr(module, "critic_only", ()) for module in modules)
+    privileged = any(HIDDEN in getattr(module, "critic_only", ()) for module in modules)
     primers = None if policy is None else get_primers_from_module(policy, warn=False)
     transforms = [InitTracker(), StepCounter(step_count_key=EPISODE_LENGTH), RewardSum()]
-    env = make_batched_env(config, num_envs, seed, groups, privileged)
+    env = make_batched_env(config, num_envs, seed, privileged=privileged)
     return TransformedEnv(env, Compose(*transforms, *([] if primers is None else [primers])))
 
 
@@ -79,12 +72,12 @@ def _make(config: EnvConfig, num_envs: int, privileged: bool = False) -> PolicyE
 
 def _check_env(env: EnvBase, config: EnvConfig, num_envs: int) -> None:
     """Rejects an environment of another kind or size than a source must make."""
-    if not isinstance(env, EnvBase) or env.batch_size != (num_envs,):
-        got = f"one of batch size {list(env.batch_size)}" if isinstance(env, EnvBase) else f"a {type(env).__name__}"
-        raise ConfigError(
-            f"env.source={config.source} must make a TorchRL environment of batch size [{num_envs}] (got {got}). Have "
-            "its make(num_envs) return one."
-        )
+    made = list(env.batch_size) if isinstance(env, EnvBase) else f"a {type(env).__name__}"
+    require(
+        made == [num_envs],
+        f"env.source={config.source} must make {num_envs} environments of env.id={config.id}, one of TorchRL of batch "
+        f"size [{num_envs}] (got {made}). Have what makes them take num_envs, and make as many.",
+    )
     entries = {OBSERVATION: env.observation_spec, ACTION: env.full_action_spec, "reward": env.full_reward_spec}
     for key, spec in entries.items():
         if key not in spec.keys():  # noqa: SIM118  (a spec has no __contains__)

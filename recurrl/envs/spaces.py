@@ -1,7 +1,7 @@
 """The Gymnasium spaces that policies support, and TorchRL's specs of them."""
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache, partial
 from typing import Any
 
@@ -13,7 +13,7 @@ from torchrl.data import Binary, Bounded, Categorical, Composite, MultiCategoric
 
 from recurrl.errors import ConfigError
 from recurrl.keys import ACTION_MASK, OBSERVATION
-from recurrl.specs import choices
+from recurrl.specs import bounds_of, choices
 
 Space = spaces.Space[Any]
 OBSERVATIONS = (
@@ -24,31 +24,6 @@ ACTIONS = "Discrete, MultiDiscrete, MultiBinary and continuous actions, and dict
 
 
 _log_once = cache(partial(logging.getLogger(__name__).info, "%s: what the policy sees leaves out text: %s"))
-
-
-def check_supported(env_id: str, observation: Space, action: Space) -> None:
-    """Rejects spaces that no policy supports, and logs the text that is left out of observations.
-
-    Raises:
-        ConfigError: with what to do.
-    """
-    everything, observation, action = named(observation), named(observation, text=False), named(action)
-    of_each_kind = (
-        ("observations", observation, _unsupported_observation, OBSERVATIONS),
-        ("actions", action, _unsupported_action, ACTIONS),
-    )
-    for kind, whole, unsupported, supported in of_each_kind:
-        for path, space in leaves(whole):
-            is_empty = 0 in (getattr(space, "shape", None) or ())
-            if reason := f"its shape {space.shape} has no entries" if is_empty else unsupported(space):
-                entry = f" (entry {'.'.join(map(str, path))})" if path else ""
-                raise ConfigError(
-                    f"{env_id} has unsupported {kind} {space}{entry}: {reason}. recurrl trains on {supported}. Wrap "
-                    "the environment to have one of these."
-                )
-    visible = dict(leaves(observation))
-    if text := [".".join(path) for path, _ in leaves(everything) if path not in visible]:
-        _log_once(env_id, ", ".join(text))
 
 
 def parts_of(space: Space) -> dict[str, Space]:
@@ -81,19 +56,42 @@ def leaves(space: Space, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str
         yield from leaves(entry, (*path, key))
 
 
-def raw_specs(observation: Space, action: Space, masked: bool, count: int) -> tuple[dict[str, TensorSpec], TensorSpec]:
-    """The specs of what ``count`` Gymnasium environments give, and of their action, text left out.
+def raw_specs(
+    env_id: str, observation: Space, action: Space, count: int, masked: bool = False
+) -> tuple[dict[str, TensorSpec], TensorSpec]:
+    """The specs of what ``count`` environments give, and of their action; the log names text, which is left out.
 
     Args:
+        env_id: their id, for messages.
         observation: the space of one environment's observation.
         action: the space of its action.
-        masked: the info has a mask of actions.
         count: the number of environments.
+        masked: the info has a mask of actions.
+
+    Raises:
+        ConfigError: no policy supports these spaces; with what to do.
     """
-    specs = {OBSERVATION: spec_of(named(observation, text=False), count)}
+    seen, acted = named(observation, text=False), named(action)
+    _check_supported(f"{env_id} has unsupported observations", seen, _unsupported_observation, OBSERVATIONS)
+    _check_supported(f"{env_id} has unsupported actions", acted, _unsupported_action, ACTIONS)
+    visible = dict(leaves(seen))
+    if text := [".".join(path) for path, _ in leaves(named(observation)) if path not in visible]:
+        _log_once(env_id, ", ".join(text))
+    specs = {OBSERVATION: spec_of(seen, count)}
     if masked:
         specs[ACTION_MASK] = spec_of(spaces.MultiBinary(spaces.flatdim(action)), count)
-    return specs, spec_of(named(action), count)
+    return specs, spec_of(acted, count)
+
+
+def _check_supported(what: str, whole: Space, unsupported: Callable[[Space], str | None], supported: str) -> None:
+    for path, space in leaves(whole):
+        is_empty = 0 in (getattr(space, "shape", None) or ())
+        if reason := f"its shape {space.shape} has no entries" if is_empty else unsupported(space):
+            entry = f" (entry {'.'.join(path)})" if path else ""
+            raise ConfigError(
+                f"{what} {space}{entry}: {reason}. recurrl trains on {supported}. Wrap the environment to have one of "
+                "these."
+            )
 
 
 def spec_of(space: Space, count: int) -> TensorSpec:
@@ -136,12 +134,8 @@ def space_of(spec: TensorSpec) -> Space:
         return spaces.MultiDiscrete(list(sizes))
     if isinstance(spec, Categorical):
         return spaces.Discrete(int(spec.space.n))
-    dtype = torch.empty(0, dtype=spec.dtype).numpy().dtype
-    if isinstance(spec, Bounded):
-        return spaces.Box(spec.space.low.cpu().numpy(), spec.space.high.cpu().numpy(), dtype=dtype.type)
-    floating = dtype.kind == "f"
-    low, high = (-np.inf, np.inf) if floating else (np.iinfo(dtype).min, np.iinfo(dtype).max)
-    return spaces.Box(low, high, tuple(spec.shape), dtype=dtype.type)
+    low, high = (bound.cpu().numpy() for bound in bounds_of(spec))
+    return spaces.Box(low, high, dtype=low.dtype.type)
 
 
 def without_names(space: Space, value: Any) -> Any:

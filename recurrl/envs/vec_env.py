@@ -6,7 +6,6 @@ Shape legend: N environments.
 import logging
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,13 +14,13 @@ from gymnasium import spaces
 from tensordict import NestedKey, TensorDictBase
 from tensordict.utils import expand_as_right
 from torch import Tensor
-from torchrl.data import Composite, TensorSpec, Unbounded
+from torchrl.data import Composite, Unbounded
 
 from recurrl.config.env import DISABLED, NEXT_STEP, SAME_STEP, VecEnvConfig
 from recurrl.envs.arguments import parameters_of
 from recurrl.envs.batched import BatchedEnv, Tensors
 from recurrl.envs.checks import UnnamedEnvError
-from recurrl.envs.spaces import check_supported, named, space_of, spec_of
+from recurrl.envs.spaces import named, raw_specs
 from recurrl.errors import ConfigError
 from recurrl.keys import FINAL_UNKNOWN, HIDDEN, INSERTED, OBSERVATION, path_of
 from recurrl.runtime.serialization import Stateful
@@ -30,25 +29,6 @@ logger = logging.getLogger(__name__)
 
 ACTOR, CRITIC = ("policy", "actor"), ("critic",)
 """The groups of observations that the policy sees, and the critic, if the configuration names none."""
-
-
-@dataclass
-class _Episodes:
-    """What lasts from one step to the next. An object, because setting an attribute of an EnvBase takes microseconds.
-
-    Attributes:
-        observed: the last observations.
-        ended: where the last step ended an episode, ``[N, 1]``.
-        inserted_next: where the next step only begins an episode, ``[N, 1]``.
-        cut_unknown: where an episode was ever truncated without its last observation, ``[N, 1]``.
-        warned: the user knows that.
-    """
-
-    observed: Tensors
-    ended: Tensor
-    inserted_next: Tensor
-    cut_unknown: Tensor
-    warned: bool = False
 
 
 class VecEnv(BatchedEnv):
@@ -75,8 +55,10 @@ class VecEnv(BatchedEnv):
         super().__init__(*specs)
         self._env, self._resets, self._is_array = env, resets, is_array
         self._reset_some = _partial_reset(env, is_array) if resets == DISABLED else None
+        self._observed: Tensors = {}
         none = torch.zeros(*self.batch_size, 1, dtype=torch.bool, device=self.device)
-        self._episodes = _Episodes({}, ended=none, inserted_next=none, cut_unknown=none)
+        # Where the last step ended an episode, and where the next one only begins one, ``[N, 1]``.
+        self._ended, self._inserted_next = none, none
 
     @abstractmethod
     def _to_env_format(self, action: Tensor | TensorDictBase) -> Any:
@@ -96,36 +78,35 @@ class VecEnv(BatchedEnv):
 
     def reset_tensors(self, mask: Tensor | None) -> Tensors:
         """Resets environments on request. Those that reset themselves are only read, except for a full reset."""
-        now = self._episodes
         if mask is None:
-            now.observed = self._read(*_start_episodes(self._env))
-            now.inserted_next = torch.zeros(*self.batch_size, 1, dtype=torch.bool, device=self.device)
+            self._observed = self._read(*_start_episodes(self._env))
+            self._inserted_next = torch.zeros_like(self._inserted_next)
         elif self._reset_some is not None:
             returned = self._reset_some(mask.squeeze(-1))
             if returned is not None:
                 first = self._read(*returned)
-                now.observed = {key: _where(mask, value, now.observed[key]) for key, value in first.items()}
-        return dict(now.observed)
+                self._observed = {key: _where(mask, value, self._observed[key]) for key, value in first.items()}
+        return dict(self._observed)
 
     def step_tensors(self, action: Tensor | TensorDictBase) -> Tensors:
         """Steps all environments in one call."""
-        now, before = self._episodes, self._episodes.observed
+        before = self._observed
         observation, results, info = self._results(self._env.step(self._to_env_format(action)))
-        now.observed = self._read(observation, info)
-        step = {**now.observed, **results}
+        self._observed = self._read(observation, info)
+        step = {**self._observed, **results}
         if self._resets == SAME_STEP:
             step |= self._final_observations(before, step, info)
         elif self._resets == NEXT_STEP:
             step |= self._inserted_steps(before, step)
-        now.ended = step["done"]
+        self._ended = step["done"]
         return step
 
     def _inserted_steps(self, before: Tensors, step: Tensors) -> Tensors:
         """The steps that only begin an episode, as whole episodes that terminate without a reward."""
-        now, inserted = self._episodes, self._episodes.inserted_next
-        now.inserted_next = step["done"] & ~inserted
+        inserted = self._inserted_next
+        self._inserted_next = step["done"] & ~inserted
         # The policy acts in an inserted step too, on an observation that it has acted on before.
-        now.observed = {key: _where(now.inserted_next, old, step[key]) for key, old in before.items()}
+        self._observed = {key: _where(self._inserted_next, old, step[key]) for key, old in before.items()}
         return {
             **{key: _where(inserted, old, step[key]) for key, old in before.items()},
             "reward": step["reward"].masked_fill(inserted, 0.0),
@@ -180,14 +161,15 @@ class SimulatorEnv(VecEnv):
         first = next(_leaves((), observation))[1]
         count, is_dict = len(first), _is_dict(observation)
         actor, privileged = _groups(options, list(observation.keys()) if is_dict else [])
-        spec, action = _policy_groups(_observation_spec(env, observation, count), actor), _action_spec(env, count)
-        spec = Composite(spec, shape=[count]) if isinstance(spec, dict) else spec
-        check_supported(options.id, space_of(spec[0]), space_of(action[0]))
+        seen = _policy_groups(named(_observation_space(env, observation)), actor)
+        specs = raw_specs(options.id, spaces.Dict(seen) if isinstance(seen, dict) else seen, _action_space(env), count)
         device, is_array = torch.as_tensor(first).device, isinstance(first, np.ndarray)
-        super().__init__(env, options.resets, count, {OBSERVATION: spec}, action, device, is_array=is_array)
+        super().__init__(env, options.resets, count, *specs, device, is_array=is_array)
         self._actor_groups, self._privileged, self._shows_hidden = actor, privileged, False
         self._expected = {key: (spec.dtype, spec.shape) for key, spec in self.observation_spec.items(True, True)}
         self._logged: dict[str, list[Tensor]] = {}
+        # Where an episode was ever truncated without its last observation, and if the user knows that.
+        self._cut_unknown, self._warned = self._inserted_next, False
 
     def show_hidden(self) -> None:
         """Gives the groups of the critic, concatenated, as the entry ``hidden``.
@@ -211,16 +193,15 @@ class SimulatorEnv(VecEnv):
     def _final_observations(self, before: Tensors, step: Tensors, info: Any) -> Tensors:
         """The last observations of episodes that ended, in place of those of the next ones, and where it is unknown."""
         final = info.get("final_obs")
-        done, last = step["done"], before if final is None else self._observed(final)
+        done, last = step["done"], before if final is None else self._entries(final)
         unknown = done if final is None else torch.zeros_like(done)
-        self._episodes.cut_unknown = self._episodes.cut_unknown | (unknown & step["truncated"])
+        self._cut_unknown = self._cut_unknown | (unknown & step["truncated"])
         return {**{key: _where(done, value, step[key]) for key, value in last.items()}, FINAL_UNKNOWN: unknown}
 
     def metrics(self) -> dict[str, float]:
         """The means of what was logged since the last call."""
-        now = self._episodes
-        if self._resets == SAME_STEP and not now.warned and bool(now.cut_unknown.any()):
-            now.warned = True
+        if self._resets == SAME_STEP and not self._warned and bool(self._cut_unknown.any()):
+            self._warned = True
             logger.warning(
                 "The simulator gives no final observation of episodes that are truncated (info['final_obs']): their "
                 "returns are continued by γ V(s) of the last observation but one. One that resets on request "
@@ -231,16 +212,16 @@ class SimulatorEnv(VecEnv):
         return means
 
     def _to_env_format(self, action: Tensor | TensorDictBase) -> Any:
-        if isinstance(action, TensorDictBase):
-            return action.numpy() if self._is_array else action.to_dict()
-        return action.numpy() if self._is_array else action
+        if self._is_array:
+            return action.numpy()
+        return action.to_dict() if isinstance(action, TensorDictBase) else action
 
     def _read(self, observation: Any, info: Any) -> Tensors:
         for name, value in (info.get("log") or {}).items() if isinstance(info, Mapping) else ():
             self._logged.setdefault(name, []).append(torch.as_tensor(value).detach().double().mean())
-        return self._observed(observation)
+        return self._entries(observation)
 
-    def _observed(self, observation: Any) -> Tensors:
+    def _entries(self, observation: Any) -> Tensors:
         groups = _policy_groups(observation, self._actor_groups)
         entries: Tensors = {key: torch.as_tensor(value).clone() for key, value in _leaves((OBSERVATION,), groups)}
         if self._shows_hidden:
@@ -363,10 +344,10 @@ def _leaves(path: tuple[str, ...], value: Any) -> Iterator[tuple[NestedKey, Any]
         yield from _leaves((*path, name), part)
 
 
-def _observation_spec(env: Any, observation: Any, count: int) -> TensorSpec:
-    """That of the declared space, if it is one of Gymnasium; else of numbers like those observed."""
+def _observation_space(env: Any, observation: Any) -> spaces.Space[Any]:
+    """The declared space, if it is one of Gymnasium; else that of numbers like those observed."""
     space = getattr(env, "single_observation_space", None)
-    return spec_of(named(space if isinstance(space, spaces.Space) else _space_like(observation)), count)
+    return space if isinstance(space, spaces.Space) else _space_like(observation)
 
 
 def _space_like(value: Any) -> spaces.Space[Any]:
@@ -383,15 +364,15 @@ def _space_like(value: Any) -> spaces.Space[Any]:
     return spaces.Box(low, high, tuple(tensor.shape[1:]), dtype)
 
 
-def _action_spec(env: Any, count: int) -> TensorSpec:
-    """That of the declared space; of ``num_actions`` numbers without bounds if there is none."""
+def _action_space(env: Any) -> spaces.Space[Any]:
+    """The declared space; that of ``num_actions`` numbers without bounds if there is none."""
     space = getattr(env, "single_action_space", None)
-    if space is None:
-        return Unbounded((count, int(env.num_actions)))
     if isinstance(space, spaces.Space):
-        return spec_of(named(space), count)
+        return space
+    if space is None:
+        return spaces.Box(-np.inf, np.inf, (int(env.num_actions),))
     low, high = (np.broadcast_to(np.asarray(end, np.float32), space.shape) for end in (space.low, space.high))
-    return spec_of(spaces.Box(low, high, dtype=np.float32), count)
+    return spaces.Box(low, high, dtype=np.float32)
 
 
 def _where(mask_N1: Tensor, first: Tensor, second: Tensor) -> Tensor:

@@ -14,8 +14,8 @@ from torch import Tensor
 from recurrl.config.env import DISABLED, NEXT_STEP, SAME_STEP
 from recurrl.envs.batched import Tensors
 from recurrl.envs.checks import EnvChecks, Observations, UnnamedEnvError, mask_in, unpacked
-from recurrl.envs.saved_state import UnsavableError, restore, state_of
-from recurrl.envs.spaces import check_supported, raw_specs, without_names
+from recurrl.envs.saved_state import restore, state_of
+from recurrl.envs.spaces import raw_specs, without_names
 from recurrl.envs.vec_env import VecEnv
 from recurrl.errors import ConfigError, require
 from recurrl.keys import ACTION_MASK
@@ -45,14 +45,14 @@ class GymnasiumVectorEnv(VecEnv):
             f"{mode}). Choose one of {', '.join(map(str, _RESETS))}.",
         )
         count, space, self._action_space = vector.num_envs, vector.single_observation_space, vector.single_action_space
-        check_supported(env_id, space, self._action_space)
-        super().__init__(vector, _RESETS[mode], count, *raw_specs(space, self._action_space, masked, count))
+        specs = raw_specs(env_id, space, self._action_space, count, masked)
+        super().__init__(vector, _RESETS[mode], count, *specs)
         self.checks, self._masked = EnvChecks(env_id, count), masked
         self._reader, self._of_one = (Observations(space, count, batched) for batched in (True, False))
 
     def reset_tensors(self, mask: Tensor | None) -> Tensors:
         """Resets environments; those that reset themselves only where their episodes have ended."""
-        if mask is not None and self._resets != DISABLED and (mask & ~self._episodes.ended).any():
+        if mask is not None and self._resets != DISABLED and (mask & ~self._ended).any():
             raise ConfigError(
                 f"{self.checks.env_id} resets its environments automatically when their episodes end, and cannot "
                 "reset others. Have it reset by options['reset_mask'] (AutoresetMode.DISABLED)."
@@ -61,16 +61,13 @@ class GymnasiumVectorEnv(VecEnv):
 
     def episodes(self) -> dict[str, Any]:
         """The state of the vector environment, and what lasts from one step to the next."""
-        lasting = {"observed": dict(self._episodes.observed), "inserted_next": self._episodes.inserted_next}
+        lasting = {"observed": dict(self._observed), "inserted_next": self._inserted_next}
         return {"environment": state_of(self._env), **lasting}
 
     def restore_episodes(self, state: dict[str, Any]) -> None:
         """Restores them."""
-        saved = len(state["inserted_next"])
-        if saved != self.batch_size[0]:
-            raise UnsavableError(f"{saved} environments were saved, but there are now {self.batch_size[0]}")
         restore(self._env, state["environment"])
-        self._episodes.observed, self._episodes.inserted_next = dict(state["observed"]), state["inserted_next"]
+        self._observed, self._inserted_next = dict(state["observed"]), state["inserted_next"]
 
     def _to_env_format(self, action: Tensor | TensorDictBase) -> Any:
         return without_names(self._action_space, action.numpy())
@@ -96,7 +93,7 @@ class GymnasiumVectorEnv(VecEnv):
                 "ended episodes without info['final_obs'], which autoreset mode SAME_STEP requires. Have step put "
                 "each episode's last observation there."
             )
-        filled = {key: values.clone() for key, values in self._episodes.observed.items()}
+        filled = {key: values.clone() for key, values in self._observed.items()}
         try:
             # One per environment, or one for all of them.
             if isinstance(final, np.ndarray) and final.dtype == object:

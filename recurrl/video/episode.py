@@ -90,7 +90,7 @@ class Recorder:
         """Records the picture and the hidden entries of the first environment, which it returns."""
         raw: Any = env.raw  # single environments, because others draw no pictures
         self._pictures.append(picture_of(raw.envs[0]))
-        self._hidden.append(_hidden_entries(raw.observed, self._mask))
+        self._hidden.append(_hidden_entries(raw.observed(), self._mask))
         return raw.envs[0]
 
     def episode(self) -> Episode:

@@ -150,7 +150,7 @@ def test_a_policy_sees_and_does_the_same_whatever_makes_the_environment(made_by,
 
 @pytest.mark.parametrize("made_by", MADE_BY)
 def test_its_specs_are_what_it_returns(made_by, configured):
-    env = make_env(configured(made_by, *OPTIONS), COUNT, seed=0, privileged=False)
+    env = make_env(configured(made_by, *OPTIONS), COUNT, seed=0)
     assert (env.action_spec.space.low == -1).all()
     assert (env.action_spec.space.high == 1).all()
     check_env_specs(env)

@@ -131,8 +131,8 @@ def test_environments_of_torchrl_are_trained_in(overrides, train, tmp_path):
 @pytest.mark.parametrize(
     ("overrides", "error"),
     [
-        ("env=mine:TooFew", "environment of batch size [1] (got one of batch size [2])."),
-        ("env=mine:Nothing", "must make a TorchRL environment of batch size [1] (got a NoneType)."),
+        ("env=mine:TooFew", "one of TorchRL of batch size [1] (got [2])."),
+        ("env=mine:Nothing", "one of TorchRL of batch size [1] (got a NoneType)."),
         ("env=mine:Renamed", "made an environment without the entry 'observation'; it has pixels. Name its keys"),
         ("env=mine:no_source", "made a str, which is not a recurrl.envs.Source. Derive from"),
         ("env=mine:unannotated", "must be annotated with a dataclass derived from recurrl.config.EnvC"),

@@ -5,7 +5,7 @@ import torch
 from tasks import CUE, MASKED
 from torchrl.data import Binary, Categorical, Composite, Unbounded
 
-from recurrl.envs import make_env
+from recurrl.envs import make_batched_env, make_env
 from recurrl.errors import ConfigError, EnvError
 from recurrl.evaluation import evaluate, random_metrics
 from recurrl.policy import LOG_PROB, OBSERVATION, VALUE, make_policy
@@ -28,7 +28,7 @@ def test_what_is_not_allowed_is_not_done_at_random_or_deterministically(where, a
 @pytest.mark.parametrize("action", ["discrete", "multi_discrete"])
 def test_whether_reset_seeds_are_heeded_is_found_by_actions_that_are_allowed(action, configure):
     config = configure(MASKED, mask_in="observation", action=action)
-    make_env(config.env, 2, seed=0, groups=2).close()
+    make_batched_env(config.env, 2, seed=0, groups=2).close()
 
 
 def test_a_mask_changes_the_action_and_nothing_else(configure, collect):

@@ -120,7 +120,7 @@ class Nowhere(BatchedEnv):
     """
 
     def __init__(self, num_envs, device, observation=THREE_NUMBERS, action=FOUR_CHOICES, masked=False):
-        specs, action_spec = raw_specs(observation, action, masked, num_envs)
+        specs, action_spec = raw_specs("env", observation, action, num_envs, masked)
         specs = {key: spec.to(device) for key, spec in specs.items()}
         super().__init__(num_envs, specs, action_spec.to(device), device)
         self._nothing = dict(self.observation_spec.zero().items(True, True))

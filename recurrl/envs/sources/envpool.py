@@ -2,7 +2,6 @@
 
 from typing import Any
 
-from recurrl.config.env import VecEnvConfig
 from recurrl.config.plugins import import_custom
 from recurrl.envs.sources.vec_env import VecEnvs
 from recurrl.errors import require
@@ -12,9 +11,6 @@ class EnvPool(VecEnvs):
     """Environments of EnvPool, stepped in C++. ``env.kwargs`` are further arguments of ``envpool.make_gymnasium``."""
 
     supported_options = ("kwargs",)
-
-    def __init__(self, options: VecEnvConfig) -> None:
-        super().__init__(options)
 
     def check_maker(self) -> None:
         """Rejects a name that EnvPool does not have."""

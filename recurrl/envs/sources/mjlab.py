@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from recurrl.config.env import DISABLED, VecEnvConfig
+from recurrl.config.env import DISABLED
 from recurrl.config.plugins import import_custom
 from recurrl.envs.sources.vec_env import VecEnvs
 from recurrl.errors import ConfigError, require
@@ -11,9 +11,6 @@ from recurrl.errors import ConfigError, require
 
 class Mjlab(VecEnvs):
     """A task of mjlab. ``env.kwargs`` replaces values of its configuration: ``env.kwargs.episode_length_s=10``."""
-
-    def __init__(self, options: VecEnvConfig) -> None:
-        super().__init__(options)
 
     def check_maker(self) -> None:
         """Rejects a task that does not exist, and values that its configuration does not have."""

@@ -67,11 +67,8 @@ class VecEnvs(Source):
             created = self.create(num_envs)
         with EnvChecks(options.id, num_envs).attributed("reset"):
             env = SimulatorEnv(created, options)
-        count, device = env.batch_size[0], torch.device(self.device())
-        advice = "Have it take num_envs, and make as many."
-        require(count == num_envs, f"env.id={options.id} must make {num_envs} environments (got {count}). {advice}")
         require(
-            env.device.type == device.type,
+            env.device.type == torch.device(self.device()).type,
             f"env.device must be where env.id={options.id} runs, which is {env.device.type} (got {options.device}). "
             f"Give env.device={env.device.type}, or have it run on its argument device.",
         )
