@@ -3,6 +3,7 @@
 import logging
 import shlex
 import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -166,7 +167,7 @@ def _resume_command(settings: DictConfig, run_dir: Path, callbacks: Sequence[Cal
     return folder + shlex.join(["recurrl-train", *overrides])
 
 
-def run_rank(started: float) -> None:
+def run_rank() -> None:
     """Takes part in the run of rank 0 as another rank, which logs errors only.
 
     Raises:
@@ -186,7 +187,7 @@ def run_rank(started: float) -> None:
             world().connect(config.device, config.ranks.timeout_s)
             # Rank 0 knows of the signal, and says how the run ended.
             with suppress(Interrupted), stop_request() as request, time_limit(config.collector.timeout_s):
-                make_trainer(config, Path(), settings, Report(started=started, frames=frames), request).fit()
+                make_trainer(config, Path(), settings, Report(started=time.time(), frames=frames), request).fit()
     world().leave()
 
 

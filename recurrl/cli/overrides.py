@@ -189,9 +189,8 @@ def _declared(env: str, overrides: Sequence[Override]) -> dict[str, Any]:
 
 def job_overrides() -> list[str]:
     """The job's overrides as they were typed: an interpolation in one is about the run's configuration, not Hydra's."""
-    overrides = OmegaConf.to_container(HydraConfig.get().overrides.task, resolve=False)
-    assert isinstance(overrides, list)
-    return [str(override) for override in overrides]
+    of_hydra: Any = HydraConfig.get()
+    return list(plain(of_hydra.overrides, resolve=False)["task"])
 
 
 def overridden_keys(overrides: Sequence[str]) -> set[str]:

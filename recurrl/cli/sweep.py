@@ -3,10 +3,8 @@
 The jobs may run in other processes or on other machines, so their results are read from their directories.
 """
 
-import itertools
 import os
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -16,7 +14,6 @@ from hydra.core.utils import env_override
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf
 
-from recurrl import STARTED
 from recurrl.cli.results import OVERRIDES, comparison, comparison_table, configured, jobs_of
 from recurrl.reporting.runs import differing
 from recurrl.runtime.atomic import atomic_write
@@ -24,9 +21,8 @@ from recurrl.runtime.report import write_summary
 from recurrl.runtime.run_directory import SUMMARY
 from recurrl.tracking.progress import SWITCH
 
-_begun = itertools.count()
-_open = ExitStack()
-"""Closed when the command ends, which writes the report of its sweep."""
+SWEEP = ExitStack()
+"""What is undone when the command ends, however that is, if a sweep started: it is then reported."""
 
 
 class BeforeSweep(Callback):
@@ -38,27 +34,15 @@ class BeforeSweep(Callback):
         if OmegaConf.select(config, "hydra.launcher.n_jobs") == -1:
             config.hydra.launcher.n_jobs = jobs_at_once(config.num_threads)
         folder = Path(config.hydra.sweep.dir).absolute()
-        _open.callback(_report, folder)
+        SWEEP.callback(_report, folder)
         # Jobs in other processes, at the same time, would draw over each other.
-        _open.enter_context(env_override({SWITCH: str(os.getpid())}))
+        SWEEP.enter_context(env_override({SWITCH: str(os.getpid())}))
 
 
 def jobs_at_once(num_threads: int | None) -> int:
     """How many jobs with these threads the cores of this process suffice for; at least one."""
     cores = len(os.sched_getaffinity(0))
     return max(1, cores // (num_threads or cores))
-
-
-@contextmanager
-def followed() -> Iterator[None]:
-    """Reports the sweep that starts within the block, if one does, however it ends."""
-    with _open:
-        yield
-
-
-def job_started() -> float:
-    """When the job that begins was started, seconds since the epoch: the first of a process with the process."""
-    return time.time() if next(_begun) else STARTED
 
 
 @contextmanager

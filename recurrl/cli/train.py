@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
+import time
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -14,13 +15,13 @@ from hydra.core.utils import env_override
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
-from recurrl import __version__
+from recurrl import STARTED, __version__
 from recurrl.cli.directories import run_directory
 from recurrl.cli.help import explained, help_of
 from recurrl.cli.launcher import launch, launch_saved
 from recurrl.cli.messages import errors_as_messages, hydra_errors_as_ours
 from recurrl.cli.overrides import arguments_of, check_choices, compose, job_overrides, prepared
-from recurrl.cli.sweep import followed, job_started, recorded
+from recurrl.cli.sweep import SWEEP, recorded
 from recurrl.config.composed import as_schema
 from recurrl.errors import ConfigError, RunError, require
 from recurrl.runtime.ranks import launched_rank, launched_size, world
@@ -57,7 +58,7 @@ def _command() -> None:
     else:
         sys.argv[1:] = prepared(sys.argv[1:], is_run=arguments.cfg is None)
         # With HYDRA_FULL_ERROR Hydra raises errors; without it, it prints each with a traceback.
-        with followed(), env_override({"HYDRA_FULL_ERROR": "1"}), hydra_errors_as_ours():
+        with SWEEP, env_override({"HYDRA_FULL_ERROR": "1"}), hydra_errors_as_ours():
             _job()
     if launched_size() > 1:
         from recurrl.cli.job import dismiss_ranks  # imports torch
@@ -70,7 +71,7 @@ def _follow() -> None:
     from recurrl.cli.job import run_rank  # imports torch
 
     try:
-        run_rank(job_started())
+        run_rank()
     except Exception as error:
         world().failed(error)
         if not isinstance(error, ConfigError | RunError):
@@ -83,7 +84,7 @@ def _job(composed: DictConfig) -> float | None:
     is_sweep = HydraConfig.get().mode == RunMode.MULTIRUN
     if is_sweep and launched_size() > 1:
         raise ConfigError("-m starts many runs, and torchrun the ranks of one. Start torchrun once for each run.")
-    run_dir, started = Path(HydraConfig.get().runtime.output_dir), job_started()
+    run_dir, started = Path(HydraConfig.get().runtime.output_dir), time.time() if is_sweep else STARTED
     try:
         with ExitStack() as stack:
             resume = stack.enter_context(run_directory(run_dir, composed))

@@ -11,7 +11,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from recurrl.cli.results import results_of
-from recurrl.cli.sweep import BeforeSweep, followed
+from recurrl.cli.sweep import SWEEP, BeforeSweep
 from recurrl.errors import ConfigError
 from recurrl.reporting.page import write_report
 from recurrl.reporting.runs import Result, grouped
@@ -79,7 +79,7 @@ def test_a_failed_and_a_copied_run_count_nowhere_and_are_named(
     BeforeSweep().on_multirun_start(
         OmegaConf.create({"hydra": {"sweep": {"dir": str(sweep)}, "launcher": {"_target_": "BasicLauncher"}}})
     )
-    with followed():
+    with SWEEP:
         pass
     assert recurrl_report("sweep", "--output", "page.html", cwd=tmp_path).out == "page.html\n"
     for text in (capsys.readouterr().out, recurrl_compare("sweep", cwd=tmp_path).out):
