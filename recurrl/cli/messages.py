@@ -33,7 +33,7 @@ def errors_as_messages() -> Iterator[None]:
 
 
 @contextmanager
-def hydra_errors_as_ours() -> Iterator[None]:
+def hydra_errors_as_config_errors() -> Iterator[None]:
     """Raises what Hydra or OmegaConf finds wrong with a configuration as an error addressed to the user.
 
     Raises:

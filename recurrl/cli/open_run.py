@@ -140,20 +140,20 @@ def open_run(
             available here, or an override does not fit.
     """
     saved = checkpoint.Checkpoint(checkpoint.find(path, which))
-    settings, source, _ = found = config_of(saved)
+    found = config_of(saved)
     if not trust_packages:
         # Before the overrides: what the command line names is trusted, what the file names is not.
         check_trusted(found)
-    _change(settings, overrides if env is None else [f"env.id={text_of(id_of(env))}", *overrides])
-    with naming(f"{source} with {' '.join(overrides)}" if overrides else source):
-        config = typed(settings)
+    _change(found.config, overrides if env is None else [f"env.id={text_of(id_of(env))}", *overrides])
+    with naming(f"{found.source} with {' '.join(overrides)}" if overrides else found.source):
+        config = typed(found.config)
     if device not in (None, config.device):
         # The run's backend may not support this device, and acting does not need it.
         backend = replace(config.backend, name="reference")
         config = replace(config, device=device, backend=backend, recompute="none", compile=False)
     config = replace(config, resume=None, env=with_maker(config.env, env))
     check_config(config)
-    return OpenedRun(saved, config, settings)
+    return OpenedRun(saved, config, found.config)
 
 
 def _change(settings: DictConfig, overrides: Sequence[str]) -> None:

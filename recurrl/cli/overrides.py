@@ -15,7 +15,7 @@ from hydra.core.override_parser.types import ChoiceSweep, Override, Quote, Quote
 from hydra.errors import OverrideParseException
 from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict, read_write
 
-from recurrl.cli.messages import hydra_errors_as_ours
+from recurrl.cli.messages import hydra_errors_as_config_errors
 from recurrl.config import plugins
 from recurrl.config.composed import plain, value_of
 from recurrl.config.keys import check_key, keys_of, packaged_keys
@@ -140,7 +140,7 @@ def compose(overrides: Sequence[str], config_dir: str | Path | None = None, is_r
         ConfigError: an override is wrong.
     """
     search = [] if config_dir is None else [f"hydra.searchpath=[file://{Path(config_dir).resolve()}]"]
-    with hydra_errors_as_ours(), hydra.initialize_config_module("recurrl.configs", version_base="1.3"):
+    with hydra_errors_as_config_errors(), hydra.initialize_config_module("recurrl.configs", version_base="1.3"):
         composed = hydra.compose("train", prepared([*overrides, *search], is_run), return_hydra_config=True)
         check_choices(composed, composed.hydra)
     HydraConfig.instance().set_config(composed)

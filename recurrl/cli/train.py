@@ -19,7 +19,7 @@ from recurrl import STARTED, __version__
 from recurrl.cli.directories import run_directory
 from recurrl.cli.help import explained, help_of
 from recurrl.cli.launcher import launch, launch_saved
-from recurrl.cli.messages import errors_as_messages, hydra_errors_as_ours
+from recurrl.cli.messages import errors_as_messages, hydra_errors_as_config_errors
 from recurrl.cli.overrides import arguments_of, check_choices, compose, job_overrides, prepared
 from recurrl.cli.sweep import SWEEP, recorded
 from recurrl.config.composed import as_schema
@@ -58,7 +58,7 @@ def _command() -> None:
     else:
         sys.argv[1:] = prepared(sys.argv[1:], is_run=arguments.cfg is None)
         # With HYDRA_FULL_ERROR Hydra raises errors; without it, it prints each with a traceback.
-        with SWEEP, env_override({"HYDRA_FULL_ERROR": "1"}), hydra_errors_as_ours():
+        with SWEEP, env_override({"HYDRA_FULL_ERROR": "1"}), hydra_errors_as_config_errors():
             _job()
     if launched_size() > 1:
         from recurrl.cli.job import dismiss_ranks  # imports torch

@@ -45,11 +45,11 @@ def _uploaded(run: Path, trust_packages: bool) -> str:
 
     run_dir = run_directory_of(run)
     saved = checkpoint.Checkpoint(checkpoint.find(run_dir))
-    settings, source, _ = found = config_of(saved)
+    found = config_of(saved)
     if not trust_packages:
         check_trusted(found)
-    with naming(source):
-        options, run_id = typed(settings).logger, saved.resumed.ids.get("wandb")
+    with naming(found.source):
+        options, run_id = typed(found.config).logger, saved.resumed.ids.get("wandb")
     if not isinstance(options, WandbConfig) or run_id is None:
         raise ConfigError(f"{run_dir} has no wandb run: it was trained with logger={options.name}. Give another run.")
     with locked(run_dir):
@@ -57,5 +57,5 @@ def _uploaded(run: Path, trust_packages: bool) -> str:
         artifacts |= {kind: (run_dir / kind, {}) for kind in (EXPORTS, VIDEOS) if (run_dir / kind).is_dir()}
         # The training run's, which wandb shows as the state of its run.
         exit_code = 0 if read_summary(run_dir).get("status") in ("completed", "stopped") else 1
-        where = upload(options, run_id, run_dir, plain(settings), artifacts, exit_code)
+        where = upload(options, run_id, run_dir, plain(found.config), artifacts, exit_code)
     return f"{', '.join(artifacts)}: artifacts of the run's wandb run. {where}\n"
