@@ -26,13 +26,13 @@ def segments_of(is_init):
 
 def pieces(is_init):
     """Flat indices of each segment, found by walking the rows."""
-    found = []
+    indices = []
     for row in range(is_init.shape[0]):
         for step in range(is_init.shape[1]):
             if step == 0 or is_init[row, step]:
-                found.append([])
-            found[-1].append(row * is_init.shape[1] + step)
-    return found
+                indices.append([])
+            indices[-1].append(row * is_init.shape[1] + step)
+    return indices
 
 
 @given(is_init=flags())
@@ -82,9 +82,9 @@ def test_a_flat_batch_of_slices_takes_as_many_steps_as_its_longest_segment():
 @given(is_init=flags())
 def test_the_states_before_packed_steps_are_found(is_init):
     packing = segments_of(is_init).packing
-    found = packing.before_P.tolist()
+    places = packing.before_P.tolist()
     first = packing.starts_N.tolist()
-    for row_step, place in zip(packing.positions_P.tolist(), found, strict=True):
+    for row_step, place in zip(packing.positions_P.tolist(), places, strict=True):
         assert place == (first.index(row_step) if row_step in first else len(first) + row_step - 1)
 
 
@@ -135,4 +135,4 @@ def test_a_linear_recurrence_equals_its_loop_and_has_its_derivatives(recurrence,
     gradients = torch.autograd.grad(run(*inputs), inputs, weight)
     torch.testing.assert_close(gradients, torch.autograd.grad(expected, inputs, weight), rtol=1e-11, atol=1e-11)
     if recurrence is linear_recurrence:
-        assert torch.autograd.gradgradcheck(run, inputs)
+        assert torch.autograd.gradgradcheck(run, inputs, fast_mode=True)
