@@ -3,6 +3,7 @@
 import pytest
 import torch
 from found import CELLS, layers_of
+from parity import batch
 from tensordict import TensorDict
 
 from recurrl.recurrent import GRUModule, LSTMModule, set_recurrent_mode
@@ -13,15 +14,9 @@ def module(request):
     return layers_of(request.param, "auto", "none", (0, 0, 3, 5), num_layers=2)
 
 
-def random_batch(module, *batch):
-    generator = torch.Generator().manual_seed(0)
-    states = {
-        key: torch.randn(*batch, *spec.shape, dtype=torch.float64, generator=generator)
-        for key, spec in module.make_tensordict_primer().primers.items()
-    }
-    x = torch.randn(*batch, 3, dtype=torch.float64, generator=generator)
-    is_init = torch.rand(*batch, 1, generator=generator) < 0.3
-    return TensorDict({"x": x, "is_init": is_init, **states}, batch)
+def random_batch(module, *shape):
+    is_init = torch.rand(shape, generator=torch.Generator().manual_seed(0)) < 0.3
+    return batch(module, is_init).set("is_init", is_init.unsqueeze(-1))
 
 
 def test_a_sequence_equals_its_steps_one_by_one(module):
