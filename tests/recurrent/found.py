@@ -39,13 +39,13 @@ class Several(Cell):
 
 
 def _of_examples():
-    found = {}
+    cells = {}
     for each in pkgutil.iter_modules(my_package.__path__):
         module = importlib.import_module(f"my_package.{each.name}")
         for name, member in vars(module).items():
             if inspect.isclass(member) and issubclass(member, Cell) and member.__module__ == module.__name__:
-                found[name] = partial(_made, member, f"{module.__name__}:{name}")
-    return found
+                cells[name] = partial(_made, member, f"{module.__name__}:{name}")
+    return cells
 
 
 def _made(factory, name, hidden_size):

@@ -50,17 +50,17 @@ def outputs_and_gradients(module, data, neighbours=None):
     inputs = {key: data[key].detach().to(first).requires_grad_() for key in ("x", *state_keys)}
     with set_recurrent_mode(True):
         result = module(data.copy().to(first.device).update(inputs))
-    found = {"y": result["y"], **{f"next {key}": result["next", key] for key in state_keys}}
+    values = {"y": result["y"], **{f"next {key}": result["next", key] for key in state_keys}}
     generator = torch.Generator().manual_seed(2)
     # Of float32, so that modules of both precisions get the same.
-    weights = [torch.randn(value.shape, dtype=torch.float64, generator=generator).float() for value in found.values()]
+    weights = [torch.randn(value.shape, dtype=torch.float64, generator=generator).float() for value in values.values()]
     if neighbours is not None:
         weights = [neighbouring(weight, neighbours) for weight in weights]
-    loss = sum((value * weight.to(value)).sum() for value, weight in zip(found.values(), weights, strict=True))
+    loss = sum((value * weight.to(value)).sum() for value, weight in zip(values.values(), weights, strict=True))
     # torch.compile prefixes parameter names.
     wanted = inputs | {name.rpartition(".")[2]: parameter for name, parameter in module.named_parameters()}
     gradients = torch.autograd.grad(loss, list(wanted.values()))
-    return found | {f"gradient of {name}": value for name, value in zip(wanted, gradients, strict=True)}
+    return values | {f"gradient of {name}": value for name, value in zip(wanted, gradients, strict=True)}
 
 
 def numbers_kept(module, data):
@@ -84,10 +84,10 @@ def neighbouring(value, generator):
     return value.double() * torch.where(up, 1 + EPSILON, 1 - EPSILON)
 
 
-def relative_errors(found, expected):
+def relative_errors(results, expected):
     """Norm of each difference, relative to the expected value's norm."""
-    assert found.keys() == expected.keys()
+    assert results.keys() == expected.keys()
     return {
-        name: float((found[name].detach().double() - value.detach()).norm() / value.norm().clamp(min=1e-30).detach())
+        name: float((results[name].detach().double() - value.detach()).norm() / value.norm().clamp(min=1e-30).detach())
         for name, value in expected.items()
     }

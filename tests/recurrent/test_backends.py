@@ -54,12 +54,12 @@ def grid(runs):
                 yield pytest.param(*run, size, pattern, id="-".join((*run, name, pattern)), marks=marks)
 
 
-def assert_equal(found, expected, tolerance=1e-10):
+def assert_equal(results, expected, tolerance=1e-10):
     """Compares elementwise, relative to the element or to a hundredth of the largest one."""
-    assert found.keys() == expected.keys()
+    assert results.keys() == expected.keys()
     for name, value in expected.items():
         torch.testing.assert_close(
-            found[name],
+            results[name],
             value,
             rtol=tolerance,
             atol=0.01 * tolerance * float(value.abs().max()) + 1e-300,
@@ -81,8 +81,8 @@ def assert_equals_the_reference(cell, backend, recompute, size, is_init, **optio
 @cache
 def by_the_reference(cell, size, is_init, **options):
     module = layers_of(cell, "reference", "none", size, **options)
-    found = outputs_and_gradients(module, batch(module, torch.tensor(is_init)))
-    return {name: value.detach() for name, value in found.items()}
+    results = outputs_and_gradients(module, batch(module, torch.tensor(is_init)))
+    return {name: value.detach() for name, value in results.items()}
 
 
 @pytest.mark.parametrize("options", [{"num_layers": 3}, {"num_layers": 2, "bidirectional": True}], ids=str)
@@ -134,8 +134,8 @@ def movements(reference, data, expected):
             for parameter in neighbour.parameters():
                 parameter.copy_(neighbouring(parameter, generator))
         neighbours = data.apply(lambda value: neighbouring(value, generator))
-        found = relative_errors(outputs_and_gradients(neighbour, neighbours, generator), expected)
-        moved = {name: max(found[name], moved[name]) for name in moved}
+        changes = relative_errors(outputs_and_gradients(neighbour, neighbours, generator), expected)
+        moved = {name: max(changes[name], moved[name]) for name in moved}
     return moved
 
 

@@ -54,8 +54,8 @@ def test_each_layer_and_direction_has_the_declared_parameters_and_states(cell):
 def test_a_copy_computes_the_same(cell, copied):
     module = layers_of(cell, "scan", "none", (3, 5, 3, 5))
     data = batch(module, resets("random", 3, 5))
-    found, expected = outputs_and_gradients(copied(module), data), outputs_and_gradients(module, data)
-    assert all(torch.equal(found[name], value) for name, value in expected.items())
+    results, expected = outputs_and_gradients(copied(module), data), outputs_and_gradients(module, data)
+    assert all(torch.equal(results[name], value) for name, value in expected.items())
 
 
 @pytest.mark.parametrize("cell", cell_names())
@@ -200,9 +200,9 @@ def test_a_short_convolution_is_torchs():
     inputs, weight, bias = torch.randn(2, 9, 5), torch.randn(4, 5), torch.randn(5)
     starts = torch.zeros(2, 9, dtype=torch.bool)
     starts[:, 0] = True
-    found = convolved(windows(inputs, starts, torch.zeros(2, 9, 3, 5)), weight, bias)
+    output = convolved(windows(inputs, starts, torch.zeros(2, 9, 3, 5)), weight, bias)
     expected = functional.conv1d(functional.pad(inputs.mT, (3, 0)), weight.T.unsqueeze(1), bias, groups=5).mT
-    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(output, expected)
 
 
 def test_the_gradient_of_an_open_gate_keeps_its_digits():

@@ -54,8 +54,8 @@ def build():
     """Builds and loads the kernel, and runs it."""
     library.kernel.cache_clear()
     assert outputs_and_gradients(*small_layer())["y"].isfinite().all()
-    (found,) = (Path(os.environ["RECURRL_CACHE_DIR"]) / "native").glob("*.so")
-    return found
+    (built,) = (Path(os.environ["RECURRL_CACHE_DIR"]) / "native").glob("*.so")
+    return built
 
 
 def small_layer():
@@ -280,9 +280,9 @@ def test_rows_do_not_depend_on_one_another_or_on_threads(cell, rows, monkeypatch
 def test_sizes_around_its_tiles_and_panels(cell, sizes):
     module, reference = (layers_of(cell, backend, "none", sizes) for backend in ("native", "reference"))
     data = batch(module, resets("random", *sizes[:2]))
-    found, expected = (outputs_and_gradients(each, data) for each in (module, reference))
+    results, expected = (outputs_and_gradients(each, data) for each in (module, reference))
     for name in expected:
-        torch.testing.assert_close(found[name], expected[name], rtol=1e-9, atol=1e-10, msg=name)
+        torch.testing.assert_close(results[name], expected[name], rtol=1e-9, atol=1e-10, msg=name)
 
 
 @pytest.mark.native
@@ -290,8 +290,8 @@ def test_large_memory_of_which_it_asks_for_large_pages():
     sizes = (70, 128, 8, 256)
     module, other = (layers_of("gru", backend, "none", sizes).float() for backend in ("native", "scan"))
     data = batch(module, resets("random", *sizes[:2]))
-    found, expected = (outputs_and_gradients(each, data) for each in (module, other))
-    assert all(error < 1e-5 for error in relative_errors(found, expected).values())
+    results, expected = (outputs_and_gradients(each, data) for each in (module, other))
+    assert all(error < 1e-5 for error in relative_errors(results, expected).values())
 
 
 @pytest.mark.native
@@ -317,10 +317,10 @@ def test_what_is_not_finite_is_passed_on_up_to_the_next_reset(cell, bad):
     is_init[:, 6] = True
     data = batch(module, is_init)
     data["x"][1, 2] = bad
-    found, expected = (outputs_and_gradients(each, data)["y"] for each in (module, reference))
-    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6, equal_nan=True)
-    assert found[1, 6:].isfinite().all()
-    assert found[1, 2:6].isnan().any() == (bad != bad or expected[1, 2:6].isnan().any())
+    results, expected = (outputs_and_gradients(each, data)["y"] for each in (module, reference))
+    torch.testing.assert_close(results, expected, rtol=1e-5, atol=1e-6, equal_nan=True)
+    assert results[1, 6:].isfinite().all()
+    assert results[1, 2:6].isnan().any() == (bad != bad or expected[1, 2:6].isnan().any())
 
 
 GRADIENTS = {
@@ -344,11 +344,11 @@ def test_gradients_of_any_layout_give_the_same(cell, layout):
     with set_recurrent_mode(True):
         output = module(data)["y"]
     upstream = layout(torch.randn_like(output))
-    found = [
+    gradients = [
         torch.autograd.grad(output, list(module.parameters()), gradient, retain_graph=True)
         for gradient in (upstream, upstream.contiguous())
     ]
-    assert all(map(torch.equal, *found))
+    assert all(map(torch.equal, *gradients))
 
 
 @pytest.mark.native
@@ -358,6 +358,6 @@ def test_extreme_gates_are_exact_enough():
     )
     data = batch(module, resets("none", 2, 4))
     data["x"] *= 1000
-    found, expected = (outputs_and_gradients(each, data) for each in (module, reference))
-    for name in found:
-        torch.testing.assert_close(found[name], expected[name], rtol=1e-4, atol=1e-5, msg=name)
+    results, expected = (outputs_and_gradients(each, data) for each in (module, reference))
+    for name in results:
+        torch.testing.assert_close(results[name], expected[name], rtol=1e-4, atol=1e-5, msg=name)

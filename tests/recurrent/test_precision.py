@@ -134,11 +134,11 @@ def test_backends_on_torchs_matmuls_warn_once_and_ignore_what_they_cannot_follow
     data = TensorDict({"x": torch.randn(2, 4, 3), "is_init": torch.zeros(2, 4, 1, dtype=torch.bool)}, [2, 4])
     with set_recurrent_mode(True):
         with pytest.warns(UserWarning, match=f"GRUModule ignores an option: {reason}"):
-            found = module(data.clone())["y"]
+            output = module(data.clone())["y"]
         with warnings.catch_warnings():
             warnings.simplefilter("error")
-            assert torch.equal(module(data.clone())["y"], found)
-        assert torch.equal(plain(data.clone())["y"], found)
+            assert torch.equal(module(data.clone())["y"], output)
+        assert torch.equal(plain(data.clone())["y"], output)
 
 
 def test_torchs_setting_must_match_the_requested_precision(gpu):

@@ -28,9 +28,9 @@ def test_without_gradients_no_gates_are_kept(cell, kept_gates):
     with set_recurrent_mode(True):
         expected = module(data.clone())["y"]
         with torch.no_grad():
-            found = module(data.clone())["y"]
+            output = module(data.clone())["y"]
     assert kept_gates == [True, False]
-    assert torch.equal(found, expected)
+    assert torch.equal(output, expected)
 
 
 @pytest.fixture
@@ -142,8 +142,8 @@ def test_a_module_compiles_without_graph_breaks(cell):
     module = make(cell, 6, precision="auto")
     data = batch(module, resets("random", 5, 7))
     expected = outputs_and_gradients(module, data)
-    found = outputs_and_gradients(torch.compile(module, fullgraph=True, backend="aot_eager"), data)
-    for name, value in found.items():
+    compiled = outputs_and_gradients(torch.compile(module, fullgraph=True, backend="aot_eager"), data)
+    for name, value in compiled.items():
         torch.testing.assert_close(value, expected[name], rtol=1e-4, atol=1e-5)
 
 

@@ -49,8 +49,8 @@ def test_kernels_equal_the_reference_that_rounds_the_same_operands(cell, recompu
 @pytest.mark.parametrize("cell", CELLS)
 def test_a_different_rounding_is_detected(cell, precision, other):
     module = make(cell, 24, precision=precision)
-    found = errors(module, batch(module, every_pattern(7)), rounding_of=other)
-    assert max(found.values()) > TOLERANCES[other]
+    relative = errors(module, batch(module, every_pattern(7)), rounding_of=other)
+    assert max(relative.values()) > TOLERANCES[other]
 
 
 @pytest.mark.parametrize("recompute", WAYS)
@@ -107,14 +107,14 @@ def test_a_projection_is_not_possible():
 def test_all_ways_to_compute_a_layer_round_the_same_operands(cell, precision, monkeypatch):
     """They differ only in the order of float32 sums, far less than by differently rounded operands."""
     data = batch(make(cell, 24), resets("random", 3, 4))
-    found = []
+    results = []
     for configuration in (tiles.configuration, small_tiles):
         monkeypatch.setattr(tiles, "configuration", configuration)
         for way in WAYS.values():
             module = make(cell, 24, precision=precision, **way)
-            found.append(outputs_and_gradients(module, data))
-    for other in found[1:]:
-        for name, value in found[0].items():
+            results.append(outputs_and_gradients(module, data))
+    for other in results[1:]:
+        for name, value in results[0].items():
             error = (other[name] - value).norm() / value.norm()
             assert error < 2e-5, f"{name}: {error:.1e}"
 
@@ -126,5 +126,5 @@ def test_a_loss_of_the_output_alone_has_its_gradients(cell):
     for each in (module, truth):
         with set_recurrent_mode(True):
             each(data.clone())["y"].square().sum().backward()
-    for found, expected in zip(module.parameters(), truth.parameters(), strict=True):
-        torch.testing.assert_close(found.grad, expected.grad, rtol=1e-4, atol=1e-5)
+    for parameter, expected in zip(module.parameters(), truth.parameters(), strict=True):
+        torch.testing.assert_close(parameter.grad, expected.grad, rtol=1e-4, atol=1e-5)
