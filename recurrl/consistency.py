@@ -264,7 +264,7 @@ def _comparisons(
             "(zeroed it, for example), or changed the weights. Leave both alone during collection."
         )
         yield "state", ("next", key), replayed_NT["step", "next", key], step
-        # In sequence mode states are known at the ends of segments only; elsewhere they are zero.
+        # In sequence mode states are known at the ends of segments only.
         ends = expand_as_right(segment_ends(batch_NT, slice_len), recorded_NT)
         at_ends_NT = torch.where(ends, sequence_NT["next", key], recorded_NT)
         sequence = "The cell computes different results in sequence mode and step by step. Choose another backend."

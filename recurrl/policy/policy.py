@@ -102,7 +102,8 @@ class SequenceOutput(NamedTuple):
     Attributes:
         distribution: of the actions ``[B, T]``.
         value: ``[B, T, 1]``; None without a critic.
-        state: ``[B, T, layers, ...]`` each, after the last step of each episode and of each sequence; zero elsewhere.
+        state: ``[B, T, layers, ...]`` each, after the last step of each episode and of each sequence; at other steps it
+            may be anything.
         features: ``[B, T, F]``, which the actor's head reads.
     """
 

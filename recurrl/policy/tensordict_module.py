@@ -14,6 +14,7 @@ from recurrl.policy.noise import NOISE
 from recurrl.policy.policy import Policy, SequenceOutput, StepOutput
 from recurrl.recurrent import recurrent_mode
 from recurrl.recurrent.module.keys import IS_INIT
+from recurrl.recurrent.segments import only_ends
 
 
 class PolicyModule(TensorDictModuleBase):
@@ -60,7 +61,12 @@ class PolicyModule(TensorDictModuleBase):
 
     def _sequence(self, tensordict: TensorDictBase) -> SequenceOutput:
         data = self._read(tensordict)
-        return self.policy.sequence(*self.policy.inputs(data.reshape(-1, data.batch_size[-1])))
+        observation, state, is_init_BT = self.policy.inputs(data.reshape(-1, data.batch_size[-1]))
+        output = self.policy.sequence(observation, state, is_init_BT)
+        if is_init_BT is None:
+            return output
+        ends = only_ends(output.state.values(), is_init_BT)
+        return output._replace(state=dict(zip(output.state, ends, strict=True)))
 
     def _read(self, tensordict: TensorDictBase) -> TensorDictBase:
         missing = [key for key in self.in_keys if tensordict.get(key, None) is None]

@@ -162,8 +162,8 @@ def run_sequence(
     whole sequence.
 
     Returns:
-        The last layer's output ``[B, T, D·O]``, and each state ``[B, T, L·D, ...]`` at the last step of every segment,
-        zero elsewhere.
+        The last layer's output ``[B, T, D·O]``, and each state ``[B, T, L·D, ...]`` at the last step of every segment;
+        at other steps it may be anything.
     """
     segments = Segments(is_init_BT)
 
@@ -176,8 +176,7 @@ def run_sequence(
             output, states = run()
         else:
             output, states = checkpoint(run, use_reentrant=False, preserve_rng_state=False)
-        ends = tuple([segments.only_ends(state) for state in states])
-        return output if mirror_P is None else mirrored(output, mirror_P), ends
+        return output if mirror_P is None else mirrored(output, mirror_P), states
 
     return _run_layers(sequence, parameters, names, x_BTI, stored_states)
 

@@ -10,6 +10,7 @@ dimensions, R rows of memory for states.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
@@ -84,10 +85,6 @@ class Segments:
         """True at the last step of each segment."""
         return functional.pad(self.is_init_BT[:, 1:], (0, 1), value=True)
 
-    def only_ends(self, values_BTX: Tensor) -> Tensor:
-        """The values ``[B, T, ...]`` at the segments' last steps, zero elsewhere."""
-        return torch.where(expanded(self.ends_BT, values_BTX), values_BTX, 0.0)
-
     @cached_property
     def packing(self) -> Packing:
         """The steps of all segments in packed order."""
@@ -132,6 +129,12 @@ def _packing_of(rows_and_steps: torch.Size, starts: bytes, device: torch.device)
 def expanded(flags: Tensor, values: Tensor) -> Tensor:
     """The flags of ``values``' first dimensions, with a dimension of size one for each further one."""
     return flags.view(*flags.shape, *[1] * (values.ndim - flags.ndim))
+
+
+def only_ends(states: Iterable[Tensor], is_init_BT: Tensor) -> tuple[Tensor, ...]:
+    """The states ``[B, T, ...]`` at the segments' last steps, zero elsewhere."""
+    ends_BT = Segments(is_init_BT).ends_BT
+    return tuple([torch.where(expanded(ends_BT, state), state, 0.0) for state in states])
 
 
 def mirrored(values_BTX: Tensor, mirror_P: Tensor) -> Tensor:

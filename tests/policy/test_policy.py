@@ -60,7 +60,7 @@ def test_a_sequence_is_its_steps(kind, critic):
         torch.testing.assert_close(whole.value[:, t], step.value, rtol=1e-5, atol=1e-5)
         last = is_init[:, t + 1] if t + 1 < T else torch.ones(B, dtype=torch.bool)
         for key, after in state.items():
-            torch.testing.assert_close(whole.state[key][:, t], torch.where(last[:, None, None], after, 0.0))
+            torch.testing.assert_close(whole.state[key][last, t], after[last])
 
 
 ACTIONS = {
@@ -217,7 +217,8 @@ def test_the_tensordict_module_is_the_policy(critic, small):
         assert torch.equal(module.get_dist(rows).logits, distribution.logits)
     assert torch.equal(again["action"], distribution.logits.argmax(-1))
     assert torch.equal(again["state_value"], value)
-    assert all(torch.equal(again["next", key], state) for key, state in ends.items())
+    is_end = functional.pad(is_init[:, 1:], (0, 1), value=True)[..., None, None]
+    assert all(torch.equal(again["next", key], state.where(is_end, 0.0)) for key, state in ends.items())
 
 
 def test_the_tensordict_module_takes_a_single_environment(small):

@@ -32,6 +32,7 @@ from recurrl.recurrent.module.keys import (
     stored_states,
     written_keys,
 )
+from recurrl.recurrent.segments import only_ends
 
 
 class RecurrentModule(TensorDictModuleBase):
@@ -279,6 +280,8 @@ class RecurrentModule(TensorDictModuleBase):
         shapes = state_shapes(self.cell, self.layers)
         states = stored_states(self._name, tensordict, self.state_keys, shapes, x)
         output, new_states = self.run(x, is_init, states, sequence)
+        if sequence:
+            new_states = only_ends(new_states, is_init)
         for key, value in zip(self.out_keys, (output, *new_states), strict=True):
             tensordict.set(key, value.reshape(*batch, *value.shape[len(lead) :]))
         return tensordict
@@ -293,7 +296,8 @@ class RecurrentModule(TensorDictModuleBase):
             sequence: True for sequences, False for single steps.
 
         Returns:
-            The output ``[B, T, D·O]`` and the new states, shaped as the stored ones; without T for one step.
+            The output ``[B, T, D·O]`` and the new states, shaped as the stored ones; without T for one step. Those of
+            sequences are at the last step of every segment; at other steps they may be anything.
 
         Raises:
             ValueError: the backend cannot run here.
