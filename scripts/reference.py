@@ -97,9 +97,8 @@ def _defaults(key: str, choices: Mapping[str, Mapping[str, Any]]) -> str:
     names: dict[str, list[str]] = {}
     for name, of in choices.items():
         names.setdefault("required" if of[key] == "???" else f"`{flow(of[key])}`", []).append(name)
-    if len(names) == 1:
-        return next(iter(names))
-    return ", ".join(f"{value} ({', '.join(of)})" for value, of in names.items())
+    usual, *others = sorted(names, key=lambda value: -len(names[value]))
+    return ", ".join([usual, *(f"{value} ({', '.join(names[value])})" for value in others)])
 
 
 def _values(kind: Any, meaning: Meaning) -> str:
