@@ -109,8 +109,15 @@ class Algorithm(nn.Module):
         raise NotImplementedError
 
     def annealed(self, start: float, final_fraction: float) -> float:
-        """``start`` at the run's beginning, ``start · final_fraction`` at its end, linear between."""
-        return start * (1 - (1 - final_fraction) * self.progress)
+        """A value that falls from ``start`` at the run's beginning to ``start · final_fraction`` at its end.
+
+        It falls linearly, and after ``schedule_sqrt_after`` frames with the square root of frames besides.
+        """
+        fallen = self.progress
+        frames = fallen * (self.config.schedule_frames or self.config.total_frames)
+        if self.config.schedule_sqrt_after is not None and frames > self.config.schedule_sqrt_after:
+            fallen = 1 - (1 - fallen) * math.sqrt(self.config.schedule_sqrt_after / frames)
+        return start * (1 - (1 - final_fraction) * fallen)
 
     @cached_property
     def optimizer(self) -> Optimizer:

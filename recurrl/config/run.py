@@ -153,6 +153,11 @@ class TrainConfig:
     schedule_frames: int | None = option(
         "frames over which schedules fall; null: total_frames, of a resumed run its first", STEPS, only_with=SCHEDULES
     )
+    schedule_sqrt_after: int | None = option(
+        "frames after which schedules also fall with the square root of frames; null: they fall linearly",
+        STEPS,
+        only_with=SCHEDULES,
+    )
     frames_per_batch: int = option("frames per iteration: a row of frames_per_batch / env.num_envs steps each", STEPS)
     slice_len: int = option("steps per slice, the length of backpropagation through time; must divide a row", STEPS)
     state: str = option(

@@ -37,6 +37,23 @@ def test_learning_rate_and_entropy_bonus_follow_their_schedules(small):
     assert algorithm.entropy_coeff.item() == pytest.approx(0.05)
 
 
+@pytest.mark.parametrize(
+    ("overrides", "progress", "expected"),
+    [
+        ("schedule_sqrt_after=100 total_frames=1600 lr_final_fraction=0", 1 / 32, 0.01 * 31 / 32),  # 50 frames
+        ("schedule_sqrt_after=100 total_frames=1600 lr_final_fraction=0", 0.25, 0.01 * 0.75 / 2),  # 400 frames
+        ("schedule_sqrt_after=100 total_frames=1600 lr_final_fraction=0.2", 0.25, 0.01 * (0.2 + 0.8 * 0.75 / 2)),
+        ("schedule_sqrt_after=100 total_frames=1600 lr_final_fraction=1", 0.25, 0.01),
+        ("schedule_sqrt_after=null total_frames=1600 lr_final_fraction=0", 0.25, 0.01 * 0.75),
+        ("schedule_sqrt_after=100 total_frames=6400 schedule_frames=1600 lr_final_fraction=0", 0.25, 0.01 * 0.75 / 2),
+    ],
+)
+def test_schedules_fall_with_the_square_root_of_frames_in_long_runs(overrides, progress, expected, small):
+    algorithm, metrics = learn(small, "lr=0.01", *overrides.split(), progress=progress)
+    assert metrics["optim/lr"] == pytest.approx(expected)
+    assert algorithm.annealed(0.01, algorithm.config.lr_final_fraction) == pytest.approx(expected)
+
+
 def test_target_kl_stops_the_epochs(small):
     _, metrics = learn(small, "lr=0.1", "algorithm.target_kl=1e-6")
     assert metrics["optim/steps"] < 3 * (64 // 8 // 4)
