@@ -34,12 +34,16 @@ def parts_of(space: Space) -> dict[str, Space]:
 
 
 def named(space: Space, text: bool = True) -> Space:
-    """The space with dicts for tuples; without entries of text if ``text`` is False and there are others."""
+    """The space with dicts for tuples, its entries in their order; without those of text if ``text`` is False.
+
+    A space of nothing but text stays whole.
+    """
     if not isinstance(space, spaces.Dict | spaces.Tuple):
         return space
     parts = parts_of(space)
     chosen = parts if text else {key: part for key, part in parts.items() if not is_text(part)}
-    return spaces.Dict({key: named(part, text) for key, part in (chosen or parts).items()})
+    # As pairs: Gymnasium sorts the keys of a dict.
+    return spaces.Dict([(key, named(part, text)) for key, part in (chosen or parts).items()])
 
 
 def is_text(space: Space) -> bool:

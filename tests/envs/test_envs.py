@@ -13,6 +13,7 @@ from recurrl.agent.named_arrays import NamedInterface
 from recurrl.build import make_policy_for
 from recurrl.envs import make_env
 from recurrl.envs.inline import InlineEnv
+from recurrl.envs.spaces import parts_of
 from recurrl.envs.vector import GymnasiumVectorEnv
 from recurrl.errors import ConfigError
 from recurrl.keys import name_of
@@ -198,6 +199,52 @@ def test_the_parts_of_tuples_are_named_by_their_places(odd_env, compose):
     assert start["observation", "1", "inner", "1"].tolist() == [[4, 5, 6]] * 2
     action = TensorDict({"0": torch.ones(2, dtype=torch.int64), "1": {"push": {"0": torch.ones(2, 1)}}}, [2])
     assert env.step(start.set("action", action))["next", "reward"].tolist() == [[4.0], [4.0]]
+
+
+class Places(Odd):
+    """Each entry of its observation holds its own place in the space; the reward is the place of what was pushed."""
+
+    def reset(self, *, seed=None, options=None):
+        return self._seen(), {}
+
+    def step(self, action):
+        parts = action if isinstance(action, tuple) else [action[name] for name in self.action_space]
+        pushed = [float(part[0]) for part in parts]
+        return self._seen(), float(np.argmax(pushed)), False, False, {}
+
+    def _seen(self):
+        space = self.observation_space
+        values = [np.full(1, place, np.float32) for place in range(len(space.spaces))]
+        return tuple(values) if isinstance(space, spaces.Tuple) else dict(zip(space.spaces, values, strict=True))
+
+
+ONE = spaces.Box(0, 99, (1,), np.float32)
+UNSORTED = {"z": ONE, "a": ONE, "m": ONE}
+
+
+@pytest.mark.parametrize(
+    "space",
+    [spaces.Dict(**UNSORTED), spaces.Dict(list(UNSORTED.items())), spaces.Dict(UNSORTED), spaces.Tuple([ONE] * 12)],
+    ids=["arguments", "pairs", "sorted by Gymnasium", "a tuple of twelve"],
+)
+@pytest.mark.parametrize("way", ["single", "vector"])
+def test_entries_keep_their_names_in_any_order(space, way, odd_env, compose):
+    gymnasium.registry[odd_env].entry_point = Places
+    config = compose("env=gym", f"env.id={odd_env}", "env.normalize_observation=false").env
+    config.kwargs = {"observation": space, "action": space}
+    names = list(parts_of(space))
+    if way == "vector":
+        env = GymnasiumVectorEnv(gymnasium.vector.SyncVectorEnv([lambda: Places(space, space)] * 2), "Places")
+    else:
+        env = make_env(config, 2, seed=0)
+    observed = env.reset()
+    for place, name in enumerate(names):
+        assert observed["observation", name].tolist() == [[place]] * 2
+        if way == "single":
+            action = {other: torch.full((2, 1), 1.0 if other == name else -1.0) for other in names}
+            assert env.step(observed.set("action", TensorDict(action, [2])))["next", "reward"].tolist() == [[place]] * 2
+    assert [entry.name for entry in NamedInterface(config).observed] == [f"observation.{name}" for name in names]
+    env.close()
 
 
 @pytest.mark.parametrize("reward", [2.5, np.float64(2.5), np.array(2.5), np.array([2.5])], ids=repr)
