@@ -18,6 +18,7 @@ from torch import Tensor
 from recurrl.algorithms.advantages import segment_ends
 from recurrl.config import TrainConfig
 from recurrl.envs import make_batched_env
+from recurrl.envs.making import random_action
 from recurrl.errors import ConsistencyError
 from recurrl.keys import ACTION, HIDDEN, LOG_PROB, OBSERVATION, VALUE
 from recurrl.policy import Policy
@@ -150,9 +151,15 @@ def _check_resets(config: TrainConfig, batch_NT: TensorDictBase, keys: Sequence[
 def _forced_resets(config: TrainConfig, keys: Sequence[Any]) -> tuple[TensorDictBase, TensorDictBase]:
     """The observations before and after resets of two new copies of the environment, with random actions."""
     with closing(make_batched_env(config.env, 2, config.seed, privileged=(OBSERVATION, HIDDEN) in keys)) as env:
-        rollouts = [env.rollout(3, break_when_any_done=False) for _ in range(MIN_RESETS)]
-    before = [rollout["next"].select(*keys)[:, -1] for rollout in rollouts[:-1]]
-    after = [rollout.select(*keys)[:, 0] for rollout in rollouts[1:]]
+        before, after = [], []
+        observed = env.reset_tensors(None)
+        for _ in range(MIN_RESETS - 1):
+            for _ in range(3):
+                last = env.step_tensors(random_action(env, observed))
+                observed = env.reset_tensors(last["done"])
+            observed = env.reset_tensors(None)
+            before.append(TensorDict({key: last[key] for key in keys}, env.batch_size))
+            after.append(TensorDict({key: observed[key] for key in keys}, env.batch_size))
     return torch.cat(before), torch.cat(after)
 
 

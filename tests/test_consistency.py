@@ -167,6 +167,33 @@ def test_a_wrong_observation_after_resets_is_caught_without_episode_ends(small, 
     assert "after each of 8 resets" in complaint(config, policy, batch)
 
 
+class Masked(gymnasium.Env):
+    """Fails on masked actions; its episodes are longer than rows, so that the check acts at random."""
+
+    observation_space = spaces.Dict(at=spaces.Box(0, 1, (1,)), action_mask=spaces.MultiBinary(9))
+    action_space = spaces.Discrete(9)
+
+    def _observation(self):
+        self.allowed = np.zeros(9, np.int8)
+        self.allowed[self.np_random.integers(9)] = 1
+        return {"at": self.np_random.random(1, "float32"), "action_mask": self.allowed}
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return self._observation(), {}
+
+    def step(self, action):
+        assert self.allowed[action], "a masked action"
+        return self._observation(), 0.0, False, False, {}
+
+
+def test_forced_resets_leave_masked_actions_out(small, register):
+    config = small(*OF_ONE, f"env.id={register(Masked)}")
+    policy, batch = collected(config)
+    assert not batch["next", "done"].any()
+    assert "with 0 resets" in check_consistency(policy, batch, config)
+
+
 class Coin(Counting):
     """Shows one of two sides, or always the same: equal observations around a reset mean nothing."""
 
