@@ -62,8 +62,9 @@ def train(
     """Trains a policy: the same run, with the same files, as by ``recurrl-train``.
 
     It logs to ``recurrl.log`` in the run's directory, and to whatever the caller's logging does with the logger
-    ``recurrl``. Random numbers, torch's settings, loggers, signal handlers and Hydra are left as they were. Ctrl-C ends
-    the run after its iteration, with a checkpoint, and raises ``KeyboardInterrupt``.
+    ``recurrl``. Random numbers, torch's settings, loggers, signal handlers and Hydra are left as they were. Ctrl-C,
+    SIGTERM and SIGUSR1 end the run after its iteration, with a checkpoint, and raise a ``KeyboardInterrupt`` with the
+    attribute ``exit_code``.
 
     Args:
         config: overrides as on the command line, ``"cell=lstm seed=1"`` or ``["cell=lstm", "env.num_envs=32"]``; or a
@@ -199,15 +200,20 @@ def _settings_of_process_kept() -> Iterator[None]:
 
 @contextmanager
 def _log_in(path: Path) -> Iterator[None]:
-    """Logs to a file too, in the format of the command."""
+    """Logs to a file too, in the format of the command, and prints warnings if the caller has set up no logging."""
     ours = logging.getLogger("recurrl")
-    handler, level = logging.FileHandler(path, delay=True), ours.level
-    handler.setFormatter(logging.Formatter("[%(asctime)s][%(name)s][%(levelname)s] - %(message)s"))
-    ours.addHandler(handler)
+    handlers, level = [logging.FileHandler(path, delay=True)], ours.level
+    if not ours.hasHandlers():
+        handlers.append(logging.StreamHandler())
+        handlers[-1].setLevel(logging.WARNING)
     ours.setLevel(logging.INFO)
+    for handler in handlers:
+        handler.setFormatter(logging.Formatter("[%(asctime)s][%(name)s][%(levelname)s] - %(message)s"))
+        ours.addHandler(handler)
     try:
         yield
     finally:
-        ours.removeHandler(handler)
         ours.setLevel(level)
-        handler.close()
+        for handler in handlers:
+            ours.removeHandler(handler)
+            handler.close()

@@ -158,6 +158,21 @@ def test_what_cannot_be_loaded_is_rejected(finished_run, tmp_path):
         recurrl.load(unfinished, "last")
 
 
+def test_warnings_are_printed_where_the_program_sets_up_no_logging(tiny, tmp_path):
+    script = (
+        "import recurrl\n"
+        "class Kept:\n"
+        "    def on_iteration(self, metrics, policy): pass\n"
+        "    def state_dict(self): return {'a': 1}\n"
+        "    def load_state_dict(self, state): pass\n"
+        f"recurrl.train({[*tiny, 'total_frames=64']}, run_dir='run', callbacks=[Kept()])\n"
+        "recurrl.train('resume=run total_frames=96')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stderr.count("[WARNING] - The checkpoint has states of callbacks that this run lacks: Kept.") == 1
+    assert "[INFO]" not in done.stderr
+
+
 def test_a_checkpoint_of_another_version_says_so(tiny, monkeypatch, caplog):
     from recurrl import checkpoint
 

@@ -1,5 +1,6 @@
 """The training loop and its callbacks."""
 
+import signal
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -8,6 +9,7 @@ import pytest
 
 import recurrl
 from recurrl.errors import ConfigError, RunError
+from recurrl.evaluation import StoppedError
 from recurrl.runtime.ranks import World
 from recurrl.runtime.report import read_summary
 from recurrl.trainer import Trainer
@@ -104,13 +106,65 @@ def test_a_run_extended_from_a_checkpoint_of_its_end_has_the_states_after_it(tin
     assert first.seen == [32, 64]
 
 
-def test_a_state_that_could_not_be_restored_is_an_error_when_it_is_saved(tiny):
-    class Unsavable(Counter):
-        def state_dict(self):
-            return {"best": np.random.default_rng(0)}
+class Unsavable(Counter):
+    def state_dict(self):
+        return {"best": np.random.default_rng(0)}
 
-    with pytest.raises(RunError, match=r"state_dict\(\) of Unsavable must return tensors and plain values"):
-        recurrl.train(tiny, run_dir="run", callbacks=[Unsavable()])
+
+class WholeUnsavable(recurrl.Callback):
+    def state_dict(self):
+        return {"best": np.zeros(3)}
+
+
+@pytest.mark.parametrize("callback", [Unsavable(), WholeUnsavable()], ids=["metrics and policy", "the whole run"])
+def test_a_state_that_could_not_be_restored_is_an_error_when_it_is_saved(callback, tiny):
+    name = type(callback).__name__
+    with pytest.raises(RunError, match=rf"state_dict\(\) of {name} must return tensors and plain values"):
+        recurrl.train(tiny, run_dir="run", callbacks=[callback])
+
+
+class ReturnsTrue(recurrl.Callback):
+    def on_iteration(self, trainer, metrics):
+        return trainer.frames == 64
+
+
+def test_either_kind_of_callback_ends_the_run_by_returning_true(tiny):
+    config = [*tiny, "total_frames=96"]
+    runs = [recurrl.train(config, callbacks=[callback]) for callback in (ReturnsTrue(), StopsAt64())]
+    assert [(run.summary["status"], run.summary["frames"]) for run in runs] == [("stopped", 64)] * 2
+
+
+class StopsAt64:
+    def on_iteration(self, metrics, policy):
+        return metrics["frames"] == 64
+
+
+def test_metrics_that_would_not_be_logged_cannot_be_added(tiny):
+    class Adds:
+        def on_iteration(self, metrics, policy):
+            metrics["mine"] = 1.0
+
+    with pytest.raises(TypeError, match="does not support item assignment"):
+        recurrl.train(tiny, run_dir="run", callbacks=[Adds()])
+
+
+def test_no_callback_is_called_for_an_iteration_whose_evaluation_a_signal_stopped(tiny, monkeypatch):
+    def stopped(*_):
+        signal.raise_signal(signal.SIGTERM)
+        raise StoppedError
+
+    whole, counter = Whole(), Counter()
+    config = [*tiny, "total_frames=96", "evaluation.every_frames=64"]
+    with monkeypatch.context() as patch:
+        patch.setattr(recurrl.evaluation, "evaluate", stopped)
+        with pytest.raises(KeyboardInterrupt, match="SIGTERM"):
+            recurrl.train(config, run_dir="run", callbacks=[whole, counter])
+    assert [call for call in whole.calls if "iteration" in call] == ["iteration to 32"]
+    assert counter.seen == [32]
+    resumed, other = Whole(), Counter()
+    recurrl.train(["resume=auto"], run_dir="run", callbacks=[resumed, other])
+    assert [call for call in resumed.calls if "iteration" in call] == ["iteration to 64", "iteration to 96"]
+    assert other.seen == [32, 64, 96]
 
 
 class Misspelt(recurrl.Callback):
@@ -136,6 +190,16 @@ class OnlySaves:
         return {}
 
 
+class LooksDerived:
+    def on_iteration(self, trainer, metrics):
+        pass
+
+
+class LooksSimple(recurrl.Callback):
+    def on_iteration(self, metrics, policy):
+        pass
+
+
 @pytest.mark.parametrize(
     ("callback", "message"),
     [
@@ -144,6 +208,8 @@ class OnlySaves:
         (NotDerived(), "NotDerived has on_start, .* the others of recurrl.Callback if it derives from that"),
         (TooMany(), r"TooMany must have on_iteration\(metrics, policy\): missing a required argument: 'frames'"),
         (object(), r"object must have on_iteration\(metrics, policy\)"),
+        (LooksDerived(), r"on_iteration\(metrics, policy\), because it does not derive from recurrl.Callback"),
+        (LooksSimple(), r"on_iteration\(trainer, metrics\), because it derives from recurrl.Callback"),
         (OnlySaves(), "OnlySaves must have both state_dict and load_state_dict, or neither"),
     ],
 )
@@ -151,6 +217,11 @@ def test_a_callback_that_would_not_be_called_is_an_error_before_the_run(callback
     with pytest.raises(ConfigError, match=message):
         recurrl.train(tiny, run_dir="run", callbacks=[callback])
     assert not Path("run").exists()
+
+
+def test_a_single_callback_is_rejected(tiny):
+    with pytest.raises(ConfigError, match=r"callbacks must be a list \(got a Counter\)."):
+        recurrl.train(tiny, run_dir="run", callbacks=Counter())
 
 
 def test_a_resumed_run_names_the_states_of_callbacks_that_it_lacks(tiny, caplog):
@@ -175,5 +246,10 @@ def test_a_metric_that_is_no_number_is_an_error(tiny):
         def metrics(self):
             return {"mine/name": "text"}
 
-    with pytest.raises(ConfigError, match="The metric mine/name must be a number"):
-        recurrl.train(tiny, run_dir="run", callbacks=[Wrong()])
+    class Adds(recurrl.Callback):
+        def on_iteration(self, trainer, metrics):
+            metrics["mine/name"] = "text"
+
+    for callback in (Wrong(), Adds()):
+        with pytest.raises(ConfigError, match="The metric mine/name must be a number"):
+            recurrl.train(tiny, callbacks=[callback])

@@ -17,6 +17,7 @@ import torch
 from tensordict import TensorDictBase
 
 from recurrl import checkpoint, evaluation
+from recurrl.algorithms.metrics import check_numbers
 from recurrl.callbacks.callback import Callback
 from recurrl.callbacks.diagnosis import Diagnosis
 from recurrl.checkpoint import files, rank_states
@@ -299,8 +300,8 @@ class Log(Callback):
         self._progress = Progress(total_frames)
 
     def on_iteration(self, trainer: Trainer, metrics: dict[str, float]) -> None:
-        """Logs the iteration, unless an evaluation of it is to come or to be repeated."""
-        if trainer.evaluation is not None and not trainer.stopped:
+        """Logs the iteration, unless an evaluation of it is to come."""
+        if not trainer.stopped:
             self._log(trainer)
 
     def on_end(self, trainer: Trainer) -> None:
@@ -312,6 +313,7 @@ class Log(Callback):
 
     def _log(self, trainer: Trainer) -> None:
         report, metrics = trainer.report, trainer.metrics
+        check_numbers(metrics)
         report.warnings = self._diagnosis.warnings(metrics)
         for tracker in self._trackers:
             tracker.log(trainer.frames, metrics)

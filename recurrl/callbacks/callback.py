@@ -6,6 +6,7 @@ import inspect
 import logging
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol
 
 from tensordict import TensorDictBase
@@ -43,16 +44,19 @@ class Callback:
     def on_rollout(self, trainer: Trainer, rollout: TensorDictBase) -> None:
         """Called with each rollout ``[N, T]``, before the update."""
 
-    def on_iteration(self, trainer: Trainer, metrics: dict[str, float]) -> None:
+    def on_iteration(self, trainer: Trainer, metrics: dict[str, float]) -> bool | None:
         """Called after each update. ``trainer.frames`` includes the iteration.
 
         Args:
-            trainer: ``trainer.stop()`` ends the run after this iteration.
+            trainer: the run.
             metrics: the iteration's metrics, to which callbacks add. After the evaluation they include its metrics.
+
+        Returns:
+            True to end the run after this iteration, as ``trainer.stop()`` does.
         """
 
     def on_end(self, trainer: Trainer) -> None:
-        """Called once, after the last iteration; not if the run failed."""
+        """Called once, after the last iteration, also of an interrupted run; not if the run failed."""
 
     def close(self, failed: bool) -> None:
         """Releases files and connections. Called however the run ends."""
@@ -70,7 +74,7 @@ class Callback:
 
 
 class IterationCallback(Protocol):
-    """A callback of a run that only sees its metrics and its policy.
+    """A callback of a run that only reads its metrics and its policy.
 
     It may have ``state_dict()`` and ``load_state_dict(state)``: checkpoints then hold its state, of tensors and plain
     values.
@@ -99,21 +103,14 @@ class UserCallback(Callback):
         """The name of the user's class."""
         return type(self._callback).__name__
 
-    def on_iteration(self, trainer: Trainer, metrics: dict[str, float]) -> None:
-        """Calls the user's, and stops the run if that returns True; not if the iteration will be repeated."""
-        if trainer.evaluation is None:
-            return
+    def on_iteration(self, trainer: Trainer, metrics: dict[str, float]) -> bool | None:
+        """Calls the user's with metrics that it cannot change, because the run would not log them."""
         with random_numbers_restored():
-            if self._callback.on_iteration({"frames": trainer.frames, **metrics}, self._agent):
-                trainer.stop()
+            return self._callback.on_iteration(MappingProxyType({"frames": trainer.frames, **metrics}), self._agent)
 
     def state_dict(self) -> dict[str, Any]:
-        """The callback's state, if it has one.
-
-        Raises:
-            RunError: it is not of tensors and plain values.
-        """
-        return state_copy(self._callback, self.name) if isinstance(self._callback, Stateful) else {}
+        """The callback's state, if it has one."""
+        return self._callback.state_dict() if isinstance(self._callback, Stateful) else {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restores the callback's state."""
@@ -127,6 +124,7 @@ def check_callbacks(callbacks: Sequence[Any]) -> None:
     Raises:
         ConfigError: with what a callback needs.
     """
+    require(isinstance(callbacks, list | tuple), f"callbacks must be a list (got a {type(callbacks).__name__}).")
     for each in callbacks:
         require(
             not isinstance(each, type),
@@ -140,11 +138,17 @@ def check_callbacks(callbacks: Sequence[Any]) -> None:
             f"The callback {name} has {', '.join(unknown)}, which nothing calls. It may have {', '.join(sorted(known))}"
             + ("." if derives else "; the others of recurrl.Callback if it derives from that."),
         )
-        arguments = "trainer, metrics" if derives else "metrics, policy"
+        arguments, others = ("trainer, metrics", "metrics") if derives else ("metrics, policy", "trainer")
         try:
-            inspect.signature(each.on_iteration).bind(*arguments.split(", "))
+            signature = inspect.signature(each.on_iteration)
+            signature.bind(*arguments.split(", "))
         except (AttributeError, TypeError, ValueError) as error:
             raise ConfigError(f"The callback {name} must have on_iteration({arguments}): {error}.") from error
+        require(
+            next(iter(signature.parameters)) != others,
+            f"The callback {name} must have on_iteration({arguments}), because it "
+            + ("derives from recurrl.Callback." if derives else "does not derive from recurrl.Callback."),
+        )
         require(
             hasattr(each, "state_dict") == hasattr(each, "load_state_dict"),
             f"The callback {name} must have both state_dict and load_state_dict, or neither.",
@@ -171,9 +175,15 @@ class Callbacks:
             callback.on_rollout(trainer, rollout)
 
     def on_iteration(self, trainer: Trainer, metrics: dict[str, float]) -> None:
-        """Calls ``on_iteration`` of each, after the update."""
+        """Calls ``on_iteration`` of each, after the update.
+
+        Once a signal has stopped the evaluation no other is called: a resumed run repeats the iteration's.
+        """
         for callback in self._callbacks.values():
-            callback.on_iteration(trainer, metrics)
+            if callback.on_iteration(trainer, metrics):
+                trainer.stop()
+            if trainer.evaluation is None:
+                return
 
     def on_end(self, trainer: Trainer) -> None:
         """Calls ``on_end`` of each, after the last iteration."""
@@ -197,8 +207,12 @@ class Callbacks:
         return metrics
 
     def state_dict(self) -> dict[str, Any]:
-        """The states of those that have one, by name."""
-        return {name: state for name, callback in self._callbacks.items() if (state := callback.state_dict())}
+        """The states of those that have one, by name.
+
+        Raises:
+            RunError: one is not of tensors and plain values.
+        """
+        return {name: state for name, callback in self._callbacks.items() if (state := state_copy(callback, name))}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restores the states of callbacks by name. One that the saved run did not have keeps its initial state."""

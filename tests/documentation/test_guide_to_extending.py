@@ -52,6 +52,20 @@ def test_the_callbacks_stop_a_run_and_log_a_metric(folder, tiny):
     assert "state/largest" in (run.directory / "metrics.csv").read_text(encoding="utf-8")
 
 
+def test_a_callback_changes_an_option_during_the_run(folder, tiny):
+    class Coefficients(recurrl.Callback):
+        def __init__(self):
+            self.seen = []
+
+        def on_iteration(self, trainer, metrics):
+            self.seen.append(float(trainer.algorithm.entropy_coeff / trainer.algorithm.advantage_scale.value))
+            assert len(trainer.collector.env.raw.envs) == trainer.config.env.num_envs
+
+    watched, annealing = Coefficients(), importlib.import_module("anneal").AnnealEntropy()
+    recurrl.train([*tiny, "total_frames=128", "algorithm.entropy_final_fraction=1"], callbacks=[annealing, watched])
+    assert watched.seen == pytest.approx([0.04, 0.02, 0.0, 0.0])
+
+
 def test_every_file_of_the_examples_is_linked():
     text = (ROOT / PAGE).read_text(encoding="utf-8") + (ROOT / "docs/layer/cells.md").read_text(encoding="utf-8")
     files = (ROOT / "examples/extending/my_package").glob("*.py")
