@@ -202,7 +202,8 @@ def _settings_of_process_kept() -> Iterator[None]:
 def _log_in(path: Path) -> Iterator[None]:
     """Logs to a file too, in the format of the command, and prints warnings if the caller has set up no logging."""
     ours = logging.getLogger("recurrl")
-    handlers, level = [logging.FileHandler(path, delay=True)], ours.level
+    handlers: list[logging.Handler] = [logging.FileHandler(path, delay=True)]
+    level = ours.level
     if not ours.hasHandlers():
         handlers.append(logging.StreamHandler())
         handlers[-1].setLevel(logging.WARNING)
