@@ -245,7 +245,8 @@ def _closing_line(report: Report, run_dir: Path) -> str:
         zeroed, shuffled = (evaluation[f"return_mean_{states}_state"] for states in ("zeroed", "shuffled"))
         memory = f", {zeroed:{form}} with its memory zeroed, {shuffled:{form}} with another episode's"
     compiling = "" if report.compile_time_s is None else f" after {report.compile_time_s:.1f} s of compiling"
+    stopped = "stopped by a callback after " if report.status == "stopped" else ""
     return (
-        f"{report.frames} frames in {summary['train_time_s']:.1f} s of training{compiling}; evaluation return "
+        f"{stopped}{report.frames} frames in {summary['train_time_s']:.1f} s of training{compiling}; evaluation return "
         f"{mean:{form}} ± {std:{form}} over {evaluation['episodes']:.0f} episodes{memory}; {run_dir}"
     )

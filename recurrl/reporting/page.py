@@ -1,7 +1,7 @@
 """The page of a report: HTML without any request to another file or host."""
 
 import base64
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from html import escape
 from pathlib import Path
@@ -84,7 +84,7 @@ def _page(runs: Sequence[Result], title: str) -> str:
     parts = [
         f"<h1>{escape(title)}</h1>",
         f'<p class="soft">{escape(_about(runs))}</p>',
-        *_warnings(runs),
+        *_warnings(runs, settings),
         *(f"<h2>{escape(name)}</h2>{html}" for name, html in drawn.items()),
         "<h2>Groups</h2>",
         _table(("settings", *OVER_SEEDS), [(group.name, *group.cells()) for group in groups]),
@@ -104,13 +104,14 @@ def _about(runs: Sequence[Result]) -> str:
     return ", ".join([completed, *(f"{key}={value}" for key, value in common.items() if value)])
 
 
-def _warnings(runs: Sequence[Result]) -> Iterator[str]:
-    warnings = [(run.name, "bad", f"{run.status}: {run.error}") for run in runs if run.error]
-    for run in runs:
-        texts = run.summary.get("warnings") or {}
-        warnings += [(run.name, "warn", f"{name}: {text}") for name, text in texts.items()]
+def _warnings(runs: Sequence[Result], settings: Mapping[Path, str]) -> Iterator[str]:
+    warnings = [(run, "bad", f"{run.status}: {run.error}") for run in runs if run.error]
+    warnings += [(run, "warn", text) for run in runs for text in (run.summary.get("warnings") or {}).values()]
     if warnings:
-        lines = (f'<li class="{kind}">{escape(name)}: {escape(text)}</li>' for name, kind, text in warnings)
+        lines = (
+            f'<li class="{kind}">{escape(run.name)} ({escape(settings[run.directory])}): {escape(text)}</li>'
+            for run, kind, text in warnings
+        )
         yield f"<h2>Warnings</h2><ul>{''.join(lines)}</ul>"
 
 

@@ -1,6 +1,7 @@
 """The results of runs: plain data, read from their directories."""
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -17,6 +18,10 @@ OUTCOME = ("return", "std", "memory zeroed", "95% interval", "frames", "frames/s
 OVER_SEEDS = ("seeds", *STATISTICS)
 """The heads of a table of groups."""
 _RETURN = "eval_return_mean"
+_WITHOUT_INFLUENCE = re.compile(
+    r"resume|consistency_check|(logger|checkpoint)\b.*|evaluation\.(memory|random|every_frames)"
+)
+"""Keys that change neither what is learnt nor the returns that are compared."""
 
 
 @dataclass(frozen=True)
@@ -131,9 +136,9 @@ class Group:
 
 
 def differing(results: Sequence[Result]) -> list[str]:
-    """The keys whose values differ, without those that do not concern training."""
+    """The keys whose values differ, without those that have no influence on returns."""
     keys = dict.fromkeys(key for result in results for key in result.settings)
-    relevant = (key for key in keys if key != "resume" and key.partition(".")[0] != "logger")
+    relevant = (key for key in keys if not _WITHOUT_INFLUENCE.fullmatch(key))
     return [key for key in relevant if len({result.settings.get(key) for result in results}) > 1]
 
 

@@ -42,7 +42,9 @@ def sweep(tmp_path):
             summary |= {"learn_time_s": 4.0, "startup_time_s": 1.0, "compile_time_s": None, "frames_per_s": 160.0}
             summary |= {"eval_return_mean": value, "eval_return_std": 1.0, "eval_episodes": 20}
             summary |= {"eval_return_mean_zeroed_state": 3.0 if cell == "gru" else None, "eval_return_mean_random": 1.0}
-            summary |= {"warnings": {"Entropy gone": "0.0001 nats"} if number == 0 else {}}
+            summary |= {
+                "warnings": {"Entropy gone": "Entropy gone: 0.0001 nats. Try a smaller lr."} if number == 0 else {}
+            }
         write_run(run, f"- cell={cell}\n- seed={seed}\n", **summary)
         rows = [f"{100 * i},{value * i / 10},{value * i / 10 if i % 2 else ''}" for i in range(1, 11)]
         (run / "metrics.csv").write_text("\n".join((HEADER, *rows)) + "\n")
@@ -65,7 +67,7 @@ def test_a_sweep_is_one_page_that_asks_for_nothing_else(sweep):
     # Names and errors are escaped.
     assert "&lt;b&gt;bold&lt;/b&gt; &amp; more" in text
     assert "<b>bold</b>" not in text
-    assert "Entropy gone: 0.0001 nats" in text
+    assert '<li class="warn">0 (cell=gru): Entropy gone: 0.0001 nats. Try a smaller lr.</li>' in text
 
 
 def test_a_failed_and_a_copied_run_count_nowhere_and_are_named(
@@ -99,6 +101,19 @@ def test_a_failed_and_a_copied_run_count_nowhere_and_are_named(
 
 
 DONE = {"status": "completed", "seed": 0, "eval_return_mean": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("key", "groups"),
+    [
+        *((key, 1) for key in ("resume", "consistency_check", "evaluation.memory", "evaluation.every_frames")),
+        *((key, 1) for key in ("logger", "logger.mode", "checkpoint.keep_last")),
+        *((key, 2) for key in ("lr", "env.id", "evaluation.episodes", "checkpoints", "consistency_check_of_mine")),
+    ],
+)
+def test_what_has_no_influence_on_returns_makes_no_groups(key, groups, tmp_path):
+    runs = [Result(value, tmp_path, {key: value}, DONE | {"seed": seed}) for seed, value in enumerate("ab")]
+    assert len(grouped(runs)) == groups
 
 
 @pytest.mark.parametrize("status", ["failed", "interrupted", "stopped", "unfinished"])
@@ -187,7 +202,7 @@ def test_a_run_that_wrote_nothing_is_named_and_half_a_row_is_left_out(sweep):
     (sweep / "0/metrics.csv").write_text(f"{HEADER}\n100,1.0,2.0\n200,nan,3.0\n300,1")  # killed as it wrote a row
     (run, *_) = results_of(sweep)
     assert [run.curve(f"{of}/return_mean") for of in ("train", "eval")] == [[(100, 1.0)], [(100, 2.0), (200, 3.0)]]
-    assert "2: unfinished: it wrote no summary" in report(sweep)
+    assert re.search(r"2 \(cell=\w+\): unfinished: it wrote no summary", report(sweep))
 
 
 def test_a_video_is_inside_the_page(sweep):
