@@ -73,8 +73,7 @@ def save(
     path = run_dir / CHECKPOINTS / f"{files.PREFIX}{frames:012d}"
     if world().rank == 0:
         states = {name: component.state_dict() for name, component in of.items()} | others
-        numbers = {name: float(value) for name, value in metrics.items()}  # callbacks may add integers
-        values = {"version": __version__, "frames": frames, "ranks": world().size, "metrics": numbers}
+        values = {"version": __version__, "frames": frames, "ranks": world().size, "metrics": files.floats(metrics)}
         values |= {"tracker_ids": dict(tracker_ids), "settings": dict(settings)}
         files.write(path, states, values, evaluation)
     return path
