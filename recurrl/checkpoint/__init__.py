@@ -277,7 +277,8 @@ def _best_in(run_dir: Path) -> Path:
     best = _best(files.intact_in(run_dir / CHECKPOINTS))
     if best is None:
         raise ConfigError(
-            f"{run_dir} holds no evaluated checkpoint: its run has not reached an evaluation. Give which={LAST} "
-            "(--which last) for its newest checkpoint, or resume it first."
+            f"{run_dir} holds no evaluated checkpoint: its run has not reached an evaluation, or no episode of "
+            f"training had ended (evaluation.episodes=0). Give which={LAST} (--which last) for its newest checkpoint, "
+            "or resume it first."
         )
     return best
