@@ -268,6 +268,8 @@ def _evaluated(trainer: Trainer, env: EnvConfig, seed: int) -> dict[str, float]:
     """The metrics of an evaluation; of the last one also what the configuration adds to it."""
     options, stopped = trainer.config.evaluation, lambda: trainer.request.number > 0
     if not options.episodes:  # the last ones of training stand for them
+        if not trainer.metrics["train/episodes"]:
+            return {}
         last = {f"eval/{name}": trainer.metrics[f"train/{name}"] for name in ("return_mean", "return_std")}
         return {**last, "eval/episodes": min(trainer.metrics["train/episodes"], WINDOW)}
     returns = evaluation.evaluate(env, trainer.policy, options.episodes, seed, KEPT, stopped)

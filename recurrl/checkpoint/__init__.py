@@ -73,8 +73,7 @@ def save(
     path = run_dir / CHECKPOINTS / f"{files.PREFIX}{frames:012d}"
     if world().rank == 0:
         states = {name: component.state_dict() for name, component in of.items()} | others
-        numbers = {name: float(value) for name, value in metrics.items()}  # callbacks may add integers
-        values = {"version": __version__, "frames": frames, "ranks": world().size, "metrics": numbers}
+        values = {"version": __version__, "frames": frames, "ranks": world().size, "metrics": files.floats(metrics)}
         values |= {"tracker_ids": dict(tracker_ids), "settings": dict(settings)}
         files.write(path, states, values, evaluation)
     return path
@@ -278,7 +277,8 @@ def _best_in(run_dir: Path) -> Path:
     best = _best(files.intact_in(run_dir / CHECKPOINTS))
     if best is None:
         raise ConfigError(
-            f"{run_dir} holds no evaluated checkpoint: its run has not reached an evaluation. Give which={LAST} "
-            "(--which last) for its newest checkpoint, or resume it first."
+            f"{run_dir} holds no evaluated checkpoint: its run has not reached an evaluation, or no episode of "
+            f"training had ended (evaluation.episodes=0). Give which={LAST} (--which last) for its newest checkpoint, "
+            "or resume it first."
         )
     return best

@@ -68,7 +68,7 @@ def write(
             {
                 "metadata": dict(metadata),
                 "checksums": sums,
-                "evaluation": None if evaluation is None else dict(evaluation),
+                "evaluation": None if evaluation is None else floats(evaluation),
             }
         )
         (stage / MANIFEST).write_text(text, encoding="utf-8")
@@ -191,7 +191,12 @@ def add_evaluation(path: Path, values: Mapping[str, float]) -> None:
     """
     remove_unfinished(path)
     with atomic_write(path / MANIFEST) as file:
-        file.write(_sealed(_manifest(path)._replace(evaluation=dict(values))._asdict()))
+        file.write(_sealed(_manifest(path)._replace(evaluation=floats(values))._asdict()))
+
+
+def floats(metrics: Mapping[str, float]) -> dict[str, float]:
+    """Metrics as manifests hold them: they may be integers, NumPy's numbers or tensors."""
+    return {name: float(value) for name, value in metrics.items()}
 
 
 def evaluation(path: Path) -> dict[str, float] | None:

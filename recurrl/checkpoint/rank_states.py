@@ -97,7 +97,7 @@ def load(
     Args:
         path: the checkpoint's directory.
         saved: the number of ranks that wrote it.
-        components: the run's components.
+        components: those of the run that are to be restored.
         changes: as for :func:`recurrl.checkpoint.files.load`.
         seed: the run's seed.
         frames: the run's frames so far.
@@ -109,7 +109,9 @@ def load(
     if saved == size:
         files.load(path, components, changes)
         if size > 1:
-            share(components, [{}, *files.state(path, RANKS)])
+            others = files.state(path, RANKS)
+            wanted = [{name: state for name, state in each.items() if name in components} for each in others]
+            share(components, [{}, *wanted])
         return
     logger.warning(
         "%s is of %d ranks, and there are %d now: random numbers and episodes are new%s.",

@@ -75,7 +75,7 @@ def write_hub_folder(
         export(Agent(policy, opened.config.env), stage, facts, formats=formats or FORMATS)
         config, seed = opened.config, opened.config.seed + 1
         returns, without_video = _evaluated(stage, seed)
-        add_evaluation(path, saved.evaluation or {checkpoint.RETURN_MEAN: fmean(returns)})
+        add_evaluation(path, {checkpoint.RETURN_MEAN: fmean(returns)} | (saved.evaluation or {}))
         files = sorted(each.name for each in stage.iterdir() if each.is_file())
         card = model_card(
             config,

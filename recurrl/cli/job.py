@@ -238,15 +238,18 @@ def _stopped_line(stop: KeyboardInterrupt, report: Report, run_dir: Path) -> str
 
 
 def _closing_line(report: Report, run_dir: Path) -> str:
-    summary, evaluation = report.summary(), report.evaluation
+    compiling = "" if report.compile_time_s is None else f" after {report.compile_time_s:.1f} s of compiling"
+    stopped = "stopped by a callback after " if report.status == "stopped" else ""
+    trained = f"{stopped}{report.frames} frames in {report.summary()['train_time_s']:.1f} s of training{compiling}"
+    evaluation = report.evaluation
+    if not evaluation:
+        return f"{trained}; no episode of training has ended; {run_dir}"
     mean, std, memory = evaluation["return_mean"], evaluation["return_std"], ""
     form = return_format(mean, std)
     if "return_mean_zeroed_state" in evaluation:
         zeroed, shuffled = (evaluation[f"return_mean_{states}_state"] for states in ("zeroed", "shuffled"))
         memory = f", {zeroed:{form}} with its memory zeroed, {shuffled:{form}} with another episode's"
-    compiling = "" if report.compile_time_s is None else f" after {report.compile_time_s:.1f} s of compiling"
-    stopped = "stopped by a callback after " if report.status == "stopped" else ""
     return (
-        f"{stopped}{report.frames} frames in {summary['train_time_s']:.1f} s of training{compiling}; evaluation return "
-        f"{mean:{form}} ± {std:{form}} over {evaluation['episodes']:.0f} episodes{memory}; {run_dir}"
+        f"{trained}; evaluation return {mean:{form}} ± {std:{form}} over {evaluation['episodes']:.0f} episodes"
+        f"{memory}; {run_dir}"
     )

@@ -1,19 +1,77 @@
-"""Which changes of a resumed run's settings begin new episodes."""
+"""Which changes of a resumed run's settings begin new episodes, on all of its ranks."""
 
 from dataclasses import fields
 
 import pytest
+from in_ranks import in_ranks, met
 
 from recurrl import checkpoint
+from recurrl.checkpoint import rank_states
+from recurrl.config import EnvConfig
 from recurrl.config.collector import RayConfig
+from recurrl.runtime.ranks import world
 
-OF_EPISODES = {"name", "num_workers", "ahead"}
-OPTIONS = {field.name for field in fields(RayConfig)}
+OPTIONS = [
+    f"{group}.{field.name}" for group, of in (("collector", RayConfig), ("env", EnvConfig)) for field in fields(of)
+]
+KEEP_EPISODES = {
+    *("collector.address", "collector.cpus_per_worker", "collector.gpus_per_worker"),
+    *("collector.timeout_s", "collector.on_env_error"),
+    *("env.normalize_observation", "env.normalize_reward", "env.reward_scale"),
+}
+"""All other options say which environments there are, what happens in them, or how the rollout is divided."""
 
 
-@pytest.mark.parametrize("name", sorted(OPTIONS))
-def test_of_a_collector_only_what_divides_the_rollout_begins_new_episodes(name, tmp_path, caplog):
-    settings = {"seed": 0, "collector": dict.fromkeys(OPTIONS, "before")}
-    path = checkpoint.save(tmp_path, 32, {}, {}, settings=settings)
-    checkpoint.Checkpoint(path).load({}, settings | {"collector": settings["collector"] | {name: "now"}})
-    assert (f"Unfinished episodes are restarted: collector.{name} is now" in caplog.text) == (name in OF_EPISODES)
+class Part:
+    """A component whose state is the rank that saved it."""
+
+    def __init__(self):
+        self.state = {}
+
+    def state_dict(self):
+        return {"of rank": world().rank}
+
+    def load_state_dict(self, state):
+        self.state = state
+
+
+def settings(changed=None):
+    return {"seed": 0, **{option: "now" if option == changed else "before" for option in OPTIONS}}
+
+
+def restored(run_dir, changed):
+    """The states that each part has on this rank after a resume with a changed option."""
+    saved = {name: Part() for name in (*rank_states.OWN, "algorithm")}
+    path = checkpoint.save(run_dir, 32, {}, {**saved, "policy": Empty()}, settings=settings())
+    parts = {name: Part() for name in saved}
+    if world().rank == 0:
+        checkpoint.Checkpoint(path).load(parts, settings(changed))
+    else:
+        rank_states.share(parts)
+    return {name: part.state for name, part in parts.items()}
+
+
+class Empty(Part):
+    """A policy without parameters."""
+
+    def state_dict(self):
+        return {}
+
+
+def check_restored(states, rank, keeps_episodes):
+    own = {"of rank": rank}
+    expected = {**dict.fromkeys(rank_states.OWN, own), "algorithm": {"of rank": 0}}
+    assert states == expected | ({} if keeps_episodes else {rank_states.EPISODES: {}})
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+def test_a_change_of_what_divides_or_makes_the_environments_begins_new_episodes(option, tmp_path, caplog):
+    keeps = option in KEEP_EPISODES
+    check_restored(restored(tmp_path, option), 0, keeps)
+    assert (f"Unfinished episodes are restarted: {option} is now and was before." in caplog.text) != keeps
+
+
+@pytest.mark.parametrize("option", ["env.mask", "collector.timeout_s"])
+def test_new_episodes_begin_on_all_ranks_or_on_none(option, tmp_path):
+    for rank, states in enumerate(in_ranks(2, met(lambda: restored(tmp_path, option)))):
+        check_restored(states, rank, option in KEEP_EPISODES)

@@ -9,6 +9,7 @@ import shutil
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from checkpoint_files import Code, resealed
@@ -123,6 +124,16 @@ def test_an_evaluation_is_added_and_no_state_written(tmp_path):
     assert (state.stat().st_ino, state.read_bytes()) == before
     assert files.damage(path) is None
     assert str(files.evaluation(path)) == str(EVALUATION)
+
+
+@pytest.mark.parametrize("number", [8, True, np.int64(8), np.float32(8.1), torch.tensor(8)], ids=repr)
+def test_an_evaluation_of_any_numbers_is_read_back_as_floats(tmp_path, number):
+    added, written = tmp_path / "frames_1", tmp_path / "frames_2"
+    write(added, {}, policy=module())
+    files.add_evaluation(added, {"eval/episodes": number})
+    files.write(written, {"policy": module().state_dict()}, {}, {"eval/episodes": number})
+    for path in (added, written):
+        assert repr(files.manifest(path).evaluation) == repr({"eval/episodes": float(number)})
 
 
 # Damage

@@ -310,14 +310,27 @@ def test_a_curriculum_of_anything_but_tensors_and_plain_values_is_an_error(compo
         make_collector(config, fresh_policy(config)).collect()
 
 
-def test_without_evaluation_the_episodes_of_training_are_reported(recurrl_train, tiny, tmp_path):
-    overrides = [*tiny, "evaluation.episodes=0", "frames_per_batch=64", "total_frames=192", "hydra.run.dir=run"]
-    outcome = recurrl_train(*overrides, "env=vec_env", "env.id=simulators:Simulation", cwd=tmp_path).succeeded()
+@pytest.mark.parametrize(("frames", "count"), [(16, 0), (192, 32), (704, 100)])
+def test_without_evaluation_the_episodes_of_training_are_reported(recurrl_train, tiny, tmp_path, frames, count):
+    overrides = [*tiny, "evaluation.episodes=0", f"frames_per_batch={frames}", "hydra.run.dir=run"]
+    simulation = ["env=vec_env", "env.id=simulators:Simulation", "collector.on_env_error=restart"]
+    outcome = recurrl_train(*overrides, *simulation, f"total_frames={frames}", cwd=tmp_path).succeeded()
     assert "begin anew" not in outcome.out
     row = read_rows(tmp_path / "run" / "metrics.csv")[-1]
-    assert row["eval/return_mean"] == row["train/return_mean"]
-    assert row["eval/episodes"] == row["train/episodes"]
-    assert summary(tmp_path / "run")["eval_return_mean"] == row["train/return_mean"]
+    assert row["train/episodes"] >= count
+    assert row.get("eval/episodes", 0) == count
+    if count:
+        assert row["eval/return_mean"] == row["train/return_mean"]
+        assert len(recurrl.load(tmp_path / "run", trust_packages=True).evaluate(3)) == 3
+    else:
+        assert "s of training; no episode of training has ended; " in outcome.out
+        assert "eval/return_mean" not in row
+        with pytest.raises(ConfigError, match=r"holds no evaluated checkpoint: .* or no episode of training had ended"):
+            recurrl.load(tmp_path / "run", trust_packages=True)
+    assert summary(tmp_path / "run")["eval_return_mean"] == row.get("eval/return_mean")
+    assert summary(tmp_path / "run")["best_eval_return_mean"] == row.get("eval/return_mean")
+    recurrl_train("resume=run", f"total_frames={2 * frames}", cwd=tmp_path).succeeded()
+    assert summary(tmp_path / "run")["frames"] == 2 * frames
 
 
 def test_what_a_simulator_cannot_do_is_rejected_before_it_is_made(rejected):

@@ -1,6 +1,7 @@
 """Folders for model hubs: written whole or not at all, loaded as runs are, without running anything of them."""
 
 import json
+import math
 import shutil
 
 import pytest
@@ -9,6 +10,8 @@ import yaml
 from checkpoint_files import Code, resealed
 
 import recurrl
+from recurrl.checkpoint import find
+from recurrl.checkpoint.files import add_evaluation, manifest
 from recurrl.cli.hub_run import write_hub_folder
 from recurrl.cli.open_run import open_run
 from recurrl.errors import ConfigError
@@ -164,6 +167,18 @@ def test_without_the_package_there_is_no_video_and_the_reason(finished_run, tmp_
     assert "No license was given" in body
     assert "replay" not in body
     assert "onnx" not in body
+
+
+@pytest.mark.parametrize("evaluation", [{}, {"collect/restarts": 1.0}], ids=str)
+def test_a_folder_of_a_checkpoint_without_a_return_has_the_one_that_was_found_for_it(
+    finished_run, tmp_path, not_installed, evaluation
+):
+    not_installed("imageio_ffmpeg")
+    path = find(shutil.copytree(finished_run, tmp_path / "run"))
+    add_evaluation(path, evaluation)
+    write_hub_folder(path, tmp_path / "made", formats=["pt2"])
+    assert math.isfinite(manifest(find(tmp_path / "made", "best")).evaluation["eval/return_mean"])
+    recurrl.load(tmp_path / "made")
 
 
 def test_a_card_of_any_environment_keeps_its_header(compose):
