@@ -3,17 +3,14 @@
 Shape legend: N environments, T steps of a row, R rows, C steps of the ring.
 """
 
-import os
 from collections.abc import Mapping
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from types import MappingProxyType
 from typing import Any
 
 import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
-from torchrl.data import LazyMemmapStorage, LazyTensorStorage, SliceSampler
+from torchrl.data import LazyTensorStorage, SliceSampler
 from torchrl.data import ReplayBuffer as Storage
 
 from recurrl.buffers.on_policy import SliceBuffer
@@ -24,39 +21,6 @@ from recurrl.recurrent.module.keys import IS_INIT
 _STREAM = "stream"
 """The number of a frame's environment."""
 _OLDEST = "oldest"
-
-
-class _UnlinkedFiles(LazyMemmapStorage):
-    """Storage in files without names, which vanish with the process, however it ends.
-
-    Their space is reserved, because a full disk would end a process that writes to mapped memory by SIGBUS.
-
-    Args:
-        frames: that it holds.
-        folder: where the files are.
-    """
-
-    def __init__(self, frames: int, folder: str | Path) -> None:
-        Path(folder).mkdir(parents=True, exist_ok=True)
-        self._folder = folder
-        super().__init__(frames, ndim=2)
-
-    def _init(self, data: TensorDictBase) -> None:
-        with TemporaryDirectory(dir=self._folder, prefix="recurrl-replay-") as self.scratch_dir:
-            super()._init(data)
-            for path in Path(self.scratch_dir).rglob("*.memmap"):
-                with path.open("r+b") as file:
-                    _reserve(file.fileno(), self._folder)
-
-
-def _reserve(file: int, folder: str | Path) -> None:
-    """Takes the space of a sparse file, where the system can (macOS cannot)."""
-    if not hasattr(os, "posix_fallocate"):
-        return
-    try:
-        os.posix_fallocate(file, 0, max(1, os.fstat(file).st_size))
-    except OSError as error:
-        raise OSError(error.errno, error.strerror, str(folder)) from error
 
 
 class ReplayRing:
@@ -72,20 +36,18 @@ class ReplayRing:
     Args:
         steps: C.
         slice_len: steps of a slice; at most C.
-        folder: the ring is kept in files there, and may be larger than memory; None to keep it in memory. The files
-            have no names and end with the process.
 
     Raises:
         ConfigError: a slice is longer than the ring.
     """
 
-    def __init__(self, steps: int, slice_len: int, folder: str | Path | None = None) -> None:
+    def __init__(self, steps: int, slice_len: int) -> None:
         require(
             slice_len <= steps,
             f"A slice of {slice_len} steps is longer than a ring of {steps} steps. Keep more frames, or draw shorter "
             "slices.",
         )
-        self.steps, self.slice_len, self._folder = steps, slice_len, folder
+        self.steps, self.slice_len = steps, slice_len
         self.clear()
 
     def clear(self) -> None:
@@ -98,15 +60,10 @@ class ReplayRing:
         return min(self._written, self.steps)
 
     def extend(self, rows_NT: TensorDictBase) -> None:
-        """Appends rows ``[N, T]``, the next steps of the same environments each time; the oldest steps are dropped.
-
-        Raises:
-            OSError: there is no space for the files.
-        """
+        """Appends rows ``[N, T]``, the next steps of the same environments each time; the oldest steps are dropped."""
         rows, steps = rows_NT.batch_size
         if self._buffer is None:
-            frames, folder = self.steps * rows, self._folder
-            storage = LazyTensorStorage(frames, ndim=2) if folder is None else _UnlinkedFiles(frames, folder)
+            storage = LazyTensorStorage(self.steps * rows, ndim=2)
             # Without the last two keys the sampler changes no entry.
             sampler = SliceSampler(
                 slice_len=self.slice_len, traj_key=_STREAM, truncated_key=None, init_key=None, cache_values=True
@@ -135,9 +92,7 @@ class ReplayRing:
             return {}
         frames_CN = self._buffer[:].exclude(_STREAM)
         oldest = self._written % self.steps if self._written > self.steps else 0
-        # Of memory-mapped tensors, torch.save would write the names of their files.
-        state = {key: value.as_subclass(Tensor) for key, value in frames_CN.items(True, True)}
-        return {**state, _OLDEST: torch.tensor(oldest)}
+        return {**dict(frames_CN.items(True, True)), _OLDEST: torch.tensor(oldest)}
 
     def load_state_dict(self, state: Mapping[Any, Tensor]) -> None:
         """Restores the frames, the newest ones if the saved ring was larger; the same slices are then drawn."""
@@ -148,9 +103,7 @@ class ReplayRing:
         frames_CN = TensorDict(frames, frames["next", "done"].shape[:2])
         oldest, count = int(state[_OLDEST]), len(frames_CN)
         order_C = torch.arange(oldest, oldest + count)[-self.steps :] % count
-        # Piece by piece: all of it may not fit into memory.
-        for piece in order_C.split(self.slice_len):
-            self.extend(frames_CN[piece].transpose(0, 1))
+        self.extend(frames_CN[order_C].transpose(0, 1))
 
 
 make_replay_buffer = ReplayRing
@@ -163,13 +116,9 @@ class ReplayBuffer(SliceBuffer):
         options: the buffer's.
         slice_len: steps per slice.
         minibatch_slices: slices per minibatch.
-
-    Attributes:
-        loads_mapped: the ring may be larger than memory, so its checkpoint is mapped.
     """
 
     options: ReplayConfig
-    loads_mapped = True
     ring: ReplayRing | None = None
     _loaded: Mapping[Any, Tensor] = MappingProxyType({})
 
@@ -189,7 +138,7 @@ class ReplayBuffer(SliceBuffer):
         """
         rows, steps = rollout_NT.batch_size
         if self.ring is None:
-            self.ring = ReplayRing(self.options.frames // rows, steps, self.options.folder)
+            self.ring = ReplayRing(self.options.frames // rows, steps)
             self.ring.load_state_dict(self._loaded)
             self._loaded = {}
         rows_RT = rollout_NT

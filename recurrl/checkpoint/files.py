@@ -109,7 +109,7 @@ def load(path: Path, components: Mapping[str, Stateful], changes: Mapping[str, t
 
     Args:
         path: the checkpoint.
-        components: the components by name. One whose ``loads_mapped`` is true receives tensors mapped from the file.
+        components: the components by name.
         changes: old and new value of each changed setting that affects their shapes.
 
     Raises:
@@ -118,7 +118,7 @@ def load(path: Path, components: Mapping[str, Stateful], changes: Mapping[str, t
     """
     for name, component in components.items():
         try:
-            component.load_state_dict(_read(path, name, getattr(component, "loads_mapped", False)))
+            component.load_state_dict(_read(path, name))
         except RunError:
             raise
         except _INCOMPATIBLE as error:
@@ -145,11 +145,11 @@ def state(path: Path, name: str) -> Any:
         ) from error
 
 
-def _read(path: Path, name: str, mapped: bool = False) -> Any:
+def _read(path: Path, name: str) -> Any:
     file = path / f"state-{name}.pt"
     if not file.is_file():
         raise ValueError("it is missing in the checkpoint")
-    return torch.load(file, map_location="cpu", weights_only=True, mmap=mapped)
+    return torch.load(file, map_location="cpu", weights_only=True)
 
 
 class Manifest(NamedTuple):

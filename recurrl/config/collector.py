@@ -66,7 +66,6 @@ class ReplayConfig(BufferConfig):
 
     frames: int = option("frames that are kept, the newest; at least frames_per_batch", STEPS)
     replay_ratio: int = option("rows to learn from per new row, itself included", Range(2, 1000, integers=True))
-    folder: str | None = option("a folder for more frames than fit into memory; null: in memory")
 
     @property
     def replays(self) -> bool:

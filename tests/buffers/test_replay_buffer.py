@@ -1,9 +1,6 @@
 """Replay: drawn slices are contiguous pieces of one environment's steps, all frames are drawn, and a ring resumes."""
 
 import io
-import os
-import subprocess
-import sys
 from collections import Counter
 
 import pytest
@@ -61,11 +58,10 @@ def check(slices, simulated, oldest):
     assert torch.equal(slices["next", "done"][:, :-1], slices["is_init"][:, 1:])
 
 
-@pytest.mark.parametrize("on_disk", [False, True], ids=["memory", "disk"])
 @pytest.mark.parametrize("steps", [20, 24], ids=["rows split by the wrap", "whole rows"])
-def test_ten_thousand_slices_are_pieces_of_one_environments_steps(steps, on_disk, tmp_path):
+def test_ten_thousand_slices_are_pieces_of_one_environments_steps(steps):
     torch.manual_seed(0)
-    ring = recurrl.make_replay_buffer(steps, SLICE, tmp_path if on_disk else None)
+    ring = recurrl.make_replay_buffer(steps, SLICE)
     simulated = Simulated(seed=steps)
     for _ in range(10):
         ring.extend(simulated.rows())
@@ -93,64 +89,6 @@ def test_every_frame_can_be_drawn_and_all_starts_equally_often():
         assert abs(count - slices_with_it * expected) < 5 * (slices_with_it * expected) ** 0.5
 
 
-def test_files_have_no_names_so_that_nothing_is_left_of_a_killed_process(tmp_path):
-    ring, simulated = recurrl.make_replay_buffer(20, SLICE, tmp_path / "ring"), Simulated(seed=0)
-    for _ in range(4):
-        ring.extend(simulated.rows())
-        assert not list((tmp_path / "ring").iterdir())
-    check(ring.sample(100), simulated, oldest=simulated.time - 20)
-
-
-def test_a_ring_larger_than_the_memory_that_is_left_is_saved_and_restored(tmp_path):
-    # Threads and their heaps would count too.
-    alone = {**os.environ, "OMP_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "1"}
-    command = [sys.executable, "-c", LARGE, tmp_path]
-    done = subprocess.run(command, env=alone, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-
-
-LARGE = """
-import resource, sys
-from pathlib import Path
-import torch
-from tensordict import TensorDict
-from recurrl.checkpoint import files
-from recurrl.config.collector import ReplayConfig
-from recurrl.buffers.replay import ReplayBuffer
-
-STEPS, MIB = 128, 2**20
-
-def rows(first):
-    number = torch.arange(first, first + 4).view(1, 4, 1)
-    done = torch.zeros(1, 4, 1, dtype=torch.bool)
-    data = {"number": number.to(torch.uint8).repeat(1, 1, MIB), "is_init": done, "next": {"done": done}}
-    return TensorDict(data, [1, 4])
-
-def used(kind):
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(kind))
-
-def allow(mib):
-    resource.setrlimit(resource.RLIMIT_DATA, (used("VmData") + mib * MIB, resource.RLIM_INFINITY))
-
-def buffer(name):
-    return ReplayBuffer(ReplayConfig(name="replay", frames=STEPS, replay_ratio=2, folder=str(folder / name)), 4, 1)
-
-folder = Path(sys.argv[1])
-first, second = buffer("one"), buffer("two")
-allow(STEPS // 2)
-for begin in range(0, STEPS + 8, 4):
-    first.extend(rows(begin))
-files.write(folder / "frames_1", {"buffer": first.state_dict()}, {})
-allow(STEPS // 2 + STEPS)  # a mapped file counts too
-before = used("RssAnon")
-files.load(folder / "frames_1", {"buffer": second})
-assert used("RssAnon") - before < STEPS // 2 * MIB
-second.extend(rows(STEPS + 8))
-assert sorted(set(second.ring._buffer[:]["number"][:, 0, -1].tolist())) == list(range(12, STEPS + 12))
-"""
-
-
 def saved(state):
     """What a checkpoint restores of a state."""
     file = io.BytesIO()
@@ -160,12 +98,9 @@ def saved(state):
 
 
 @pytest.mark.parametrize("iterations", [0, 1, 2, 3, 5])
-@pytest.mark.parametrize("folder", [False, True], ids=["memory", "disk"])
-def test_a_restored_ring_draws_the_same_slices_and_goes_on_equally(iterations, folder, tmp_path):
+def test_a_restored_ring_draws_the_same_slices_and_goes_on_equally(iterations):
     simulated = Simulated(seed=1)
-    options = ReplayConfig(
-        name="replay", frames=20 * ENVS, replay_ratio=3, folder=str(tmp_path / "ring") if folder else None
-    )
+    options = ReplayConfig(name="replay", frames=20 * ENVS, replay_ratio=3)
     first, second = (ReplayBuffer(options, 4, 1) for _ in range(2))
     for _ in range(iterations):
         first.extend(simulated.rows())
@@ -187,7 +122,7 @@ def test_a_single_environment_is_enough():
 
 def test_new_rows_come_first_and_older_ones_from_the_second_iteration_on():
     simulated = Simulated(seed=2)
-    buffer = ReplayBuffer(ReplayConfig(name="replay", frames=200, replay_ratio=3, folder=None), 4, 1)
+    buffer = ReplayBuffer(ReplayConfig(name="replay", frames=200, replay_ratio=3), 4, 1)
     first, second = simulated.rows(), simulated.rows()
     assert (buffer.extend(first) == first).all()
     joined = buffer.extend(second)

@@ -32,7 +32,7 @@ def start(tmp_path):
 def test_a_directory_that_cannot_be_made_is_an_error_with_a_remedy(train, options, key):
     assert train(*options, "seed=1", f"{key}=/proc/nope").error == (
         "The operating system says: No such file or directory for /proc/nope. Give a writable "
-        "directory with hydra.run.dir=..., for a sweep hydra.sweep.dir=..., for the frames of replay buffer.folder=..."
+        "directory with hydra.run.dir=..., for a sweep hydra.sweep.dir=..."
     )
 
 

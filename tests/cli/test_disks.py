@@ -58,15 +58,6 @@ def test_a_run_on_a_full_disk_ends_with_an_error_and_continues_with_space(on_ful
     assert frames == {0, 1, 2, 3}
 
 
-@pytest.mark.slow
-def test_a_disk_without_space_for_the_frames_of_replay_is_an_error_message(on_full_disks, tmp_path):
-    ring = ("buffer=replay", "buffer.frames=65536", f"buffer.folder={tmp_path}/ring")
-    (case,) = on_full_disks([1000], *EVERY, *ring)
-    # At the beginning: a process that writes to mapped files on a full disk dies by SIGBUS.
-    assert (case["full"]["code"], case["full"]["frames"]) == (1, []), case
-    assert case["full"]["error"].startswith(f"{FULL} for {tmp_path}/ring."), case
-
-
 @pytest.fixture
 def full_after(monkeypatch):
     """Makes a function fail as on a full disk, after so many calls."""

@@ -12,7 +12,6 @@ PATHS = {
     "resume": (),
     "init_from": (),
     "pretrain.folder": (),
-    "buffer.folder": ("buffer=replay",),
     "hydra.run.dir": (),
     "hydra.sweep.dir": ("-m",),
 }

@@ -9,7 +9,7 @@ REPLAY = ["buffer=replay", "buffer.replay_ratio=3", "total_frames=192", "checkpo
 @pytest.mark.parametrize(
     "others",
     [
-        ["state=refresh", "buffer.folder=ring"],
+        ["state=refresh"],
         pytest.param(["collector=multi_async"], marks=pytest.mark.slow),
         pytest.param([], marks=pytest.mark.slow),
         pytest.param(["state=burn_in"], marks=pytest.mark.slow),

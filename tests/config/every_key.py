@@ -47,7 +47,6 @@ TEXTS = {
     "env.packages": [["noticed"]],
     "env.wrappers": [["every_key_env:Doubled"]],
     "env.kwargs": [{"length": 4}, {"g": 5.0}, {"sutton_barto_reward": True}, {"decks": 2}],
-    "buffer.folder": ["ring"],
     "device": ["cuda"],
     "logger.project": ["another"],
     "logger.id": ["another-id"],

@@ -12,7 +12,6 @@ from recurrl.config.options import BELOW_ONE, FRACTION, INDEX, POSITIVE, RATE, S
 WITHOUT_RANGE = {"algorithm.group_size": "depends on env.num_envs"}
 FREE_TEXT = {
     "algorithm.critic_observation": "any entry of an observation",
-    "buffer.folder": "a path",
     "init_from": "a path",
     "algorithm.teacher": "a path, or a name of code",
     "collector.address": "checked with Ray",
