@@ -139,6 +139,15 @@ class StopsAt64:
         return metrics["frames"] == 64
 
 
+def test_a_run_that_is_stopped_before_its_first_iteration_ends_without_an_evaluation(tiny):
+    class StopsAtOnce(recurrl.Callback):
+        def on_start(self, trainer):
+            trainer.stop()
+
+    run = recurrl.train([*tiny, "total_frames=96"], run_dir="run", callbacks=[StopsAtOnce()])
+    assert [run.summary[key] for key in ("status", "frames", "eval_return_mean")] == ["stopped", 0, None]
+
+
 def test_metrics_that_would_not_be_logged_cannot_be_added(tiny):
     class Adds:
         def on_iteration(self, metrics, policy):

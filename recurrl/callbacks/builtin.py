@@ -240,8 +240,8 @@ class Evaluation(Callback):
             self._evaluate(trainer)
 
     def on_end(self, trainer: Trainer) -> None:
-        """Evaluates a run that a callback stopped as at its end."""
-        if trainer.stopped:
+        """Evaluates a run that a callback stopped as at its end, unless that was before its first iteration."""
+        if trainer.stopped and trainer.metrics:
             self._evaluate(trainer)
 
     def _evaluate(self, trainer: Trainer) -> None:
@@ -308,7 +308,7 @@ class Log(Callback):
 
     def on_end(self, trainer: Trainer) -> None:
         """Logs a run that a callback stopped, completes a checkpoint of the end, and draws the learning curve."""
-        if trainer.evaluation is not None and trainer.stopped:
+        if trainer.evaluation is not None and trainer.stopped and trainer.metrics:
             self._log(trainer)
         self._save.complete(trainer)
         plot_learning_curve(trainer.run_dir / METRICS, trainer.run_dir / CURVE)

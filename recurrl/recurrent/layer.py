@@ -70,14 +70,26 @@ def _check_step(cell: Cell, parameters: Parameters) -> None:
             f"The cell {cell.name} has {len(weights)} parameters and {len(shapes)} states. A cell has at least one of "
             "each; for a layer without memory use cell=none."
         )
+    if tensors := [name for name, value in vars(cell).items() if isinstance(value, Tensor | nn.Module)]:
+        raise ConfigError(
+            f"The cell {cell.name} holds {', '.join(tensors)}, which would be neither trained nor saved. Declare "
+            "parameters() instead, and read them from the weights that a step gets."
+        )
     like = next(iter(weights.values()))
+    entering = tuple(like.new_full((2, *shape), 0.5) for shape in shapes)
     with torch.no_grad():
         x = cell.project(weights, like.new_zeros(2, parameters.input_size))
-        output, states = cell.step(weights, x, tuple(like.new_zeros(2, *shape) for shape in shapes))
+        output, states = cell.step(weights, x, entering)
     if not isinstance(states, tuple):
         raise ConfigError(
             f"A step of the cell {cell.name} must return its output and a tuple of states (got a "
             f"{type(states).__name__}). Return (output, (state,)), for example; from a GatedCell's activate, (state,)."
+        )
+    if any(bool((each != 0.5).any()) for each in entering):
+        raise ConfigError(f"A step of the cell {cell.name} writes into the states it gets. Return new tensors.")
+    if wrong := [value.dtype for value in (output, *states) if value.dtype != like.dtype]:
+        raise ConfigError(
+            f"A step of the cell {cell.name} returns {wrong[0]}, but its parameters are {like.dtype}. Return that dtype."
         )
     returned, declared = [tuple(value.shape[1:]) for value in (output, *states)], [(cell.hidden_size,), *shapes]
     if returned != declared:

@@ -9,8 +9,11 @@ import torch
 from found import CELLS, Several, layers_of
 from my_package.elman_cell import Elman, ElmanConfig
 from parity import batch, outputs_and_gradients, resets
+from torch import nn
 from torch.nn import functional
 
+from recurrl.build import make_policy_for
+from recurrl.config import CellConfig
 from recurrl.config.plugins import options_class, values
 from recurrl.errors import ConfigError
 from recurrl.policy.build import make_cell
@@ -86,6 +89,21 @@ def returning(change):
     return lambda cell, weights, x_BX, states: change(*Several.step(cell, weights, x_BX, states))
 
 
+def in_place(cell, weights, x_BX, states):
+    states[1].mul_(0.5)
+    return Several.step(cell, weights, x_BX, states)
+
+
+def holding(make):
+    """A constructor that keeps a tensor or module in the cell."""
+
+    def construct(cell, hidden_size):
+        Several.__init__(cell, hidden_size)
+        cell.scale = make(torch.ones(2))
+
+    return construct
+
+
 class OnlyActivated(GatedCell):
     GATES = 1
 
@@ -115,6 +133,13 @@ class OnlyActivated(GatedCell):
             r"states of shapes \[\(\), \(3, 2\), \(5,\)\].* declare .*\[\(\), \(2, 3\), \(5,\)\]",
         ),
         ({"step": returning(lambda output, states: (output, states[:2]))}, r"states of shapes \[\(\), \(2, 3\)\]"),
+        ({"step": in_place}, r"step of the cell wrong writes into the states it gets\. Return new tensors"),
+        (
+            {"step": returning(lambda output, states: (output, (*states[:2], states[2].double())))},
+            r"returns torch.float64, but its parameters are torch.float32",
+        ),
+        ({"__init__": holding(nn.Parameter)}, r"holds scale, which would be neither trained nor saved\. Declare"),
+        ({"__init__": holding(lambda _: nn.Linear(2, 2))}, "holds scale, which would be neither"),
         ({"states": lambda _: {}}, "has 3 parameters and 0 states. A cell has at least one of each"),
         ({"parameters": lambda *_: {}}, "has 0 parameters and 3 states"),
     ],
@@ -188,6 +213,27 @@ def test_a_gated_cell_needs_its_gates_only():
     module.recurrent_backend = "scan"
     for name, value in outputs_and_gradients(module, data).items():
         torch.testing.assert_close(value, expected[name], rtol=1e-10, atol=1e-12)
+
+
+class ForgetBias(UpdateGate):
+    """A gated cell with initial values of its own."""
+
+    def initialize(self, name, parameter):
+        parameter.fill_(3.0 if name == "bias_hh" else 0.1)
+
+
+def make_forget_bias(options: CellConfig):
+    return ForgetBias(options.hidden_size)
+
+
+def test_a_policy_leaves_a_cells_own_initial_values_as_they_are(compose):
+    policy = make_policy_for(compose("cell=gru", f"cell.name={__name__}:make_forget_bias", "cell.num_layers=2"))
+    for name, parameter in policy.trunk.core.layers.named_parameters():
+        assert (parameter == (3.0 if name.startswith("bias_hh") else 0.1)).all()
+    of_package = make_policy_for(compose("cell=gru")).trunk.core.layers
+    assert (of_package.bias_hh_l0 == 0).all()
+    for block in of_package.weight_hh_l0.split(64):
+        torch.testing.assert_close(block @ block.T, torch.eye(64), atol=1e-5, rtol=0)
 
 
 def test_an_unknown_name_gets_the_names_there_are():
