@@ -11,8 +11,8 @@ from torch.nn import functional
 
 from recurrl.keys import ACTION, FINAL_UNKNOWN, LOG_PROB, OBSERVATION, VALUE
 from recurrl.policy import Policy
-from recurrl.recurrent.linear_recurrence import from_zero
-from recurrl.runtime.statistics import counted, mean_and_std, summary
+from recurrl.recurrent.linear_recurrence import scan_from_zero
+from recurrl.runtime.statistics import masked, mean_and_std, summary
 
 
 def gae(
@@ -89,12 +89,12 @@ def segment_ends(rows_NT: TensorDictBase, slice_len: int) -> Tensor:
 
 def to_go(value_NT1: Tensor, factor_NT1: Tensor) -> Tensor:
     """``sum[t] = value[t] + factor[t] · sum[t+1]``."""
-    return from_zero(factor_NT1.flip(1), value_NT1.flip(1)).flip(1)
+    return scan_from_zero(factor_NT1.flip(1), value_NT1.flip(1)).flip(1)
 
 
 def standardized(advantage: Tensor, mask: Tensor | None = None) -> Tensor:
     """Advantages with mean 0 and standard deviation 1, where the mask is true."""
-    mean, std = mean_and_std(counted(advantage, mask))
+    mean, std = mean_and_std(masked(advantage, mask))
     return (advantage - mean) / std.clamp(min=1e-4)
 
 
