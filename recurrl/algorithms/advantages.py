@@ -23,7 +23,7 @@ def gae(
     Schulman et al. 2016, https://arxiv.org/abs/1506.02438: with the TD error δ, ``A[t] = δ[t] + γ λ A[t+1]``.
 
     Args:
-        reward: ``[N, T, 1]``, as all others.
+        reward: ``[N, T, 1]``, as the other tensors.
         value: V, of the observation before each step.
         next_value: of the observation after each step, see :func:`next_values`.
         done: true at the end of an episode, which no advantage crosses.
@@ -49,13 +49,13 @@ def vtrace(
     A is not weighted by ρ: PPO's surrogate is. Where all ratios are 1, this is :func:`gae`, whose arguments it has.
 
     Args:
-        reward: as in :func:`gae`, like the next five.
+        reward: ``[N, T, 1]``, as the other tensors.
         value: V.
         next_value: of the observation after each step.
         done: true at the end of an episode.
         gamma: discount per step.
         lmbda: λ.
-        ratio: π(a) / π_behaviour(a), ``[N, T, 1]``.
+        ratio: π(a) / π_behaviour(a).
     """
     error = reward + gamma * next_value - value
     carried = gamma * lmbda * (~done).to(value.dtype)

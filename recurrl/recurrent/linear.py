@@ -1,4 +1,4 @@
-"""Cells whose states are a linear recurrence: all of them run by one scan over time.
+"""Cells whose states are a linear recurrence, which one scan over time computes for all of them.
 
 Shape legend: B rows, T steps, X size of a projected input, O output size.
 """

@@ -80,7 +80,7 @@ class MatrixCell(Cell):
 
     @abstractmethod
     def memory_inputs(self, weights: Weights, x: Tensor) -> tuple[MemoryInputs, Tensor]:
-        """The memories' inputs, and what ``read`` needs of ``x [..., X]``, the projected input of one step or of many."""
+        """The memories' inputs, and what ``read`` needs of ``x [..., X]``, the projected input of one or many steps."""
 
     @abstractmethod
     def read(self, weights: Weights, read_input: Tensor, y: Tensor) -> Tensor:
