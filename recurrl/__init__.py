@@ -1,4 +1,4 @@
-"""Recurrent policies trained with PPO, end to end.
+"""Recurrent policies trained with PPO and GRPO, end to end.
 
 ``train`` and ``load`` are the Python interface; they import torch when first used.
 """

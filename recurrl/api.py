@@ -72,9 +72,9 @@ def train(
         run_dir: where everything is written; default: ``outputs/<date>/<time>``, or the directory of the run to resume.
         callbacks: called after each iteration.
         config_dir: a folder with your yamls.
-        env: instead of ``env.id``: a class or function that makes environments of Gymnasium or TorchRL, as many at once
-            if it has a parameter ``num_envs``, otherwise one; or an id. What cannot be imported, such as a lambda or a
-            class of a notebook, must be passed again to resume or load the run.
+        env: instead of ``env.id``: an id, or a class or function that makes environments of Gymnasium or TorchRL, all
+            at once if it has a parameter ``num_envs``, otherwise one at each call. What cannot be imported, such as a
+            lambda or a class of a notebook, must be passed again to resume or load the run.
 
     Raises:
         ConfigError: the configuration is not possible; nothing is left of the run.

@@ -68,7 +68,7 @@ def make_trainer(
     Raises:
         ConfigError: the environment cannot be used as requested.
     """
-    share = share_of(config, world())
+    share = config_of_rank(config, world())
     set_process_state(share)
     policy = make_policy_for(share, explicit_keys)
     if world().rank == 0 and start is None:
@@ -100,7 +100,7 @@ def make_callbacks(
 
     So an interrupted evaluation already has its checkpoint, and a resumed run repeats it.
     """
-    check, share = [], share_of(config, world())
+    check, share = [], config_of_rank(config, world())
     if config.consistency_check:
         check.append(builtin.ConsistencyCheck(partial(check_consistency, config=share)))
     if world().rank > 0:
@@ -123,8 +123,8 @@ def make_callbacks(
     )
 
 
-def share_of(config: TrainConfig, ranks: World) -> TrainConfig:
-    """A rank's share of a run: of its environments, workers, frames of an iteration, and slices of a minibatch."""
+def config_of_rank(config: TrainConfig, ranks: World) -> TrainConfig:
+    """A rank's share of the configuration: of environments, workers, frames of an iteration, slices of a minibatch."""
     size, collector, buffer = ranks.size, config.collector, config.buffer
     if size == 1:
         return config
@@ -211,7 +211,7 @@ def make_collector(config: TrainConfig, policy: Policy, frames: int = 0, restart
     """The configured collector.
 
     Args:
-        config: the rank's :func:`share_of` the run.
+        config: the rank's :func:`config_of_rank` the run.
         policy: acts in the environments.
         frames: frames of the run so far.
         restarts: counts restarts after errors.

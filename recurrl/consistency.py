@@ -82,8 +82,7 @@ def _check_present(batch_NT: TensorDictBase, state_keys: Sequence[Any]) -> None:
         if batch_NT.get(key) is None:
             raise ConsistencyError(
                 f"{NOT_SEEN} the batch has no entry {key!r}, so the policy's state was lost, or leaked from one "
-                "episode into the next. Build the environment with recurrl.envs.make_env, or append "
-                "torchrl.envs.InitTracker() and module.make_tensordict_primer() to it."
+                "episode into the next. The collector must write is_init, and the states before and after each step."
             )
 
 
@@ -103,7 +102,7 @@ def _check_marks(batch_NT: TensorDictBase, resumed: bool) -> None:
         marked, not_marked = ("is marked", "no episode starts") if is_init_NT[at] else ("is not marked", "one starts")
         raise ConsistencyError(
             f"{NOT_SEEN} {_place(*at)} {marked} by {IS_INIT!r} as the start of an episode, but {not_marked} there. "
-            "Let one torchrl.envs.InitTracker(), and nothing else, write that entry."
+            "The collector must write True at the first step of each episode, and False at all others."
         )
 
 
@@ -118,8 +117,8 @@ def _check_chain(batch_NT: TensorDictBase, keys: Sequence[Any], state_keys: Sequ
         at = _first(_any(now_NT != before_NT) & continues_NT)
         if at is not None:
             cause = (
-                "The recurrent state was replaced (zeroed, for example) mid-episode: leave it to the policy and the "
-                "primer, module.make_tensordict_primer()."
+                "The recurrent state was replaced (zeroed, for example) mid-episode. The collector must write at each "
+                "step the state that the policy returned at the one before."
                 if key in state_keys
                 else "The environment or one of its transforms returns a different observation than its step did."
             )

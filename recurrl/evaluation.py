@@ -32,7 +32,7 @@ MAX_STEPS = 100_000
 MAX_RANDOM_STEPS = 10_000
 """Like :data:`MAX_STEPS`, for episodes of random actions."""
 MAX_COPIES = 256
-"""Environments, however many episodes there are; a simulator has as many as it has."""
+"""At most this many environments, whatever the number of episodes; a simulator keeps its own number."""
 
 logger = logging.getLogger(__name__)
 

@@ -7,7 +7,7 @@ from typing import Any
 from tensordict import NestedKey
 
 OBSERVATION = "observation"
-"""A tensor, or for structured observations a nested TensorDict; the next four are entries of the latter."""
+"""A tensor, or for structured observations a nested TensorDict, whose entries the next four may be."""
 ACTION_MASK = "action_mask"
 PREVIOUS_ACTION = "previous_action"
 PREVIOUS_REWARD = "previous_reward"
@@ -22,7 +22,7 @@ VALUE_TARGET = "value_target"
 LOSS_MASK = "loss_mask"
 """True where a step counts in the loss; without this entry all do."""
 INSERTED = "inserted"
-"""True after a step that is no transition: the environment began an episode in it, and ignored the action."""
+"""True after a step that is not a transition: the environment began an episode in it, and ignored the action."""
 FINAL_UNKNOWN = "final_unknown"
 """True after an episode's last step whose observation the environment does not give."""
 

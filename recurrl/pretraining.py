@@ -31,11 +31,11 @@ Array = np.ndarray[Any, Any]
 RECORDED = "recorded"
 """True for the steps of episodes, false for those that fill up a row."""
 MAX_NORM = 0.5
-"""Gradients are clipped to it."""
+"""The norm that gradients are clipped to."""
 _MAX_BYTES = 2**33
-"""Of all arrays of a file."""
+"""Limit of the memory that the arrays of a file take."""
 _ROUNDING = 1e-4
-"""By which an action may lie outside its bounds, relative to their distance."""
+"""How far an action may lie outside its bounds, relative to their distance."""
 _UNREADABLE = (
     *(OSError, ValueError, KeyError, EOFError, MemoryError, RuntimeError),
     *(zipfile.BadZipFile, zlib.error),

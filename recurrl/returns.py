@@ -9,11 +9,11 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 WINDOW = 100
-"""The number of episodes that the means and deviations of returns and lengths of training are about."""
+"""Training's means and deviations of returns and lengths are of so many last episodes."""
 STATISTICS = ("mean", "std", "95% interval", "interquartile mean", "min", "max")
-"""The heads of tables of statistics."""
+"""Column headings of the statistics tables."""
 MIN_VALUES = 3
-"""The number of values from which on their mean has an interval."""
+"""An interval needs at least this many values."""
 _T_975 = (4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
 """Student's t for a two-sided interval of 95%, by degrees of freedom from 2."""
 
@@ -52,12 +52,12 @@ def return_format(mean: float, spread: float = 0.0) -> str:
 
 
 def interval_text(interval: Iterable[float] | None, form: str, of: str) -> str:
-    """An interval with its ends in a format; that there are too few of what it is over, if there is none."""
+    """The interval as ``low to high``, or ``too few <of>`` without one."""
     return f"too few {of}" if interval is None else " to ".join(f"{end:{form}}" for end in interval)
 
 
 def table_row(statistics: Mapping[str, Any], of: str) -> tuple[str, ...]:
-    """Statistics of :func:`summarized` as text, below the heads :data:`STATISTICS`; ``of`` names what they are over."""
+    """Statistics of :func:`summarized` as text, below the headings :data:`STATISTICS`; ``of`` names the samples."""
     form = return_format(statistics["mean"], statistics["std"])
     mean, std, *others = (f"{statistics[key]:{form}}" for key in ("mean", "std", "interquartile_mean", "min", "max"))
     return (mean, std, interval_text(statistics["interval_95"], form, of), *others)

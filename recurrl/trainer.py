@@ -122,7 +122,7 @@ class Trainer:
         self.stopped |= not self.is_last
 
     def finished(self) -> bool:
-        """True if no iteration follows. Collective: ranks exchange what requests a stop on any of them."""
+        """True if no iteration follows. Collective: a stop requested on one rank stops all."""
         if world().is_orphaned:
             logger.error("torchrun has ended; so does the run, with a checkpoint.")
             self.request.record(signal.SIGTERM)

@@ -74,7 +74,7 @@ def test_a_batch_without_marks_of_starts_is_caught(config):
     policy, batch = collected(config, std=0.5)
     sentence = complaint(config, policy, batch.exclude("is_init"))
     assert "the batch has no entry 'is_init'" in sentence
-    assert "append torchrl.envs.InitTracker()" in sentence
+    assert "The collector must write is_init, and the states" in sentence
     batch["is_init"].zero_()
     assert "marked by 'is_init' as the start of an episode, but one starts there" in complaint(config, policy, batch)
 
@@ -89,7 +89,7 @@ def test_a_batch_without_the_recurrent_state_is_caught(config):
     policy, batch = collected(config, std=0.5)
     sentence = complaint(config, policy, batch.exclude(STATE))
     assert f"the batch has no entry '{STATE}', so the policy's state was lost" in sentence
-    assert "make_tensordict_primer()" in sentence
+    assert "The collector must write is_init, and the states" in sentence
 
 
 # Entries that are wrong

@@ -11,8 +11,8 @@ from torch.nn import functional
 
 from recurrl.keys import ACTION, FINAL_UNKNOWN, LOG_PROB, OBSERVATION, VALUE
 from recurrl.policy import Policy
-from recurrl.recurrent.linear_recurrence import from_zero
-from recurrl.runtime.statistics import counted, mean_and_std, summary
+from recurrl.recurrent.linear_recurrence import scan_from_zero
+from recurrl.runtime.statistics import masked, mean_and_std, summary
 
 
 def gae(
@@ -23,7 +23,7 @@ def gae(
     Schulman et al. 2016, https://arxiv.org/abs/1506.02438: with the TD error δ, ``A[t] = δ[t] + γ λ A[t+1]``.
 
     Args:
-        reward: ``[N, T, 1]``, as all others.
+        reward: ``[N, T, 1]``, as the other tensors.
         value: V, of the observation before each step.
         next_value: of the observation after each step, see :func:`next_values`.
         done: true at the end of an episode, which no advantage crosses.
@@ -49,13 +49,13 @@ def vtrace(
     A is not weighted by ρ: PPO's surrogate is. Where all ratios are 1, this is :func:`gae`, whose arguments it has.
 
     Args:
-        reward: as in :func:`gae`, like the next five.
+        reward: ``[N, T, 1]``, as the other tensors.
         value: V.
         next_value: of the observation after each step.
         done: true at the end of an episode.
         gamma: discount per step.
         lmbda: λ.
-        ratio: π(a) / π_behaviour(a), ``[N, T, 1]``.
+        ratio: π(a) / π_behaviour(a).
     """
     error = reward + gamma * next_value - value
     carried = gamma * lmbda * (~done).to(value.dtype)
@@ -89,12 +89,12 @@ def segment_ends(rows_NT: TensorDictBase, slice_len: int) -> Tensor:
 
 def to_go(value_NT1: Tensor, factor_NT1: Tensor) -> Tensor:
     """``sum[t] = value[t] + factor[t] · sum[t+1]``."""
-    return from_zero(factor_NT1.flip(1), value_NT1.flip(1)).flip(1)
+    return scan_from_zero(factor_NT1.flip(1), value_NT1.flip(1)).flip(1)
 
 
 def standardized(advantage: Tensor, mask: Tensor | None = None) -> Tensor:
     """Advantages with mean 0 and standard deviation 1, where the mask is true."""
-    mean, std = mean_and_std(counted(advantage, mask))
+    mean, std = mean_and_std(masked(advantage, mask))
     return (advantage - mean) / std.clamp(min=1e-4)
 
 

@@ -103,7 +103,7 @@ class Algorithm(nn.Module):
 
         Args:
             slices_SK: the entries of rows, cut into slices. With ``loss_mask`` ``[S, K, 1]``, only steps where it is
-                true count: others are no transitions.
+                true count: the others are not transitions.
             output: of the policy on these slices, with gradient.
         """
         raise NotImplementedError

@@ -27,7 +27,7 @@ def check_losses(losses: Losses, algorithm: Algorithm, shape_SK: Size) -> None:
     """Rejects losses that could not be minimised and logged.
 
     Raises:
-        ConfigError: they are no :class:`Losses`; there is no term; a term or metric is not a scalar; a term does not
+        ConfigError: they are not :class:`Losses`; there is no term; a term or metric is not a scalar; a term does not
             depend on the parameters; or the ratios are not one per step, or missing where a key needs them.
     """
     what = f"The loss of algorithm={algorithm.options.name}"

@@ -18,7 +18,8 @@ def compiled(loss: Loss, device: torch.device) -> Loss:
 
     Each shape of a minibatch is compiled separately.
     """
-    ensure_scan_backward(device)  # which cells that define only a step run by, and which cannot be checked in a trace
+    # Step-only cells run through hoptorch's scan, whose availability cannot be checked while tracing.
+    ensure_scan_backward(device)
     # Earlier jobs of a sweep count towards torch's limit of compiled variants per function.
     torch.compiler.reset()
     logger.info("The first update compiles the loss, which takes ten seconds or more.")

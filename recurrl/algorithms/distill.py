@@ -32,7 +32,7 @@ class Distill(PPO):
         entropy    = (1 − w) · PPO's
         critic     = PPO's
 
-    The standard deviation of continuous actions is left to PPO. The teacher is frozen, and no part of checkpoints; its
+    The standard deviation of continuous actions is left to PPO. The teacher is frozen and not checkpointed; its
     recurrent states are.
     """
 

@@ -77,7 +77,7 @@ def ratio_metrics(
 
 
 def mean_of(value: Tensor, mask: Tensor | None) -> Tensor:
-    """The mean over unmasked steps, zero if there are none; without a mask over all."""
+    """The mean over unmasked steps, zero if there are none; over all steps without a mask."""
     return value.mean() if mask is None else torch.where(mask, value, 0.0).sum() / mask.sum().clamp(min=1)
 
 

@@ -21,7 +21,7 @@ from recurrl.policy import Policy
 from recurrl.policy.initialization import HEAD_GAIN, linear
 from recurrl.policy.normalization import RunningScale
 from recurrl.policy.policy import SequenceOutput
-from recurrl.runtime.statistics import counted, summary, variance
+from recurrl.runtime.statistics import masked, summary, variance
 
 MONTE_CARLO_TARGET = "monte_carlo_target"
 
@@ -78,13 +78,11 @@ class PPO(Algorithm):
         if self.monte_carlo_head is not None:
             rows_NT.set(MONTE_CARLO_TARGET, estimate(*inputs, 1.0)[1])
         mask = rows_NT.get(LOSS_MASK)
-        metrics = advantage_metrics(counted(advantage, mask)) | _value_metrics(
-            counted(value, mask), counted(target, mask)
-        )
+        metrics = advantage_metrics(masked(advantage, mask)) | _value_metrics(masked(value, mask), masked(target, mask))
         if options.normalize_advantage == "batch":
             advantage = standardized(advantage, mask)
         if options.normalize_advantage != "minibatch":
-            self.advantage_scale.update(counted(advantage, mask))
+            self.advantage_scale.update(masked(advantage, mask))
         # With normalisation by minibatch the scale stays 1.
         coeff = self.annealed(options.entropy_coeff, options.entropy_final_fraction)
         self.entropy_coeff.copy_(coeff * self.advantage_scale.value)

@@ -44,10 +44,10 @@ logger = logging.getLogger(__name__)
 
 
 class ConsistencyCheck(Callback):
-    """Checks once that the update sees what the rollout saw: on the first rollout of the weights that are known here.
+    """Checks once that the update sees what the rollout saw: on the first rollout of known weights.
 
-    Workers may collect ahead of learning, and rows that a resumed run finds collected are of older weights, so they
-    cannot be replayed. Those that follow are, with a copy of the first policy.
+    Rows collected ahead used weights that are gone and cannot be checked; the first rows of known weights are, against
+    a copy of that policy.
 
     Args:
         check: takes the policy, its rollout and ``resumed``, and returns a line for the log.
@@ -77,7 +77,7 @@ class ConsistencyCheck(Callback):
 
 
 class EpisodeStatistics(Callback):
-    """Returns, unscaled and undiscounted, lengths and truncations of the last episodes; on rank 0 of all ranks."""
+    """Returns (unscaled, undiscounted), lengths and truncations of the last episodes; rank 0 has those of all ranks."""
 
     def __init__(self) -> None:
         self.episodes: deque[list[float]] = deque(maxlen=WINDOW)

@@ -44,17 +44,17 @@ MEAN, STD, EPISODES = "train/return_mean", "train/return_std", "train/episodes"
 RANDOM_MEAN = "eval/return_mean_random"
 
 MIN_ITERATIONS = 20
-"""A condition is plain once it is met for this many iterations in a row, and for half of the run.
+"""A warning is due once its condition has held for this many iterations in a row, and for half of the run.
 
-At its end a quarter is enough. During the run a reward that is hard to find may still be found.
+At the end a quarter of the run is enough. Before that, a reward that is hard to find may still be found.
 """
 MIN_EPISODES = 10
-"""The returns at first are those at the end of the iteration in which this many episodes have ended."""
+"""The first returns are those after the iteration by which this many episodes have ended."""
 
 MIN_ENTROPY = 0.02
-"""In nats, for discrete actions: about one action in 300 is not the most probable one."""
+"""Entropy of discrete actions, in nats: about one action in 300 is not the most probable one."""
 MIN_STD = 0.02
-"""For continuous actions: the standard deviation, as a fraction of ``policy.initial_std``."""
+"""Standard deviation of continuous actions, as a fraction of ``policy.initial_std``."""
 MIN_ADVANTAGE = 0.01
 """The advantages' deviation, as a fraction of the largest value targets so far."""
 MIN_GRADIENT = 1e-3

@@ -21,12 +21,12 @@ from recurrl.runtime.run_directory import CHECKPOINTS, CONFIG_FILE, REPLACED, ru
 from recurrl.runtime.serialization import Stateful
 from recurrl.tracking import Resumed
 
-NOT_OF_EPISODES = (
+KEEPS_EPISODES = (
     *("env.reward_scale", "env.normalize_observation", "env.normalize_reward"),
     *("collector.timeout_s", "collector.on_env_error"),
     *("collector.address", "collector.cpus_per_worker", "collector.gpus_per_worker"),
 )
-"""Settings of environments and collectors that unfinished episodes do not depend on."""
+"""Settings of environments and collectors that may change while unfinished episodes continue."""
 SHAPING = ("env.", "cell.", "policy.", "algorithm.")
 """The groups of settings that determine the components and their shapes."""
 AUTO = "auto"
@@ -136,7 +136,7 @@ class Checkpoint:
         changes = {
             key: change
             for key, change in differences(self.settings, settings).items()
-            if key.startswith(("env.", "collector.")) and key not in NOT_OF_EPISODES
+            if key.startswith(("env.", "collector.")) and key not in KEEPS_EPISODES
         }
         if changes:
             changed = ", ".join(f"{key} is {now} and was {was}" for key, (was, now) in changes.items())

@@ -17,7 +17,7 @@ from recurrl.runtime.run_directory import SUMMARY, check_unused, locked, run_dir
 
 def _resumed_directory(resume: object) -> Path | None:
     """The directory of the run that ``resume`` names, if it does."""
-    with suppress(ConfigError):  # a checkpoint alone; or no run, which is reported where it is opened
+    with suppress(ConfigError):  # a checkpoint alone; or not a run, which is reported where it is opened
         return None if resume in (None, "auto") else run_directory_of(Path(str(resume)))
     return None
 
@@ -30,7 +30,7 @@ OmegaConf.register_new_resolver(
 
 @contextmanager
 def run_directory(run_dir: Path, composed: DictConfig) -> Iterator[str | None]:
-    """Locks the directory of a run while the block runs. Of a run that is rejected nothing is left.
+    """Locks the directory of a run while the block runs. Nothing is left of a rejected run.
 
     Yields what the run resumes, if anything.
 

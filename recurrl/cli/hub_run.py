@@ -51,7 +51,8 @@ def write_hub_folder(
         license: an identifier such as ``mit``.
 
     Raises:
-        ConfigError: the folder is not empty, the license is none, a package is missing, or an export is not exact.
+        ConfigError: the folder is not empty, the license is not an identifier, a package is missing, or an export is
+            not exact.
     """
     require(
         not folder.exists() or (folder.is_dir() and not any(folder.iterdir())),

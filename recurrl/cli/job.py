@@ -192,7 +192,7 @@ def run_rank() -> None:
 
 
 def dismiss_ranks() -> None:
-    """Ends the other ranks where there was no run."""
+    """Ends the other ranks if no run begins."""
     if not world().has_joined:
         world().join()
         world().broadcast(None)

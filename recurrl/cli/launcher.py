@@ -36,8 +36,8 @@ def _call(name: str) -> None:
 def launch_saved(run: Path, is_trusted: bool = False) -> None:
     """Calls the launcher of a run that is resumed or loaded.
 
-    What nobody trusts is not called: the run is rejected where it is opened, as is one that does not exist. Nor is what
-    only a checkpoint without its run names, which is read with torch.
+    Untrusted code is not called: opening rejects the run, as it does one that does not exist. Nor is code that only a
+    checkpoint outside its run names, because reading that imports torch.
 
     Args:
         run: its directory, or a checkpoint.

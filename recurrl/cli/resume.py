@@ -26,7 +26,7 @@ def with_resumed(
 ) -> tuple[DictConfig, TrainConfig, checkpoint.Checkpoint | None]:
     """The configuration of the run to resume with this command line's overrides, its dataclasses, and the checkpoint.
 
-    With ``resume=auto`` where there is no checkpoint it is ``composed``, and the checkpoint None.
+    With ``resume=auto`` and no checkpoint to resume, returns ``composed`` and None for the checkpoint.
 
     Raises:
         ConfigError: there is no such run, its configuration does not fit, or an override has no effect in it.

@@ -22,7 +22,7 @@ from recurrl.runtime.run_directory import SUMMARY
 from recurrl.tracking.progress import SWITCH
 
 SWEEP = ExitStack()
-"""What is undone when the command ends, however that is, if a sweep started: it is then reported."""
+"""Undone when the command ends, however it does; a sweep that started is then reported."""
 
 
 class BeforeSweep(Callback):
@@ -40,7 +40,7 @@ class BeforeSweep(Callback):
 
 
 def jobs_at_once(num_threads: int | None) -> int:
-    """How many jobs with these threads the cores of this process suffice for; at least one."""
+    """The number of jobs of so many threads that this process has cores for; at least one."""
     cores = len(os.sched_getaffinity(0))
     return max(1, cores // (num_threads or cores))
 

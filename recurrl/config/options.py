@@ -16,8 +16,8 @@ class Range(NamedTuple):
         low: the lower end.
         high: the upper end.
         integers: the numbers are integers.
-        above: without the lower end.
-        below: without the upper end.
+        above: excludes the lower end.
+        below: excludes the upper end.
     """
 
     low: float

@@ -107,7 +107,7 @@ class BatchedEnv(EnvBase):
 
     @property
     def stateful(self) -> Stateful:
-        """Has the state that lasts beyond episodes, such as a curriculum's level, and which checkpoints hold."""
+        """What holds the state that lasts beyond episodes, such as a curriculum's level, for checkpoints."""
         return self
 
     def episodes(self) -> dict[str, Any]:
@@ -202,7 +202,7 @@ class TorchRLEnv(BatchedEnv):
 
 
 def episodes_ended(after: Mapping[NestedKey, Tensor] | TensorDictBase) -> Tensor:
-    """Where an episode ended in a step, ``done`` without steps that are no transitions."""
+    """Where an episode ended in a step, ``done`` without steps that are not transitions."""
     return after["done"] & ~after[INSERTED] if INSERTED in after else after["done"]
 
 

@@ -27,7 +27,7 @@ def make_batched_env(
 ) -> PolicyEnv:
     """``num_envs`` copies of an environment as one seeded environment of batch size ``[num_envs]``.
 
-    Of a simulator, of which there is one in a process, there are ``config.num_envs`` environments instead.
+    A process has one simulator; its ``config.num_envs`` environments are used instead.
 
     A step of all copies, and a reset, take no longer than :func:`recurrl.runtime.time_limit.time_limit` allows.
 

@@ -56,7 +56,7 @@ def id_of(env: Any) -> str:
 
 
 def with_maker(config: EnvConfig, env: Any) -> EnvConfig:
-    """The options of an environment that was passed as an object; None if none was."""
+    """The options, with the object that makes the environments if one was passed that no name imports."""
     if env is None or not config.id.startswith("<"):
         return config
     require(

@@ -159,7 +159,7 @@ class PolicyEnv(BatchedEnv):
 
     @property
     def stateful(self) -> Stateful:
-        """Has the state of the environments behind the interface."""
+        """What holds the state of the environments behind the interface."""
         return self.raw.stateful
 
     def episodes(self) -> dict[str, Any]:

@@ -44,7 +44,7 @@ _GENERATORS: dict[str, Any] = {
 }
 
 MAX_BYTES = 2**28
-"""Of one environment's state: data sets that an environment reads from do not belong in every checkpoint."""
+"""Limit of one environment's state: data sets that an environment reads from do not belong in every checkpoint."""
 MAX_DEPTH = 50
 _BYTES_OF_ONE = 256  # of a number or a name, encoded
 

@@ -168,7 +168,7 @@ class SimulatorEnv(VecEnv):
         self._actor_groups, self._privileged, self._shows_hidden = actor, privileged, False
         self._expected = {key: (spec.dtype, spec.shape) for key, spec in self.observation_spec.items(True, True)}
         self._logged: dict[str, list[Tensor]] = {}
-        # Where an episode was ever truncated without its last observation, and if the user knows that.
+        # Where an episode was ever truncated without its last observation, and whether the user was told.
         self._cut_unknown, self._warned = self._inserted_next, False
 
     def show_hidden(self) -> None:

@@ -158,7 +158,7 @@ class RewardScaler(nn.Module):
         for reward, is_init in zip((reward_NT * self.scale).unbind(1), is_init_NT.unbind(1), strict=True):
             self.discounted_return.masked_fill_(is_init, 0.0).mul_(self.gamma).add_(reward)
             returns.append(self.discounted_return.clone())
-        self.moments.update(statistics.counted(torch.stack(returns, 1), mask_NT).unsqueeze(-1))
+        self.moments.update(statistics.masked(torch.stack(returns, 1), mask_NT).unsqueeze(-1))
 
     @torch.no_grad()
     def forward(self, reward: Tensor) -> Tensor:

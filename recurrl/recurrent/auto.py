@@ -28,8 +28,8 @@ def resolve(
 ) -> str | Backend:
     """The backend for these layers: never ``auto``.
 
-    Logs the first choice of each kind by ``auto`` in a process, and warns once of options that the backend ignores; not
-    while it is compiled.
+    Logs ``auto``'s first choice of each kind in a process, and warns once about options that the backend ignores;
+    neither while it is compiled.
 
     Args:
         owner: the name of the module in messages.

@@ -89,7 +89,7 @@ def _check_step(cell: Cell, parameters: Parameters) -> None:
         raise ConfigError(f"A step of the cell {cell.name} writes into the states it gets. Return new tensors.")
     if wrong := [value.dtype for value in (output, *states) if value.dtype != like.dtype]:
         raise ConfigError(
-            f"A step of the cell {cell.name} returns {wrong[0]}, but its parameters are {like.dtype}. Return that dtype."
+            f"A step of the cell {cell.name} returns {wrong[0]}, but its parameters are {like.dtype}. Return that."
         )
     returned, declared = [tuple(value.shape[1:]) for value in (output, *states)], [(cell.hidden_size,), *shapes]
     if returned != declared:

@@ -1,4 +1,4 @@
-"""Cells whose states are a linear recurrence: all of them run by one scan over time.
+"""Cells whose states are a linear recurrence, which one scan over time computes for all of them.
 
 Shape legend: B rows, T steps, X size of a projected input, O output size.
 """
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from recurrl.recurrent.cell import ParallelCell, States, Weights, orthogonal
-from recurrl.recurrent.linear_recurrence import linear_recurrence, product
+from recurrl.recurrent.linear_recurrence import complex_mul, linear_recurrence
 
 Recurrence = Callable[[Tensor, Tensor, Tensor, Tensor, int | None], Tensor]
 """Computes what :func:`~recurrl.recurrent.linear_recurrence.linear_recurrence` does."""
@@ -44,15 +44,15 @@ class LinearCell(ParallelCell):
         """
 
     @abstractmethod
-    def read(self, weights: Weights, rest: Tensor, states: States) -> Tensor:
+    def read(self, weights: Weights, read_input: Tensor, states: States) -> Tensor:
         """The output ``[..., O]`` from the states after the step, and the second result of ``coefficients``."""
 
     def step(self, weights: Weights, x_BX: Tensor, states: States) -> tuple[Tensor, States]:
         """One step of the recurrence, and the output."""
-        terms, rest = self.coefficients(weights, x_BX)
+        terms, read_input = self.coefficients(weights, x_BX)
         each = zip(terms, states, self._pairs(), strict=True)
-        states = tuple([product(a, state, pair) + b for (a, b), state, pair in each])
-        return self.read(weights, rest, states), states
+        states = tuple([complex_mul(a, state, pair) + b for (a, b), state, pair in each])
+        return self.read(weights, read_input, states), states
 
     def parallel(self, weights: Weights, x_BTX: Tensor, starts_BT: Tensor, stored: States) -> tuple[Tensor, States]:
         """All steps, by doubling."""
@@ -62,10 +62,10 @@ class LinearCell(ParallelCell):
         self, recurrence: Recurrence, weights: Weights, x_BTX: Tensor, starts_BT: Tensor, stored: States
     ) -> tuple[Tensor, States]:
         """All steps, with an implementation of the recurrence; otherwise as ``parallel``."""
-        terms, rest = self.coefficients(weights, x_BTX)
+        terms, read_input = self.coefficients(weights, x_BTX)
         each = zip(terms, stored, self._pairs(), strict=True)
         states = tuple([recurrence(a, b, starts_BT, state, pair) for (a, b), state, pair in each])
-        return self.read(weights, rest, states), states
+        return self.read(weights, read_input, states), states
 
     def _pairs(self) -> list[int | None]:
         """The dimension of real and imaginary parts in each state, from the end."""
@@ -112,7 +112,7 @@ class StateSpaceCell(LinearCell):
         """
         sizes = (2 * self.state_size, self.hidden_size)
         w_in, w_skip = weights["weight_in"].split(sizes)
-        scaled = product(gain.unsqueeze(-1), w_in.unflatten(0, (2, self.state_size)), pair)
+        scaled = complex_mul(gain.unsqueeze(-1), w_in.unflatten(0, (2, self.state_size)), pair)
         enters, skip = functional.linear(x, torch.cat((scaled.flatten(0, 1), w_skip))).split(sizes, -1)
         return enters.unflatten(-1, (2, self.state_size)), skip
 

@@ -30,17 +30,17 @@ def linear_recurrence(a: Tensor, b: Tensor, starts_BT: Tensor, stored: Tensor, p
     """
     start = starts_BT.view(*starts_BT.shape, *[1] * (b.ndim - 2))
     # Selected before it is multiplied: a stored state that is not read may be NaN.
-    b = b + product(a, torch.where(start, stored, 0.0), pair)
-    return from_zero(torch.where(start, 0.0, a), b, pair)
+    b = b + complex_mul(a, torch.where(start, stored, 0.0), pair)
+    return scan_from_zero(torch.where(start, 0.0, a), b, pair)
 
 
-def from_zero(a: Tensor, b: Tensor, pair: int | None = None) -> Tensor:
+def scan_from_zero(a: Tensor, b: Tensor, pair: int | None = None) -> Tensor:
     """:func:`linear_recurrence` with ``s[−1] = 0`` and no other stored state."""
     return _LinearRecurrence.apply(a, b, pair)  # type: ignore[no-untyped-call]
 
 
-def product(a: Tensor, b: Tensor, pair: int | None) -> Tensor:
-    """``a · b``, of complex numbers if they are pairs of reals along a dimension."""
+def complex_mul(a: Tensor, b: Tensor, pair: int | None) -> Tensor:
+    """``a · b``, of complex numbers along the dimension ``pair``, of real ones if that is None."""
     if pair is None:
         return a * b
     (a_re, a_im), (b_re, b_im) = a.unbind(pair), b.unbind(pair)
@@ -66,8 +66,8 @@ class _LinearRecurrence(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
         (a, s), pair = ctx.saved_tensors, ctx.pair
         a_after = _conjugate(_shifted(a, -1), pair)
-        grad_b = from_zero(a_after.flip(1), grad.flip(1), pair).flip(1)
-        grad_a = product(grad_b, _conjugate(_shifted(s, 1), pair), pair)
+        grad_b = scan_from_zero(a_after.flip(1), grad.flip(1), pair).flip(1)
+        grad_a = complex_mul(grad_b, _conjugate(_shifted(s, 1), pair), pair)
         return grad_a.sum_to_size(a.shape), grad_b, None
 
 
@@ -80,7 +80,7 @@ def _shifted(values: Tensor, steps: int) -> Tensor:
 def _by_doubling(a: Tensor, b: Tensor, pair: int | None) -> Tensor:
     distance = 1
     while distance < b.shape[1]:
-        b = b + product(a, _shifted(b, distance), pair)
-        a = product(a, _shifted(a, distance), pair)
+        b = b + complex_mul(a, _shifted(b, distance), pair)
+        a = complex_mul(a, _shifted(a, distance), pair)
         distance *= 2
     return b

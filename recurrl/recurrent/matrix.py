@@ -22,33 +22,33 @@ from recurrl.recurrent.cell import Cell, States, Weights, orthogonal
 from recurrl.recurrent.windows import convolved, windows
 
 
-class Access(NamedTuple):
-    """What one step, or each of many, does to the memories.
+class MemoryInputs(NamedTuple):
+    """What the memories take in one step, or in each of many.
 
     Attributes:
         query: ``[..., N, K]``.
         key: ``[..., N, K]``.
         value: ``[..., N, V]``.
-        keep: the fraction that is kept of a memory, ``[..., N]``.
-        correct: the delta rule: the fraction by which what the key reads moves towards the value, ``[..., N]``; None
-            adds the value to it instead.
+        decay: the fraction of a memory that is kept, α, ``[..., N]``.
+        beta: β of the delta rule, the fraction by which what the key reads moves towards the value, ``[..., N]``; None
+            to add the value instead.
     """
 
     query: Tensor
     key: Tensor
     value: Tensor
-    keep: Tensor
-    correct: Tensor | None = None
+    decay: Tensor
+    beta: Tensor | None = None
 
 
-Memories = Callable[[Access, Tensor, Tensor], tuple[Tensor, Tensor]]
-"""Computes what the queries read ``[B, T, N, V]`` and the memories ``[B, T, N, K, V]`` of all steps, from the access,
-the starts of segments ``[B, T]`` and the stored memories.
+Memories = Callable[[MemoryInputs, Tensor, Tensor], tuple[Tensor, Tensor]]
+"""Computes what the queries read ``[B, T, N, V]`` and the memories ``[B, T, N, K, V]`` of all steps, from their
+inputs, the starts of segments ``[B, T]`` and the stored memories.
 """
 
 
 class MatrixCell(Cell):
-    """A cell with a memory ``S`` ``[K, V]`` in each head, of which it defines the access and what follows.
+    """A cell with a memory ``S`` ``[K, V]`` in each head. Subclasses define its inputs and what follows it.
 
     ``S' = αS + k·eᵀ`` with ``e = v``, or ``e = β(v − (αS)ᵀk)`` by the delta rule; read as ``y = S'ᵀq``. The output is
     ``W·read(y) + D·input``.
@@ -79,12 +79,12 @@ class MatrixCell(Cell):
         return keys, keys, values, self.heads, self.heads, values
 
     @abstractmethod
-    def access(self, weights: Weights, x: Tensor) -> tuple[Access, Tensor]:
-        """The access, and what ``read`` needs of the projected input; for one step or for many: x is ``[..., X]``."""
+    def memory_inputs(self, weights: Weights, x: Tensor) -> tuple[MemoryInputs, Tensor]:
+        """The memories' inputs, and what ``read`` needs of ``x [..., X]``, the projected input of one or many steps."""
 
     @abstractmethod
-    def read(self, weights: Weights, rest: Tensor, y: Tensor) -> Tensor:
-        """``[..., N · V]`` from what the queries read, ``[..., N, V]``."""
+    def read(self, weights: Weights, read_input: Tensor, y: Tensor) -> Tensor:
+        """``[..., N · V]`` from what the queries read, y ``[..., N, V]``."""
 
     @property
     def convolved(self) -> int:
@@ -121,12 +121,12 @@ class MatrixCell(Cell):
         """One step."""
         parts, skip = self._split(x_BX)
         window = torch.cat((states[1], parts[:, : self.convolved].unsqueeze(1)), 1)
-        (q, k, v, keep, correct), rest = self.access(weights, self._convolve(weights, parts, window))
-        memory = keep.unsqueeze(-1).unsqueeze(-1) * states[0]
-        if correct is not None:
-            v = correct.unsqueeze(-1) * (v - (k.unsqueeze(-2) @ memory).squeeze(-2))
+        (q, k, v, decay, beta), read_input = self.memory_inputs(weights, self._convolve(weights, parts, window))
+        memory = decay.unsqueeze(-1).unsqueeze(-1) * states[0]
+        if beta is not None:
+            v = beta.unsqueeze(-1) * (v - (k.unsqueeze(-2) @ memory).squeeze(-2))
         memory = memory + k.unsqueeze(-1) * v.unsqueeze(-2)
-        y = self.read(weights, rest, (q.unsqueeze(-2) @ memory).squeeze(-2))
+        y = self.read(weights, read_input, (q.unsqueeze(-2) @ memory).squeeze(-2))
         return skip + functional.linear(y, weights["weight_out"]), (memory, window[:, 1:])
 
     def scan(
@@ -135,9 +135,9 @@ class MatrixCell(Cell):
         """All steps, with an implementation of the memories: the outputs ``[B, T, O]`` and the states."""
         parts, skip = self._split(x_BTX)
         window = windows(parts[..., : self.convolved], starts_BT, stored[1])
-        access, rest = self.access(weights, self._convolve(weights, parts, window))
-        y, memory = memories(access, starts_BT, stored[0])
-        output = skip + functional.linear(self.read(weights, rest, y), weights["weight_out"])
+        inputs, read_input = self.memory_inputs(weights, self._convolve(weights, parts, window))
+        y, memory = memories(inputs, starts_BT, stored[0])
+        output = skip + functional.linear(self.read(weights, read_input, y), weights["weight_out"])
         return output, (memory, window[:, :, 1:])
 
     def _split(self, x: Tensor) -> tuple[Tensor, ...]:

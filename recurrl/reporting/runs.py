@@ -14,9 +14,9 @@ from recurrl.tracking.csv import Curve, curve_of, read_rows
 
 COMPLETED, STOPPED, UNFINISHED = "completed", "stopped", "unfinished"
 OUTCOME = ("return", "std", "memory zeroed", "95% interval", "frames", "frames/s", "time", "status")
-"""The heads of a table of runs."""
+"""Column headings of a table of runs."""
 OVER_SEEDS = ("seeds", *STATISTICS)
-"""The heads of a table of groups."""
+"""Column headings of a table of groups."""
 _RETURN = "eval_return_mean"
 _WITHOUT_INFLUENCE = re.compile(
     r"resume|consistency_check|(logger|checkpoint)\b.*|evaluation\.(memory|random|every_frames)"
@@ -32,7 +32,7 @@ class Result:
         name: the job's number within its sweep, or the path of the run.
         directory: the run's.
         settings: its overrides, or all keys of its configuration, each with its value as text.
-        summary: the content of ``summary.json``; empty for a run that runs still, or was killed.
+        summary: the content of ``summary.json``; empty for a run that is still running, or was killed.
     """
 
     name: str
@@ -77,7 +77,7 @@ class Result:
         return curve_of(read_rows(path), metric) if path.is_file() else []
 
     def cells(self) -> tuple[str, ...]:
-        """Its row below the heads :data:`OUTCOME`."""
+        """Its row below the headings :data:`OUTCOME`."""
         of = self.summary.get
         mean, std, zeroed = (of(f"eval_return_{name}") for name in ("mean", "std", "mean_zeroed_state"))
         count, speed, seconds = of("eval_episodes"), of("frames_per_s"), of("wall_time_s")
@@ -130,7 +130,7 @@ class Group:
         return {"settings": dict(self.settings), "seeds": seeds, **statistics, "left_out": dict(self.left_out)}
 
     def cells(self) -> tuple[str, ...]:
-        """Its row below the heads :data:`OVER_SEEDS`."""
+        """Its row below the headings :data:`OVER_SEEDS`."""
         statistics = table_row(self.as_json(), "seeds") if self.seeds else [""] * len(STATISTICS)
         return (str(len(self.seeds)), *statistics)
 

@@ -150,7 +150,7 @@ def write_summary(run_dir: Path, summary: Mapping[str, Any]) -> Path:
 
 
 def read_summary(run_dir: Path) -> dict[str, Any]:
-    """The content of ``summary.json``; empty for a run that runs still, or was killed.
+    """The content of ``summary.json``; empty for a run that is still running, or was killed.
 
     Raises:
         ConfigError: no run wrote the file.

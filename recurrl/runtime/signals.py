@@ -10,8 +10,8 @@ from types import FrameType
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 _SAME_S = 5.0
-"""Signals to a rank within this time are one: SLURM and systemd signal all processes of a job, and torchrun, which is
-one of them, passes its signal on to the ranks."""
+"""Signals to a rank within this time count as one: SLURM and systemd signal all processes of a job, and torchrun, one
+of them, passes its signal on to the ranks."""
 
 
 class Interrupted(KeyboardInterrupt):

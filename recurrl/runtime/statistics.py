@@ -18,8 +18,8 @@ class Summary(NamedTuple):
     max: float
 
 
-def counted(samples: Tensor, mask: Tensor | None) -> Tensor:
-    """The samples where a mask of the same shape is true ``[B]``; all of them, as they are, without one."""
+def masked(samples: Tensor, mask: Tensor | None) -> Tensor:
+    """The samples ``[B]`` where a mask of their shape is true; without a mask, all of them in their shape."""
     return samples if mask is None else samples[mask]
 
 

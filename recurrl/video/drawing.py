@@ -20,7 +20,7 @@ from recurrl.returns import return_format
 from recurrl.video.episode import Array, Episode
 
 WIDTH, HEIGHT = 1280, 576
-"""Multiples of 16, as H.264 has its blocks."""
+"""Multiples of 16, the size of H.264's blocks."""
 _LEFT, _MARGIN, _TOP = 600, 20, 84
 """Width of the environment's side, margin around its picture, and height of the text above it."""
 _DPI = 100

@@ -14,7 +14,7 @@ from recurrl.video.drawing import HEIGHT, WIDTH, frames
 from recurrl.video.episode import Episode
 
 NAME = "replay"
-"""Of the files in a folder; model hubs show a ``replay.mp4``."""
+"""The name of the files in a folder; model hubs show a ``replay.mp4``."""
 MP4, GIF = ".mp4", ".gif"
 _GIF_SECONDS, _GIF_FPS, _GIF_WIDTH = 6, 12, 640
 

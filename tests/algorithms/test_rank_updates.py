@@ -5,7 +5,7 @@ import torch
 from collected import fresh_policy, rollouts, weights_of
 from in_ranks import in_ranks, met
 
-from recurrl.build import make_algorithm, share_of
+from recurrl.build import config_of_rank, make_algorithm
 from recurrl.runtime.ranks import world
 
 ALGORITHMS = {
@@ -58,7 +58,7 @@ def test_two_ranks_learn_from_halves_what_one_process_learns_from_all(small, ove
     alone = learnt(algorithm_of(config), batches, halves.transpose(0, 1).reshape(-1))
 
     def of_a_rank():
-        share = share_of(config, world())
+        share = config_of_rank(config, world())
         rows = slice(share.env.num_envs * world().rank, share.env.num_envs * (world().rank + 1))
         return learnt(algorithm_of(share), [batch[rows] for batch in batches], torch.arange(per_rank))
 
@@ -83,7 +83,7 @@ def test_a_step_that_is_not_finite_on_one_rank_is_skipped_by_all(small, where):
     config = small("algorithm.normalize_advantage=none")
 
     def of_a_rank():
-        share = share_of(config, world())
+        share = config_of_rank(config, world())
         algorithm = algorithm_of(share)
         (batch,) = rollouts(share, algorithm.policy)
         before = weights_of(algorithm.policy)

@@ -52,5 +52,5 @@ class Diagonal(LinearCell):
         a = torch.sigmoid(-weights["rate"])
         return ((a, (1 - a * a).sqrt() * x),), x
 
-    def read(self, weights: Weights, rest: Tensor, states: States) -> Tensor:
+    def read(self, weights: Weights, read_input: Tensor, states: States) -> Tensor:
         return functional.glu(functional.linear(states[0], weights["weight_out"]))

@@ -279,7 +279,7 @@ class RepeatPrevious(MemoryTask):
     Args:
         num_envs: environments, N.
         k: 1 is the card that is seen now. POPGym's easy task has 4, medium 32, hard 64.
-        decks: 1, 2 and 3 there.
+        decks: these tasks have 1, 2 and 3.
         max_steps: as for :class:`MemoryTask`.
         device: as for :class:`MemoryTask`.
     """

@@ -73,13 +73,13 @@ class FFM(LinearCell):
         """``(γ, x̃·1ᵀ)``: what enters is real, and the same in each context."""
         omega = weights["omega"]
         a = torch.exp(-weights["alpha"].abs()).unsqueeze(-1) * torch.stack((omega.cos(), omega.sin())).unsqueeze(1)
-        enter, gate, rest = x.split((self.memory_size, self.memory_size, 2 * self.hidden_size), -1)
+        enter, gate, read_input = x.split((self.memory_size, self.memory_size, 2 * self.hidden_size), -1)
         b = (enter * torch.sigmoid(gate)).unsqueeze(-1).expand(*x.shape[:-1], *a.shape[1:])
-        return ((a, torch.stack((b, torch.zeros_like(b)), -3)),), rest
+        return ((a, torch.stack((b, torch.zeros_like(b)), -3)),), read_input
 
-    def read(self, weights: Weights, rest: Tensor, states: States) -> Tensor:
+    def read(self, weights: Weights, read_input: Tensor, states: States) -> Tensor:
         """A gated mixture of the normalised memory and the input."""
-        gate, bypass = rest.chunk(2, -1)
+        gate, bypass = read_input.chunk(2, -1)
         z = functional.linear(states[0].flatten(-3), weights["weight_out"], weights["bias_out"])
         return torch.lerp(bypass, functional.layer_norm(z, z.shape[-1:]), torch.sigmoid(gate))
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from recurrl.recurrent.cell import Weights, factory
-from recurrl.recurrent.matrix import Access, MatrixCell, initialize_rate
+from recurrl.recurrent.matrix import MatrixCell, MemoryInputs, initialize_rate
 
 
 class GatedDeltaNet(MatrixCell):
@@ -40,17 +40,17 @@ class GatedDeltaNet(MatrixCell):
         else:
             super().initialize(name, parameter)
 
-    def access(self, weights: Weights, x: Tensor) -> tuple[Access, Tensor]:
-        """By the delta rule."""
-        q, k, v, rate, correct, rest = x.split(self.sizes, -1)
+    def memory_inputs(self, weights: Weights, x: Tensor) -> tuple[MemoryInputs, Tensor]:
+        """Those of the delta rule, and the output's gate."""
+        q, k, v, rate, beta, gate = x.split(self.sizes, -1)
         q, k, v = (functional.silu(each).unflatten(-1, (self.heads, -1)) for each in (q, k, v))
-        keep = torch.exp(-weights["log_rate"].exp() * functional.softplus(rate + weights["bias_rate"]))
+        decay = torch.exp(-weights["log_rate"].exp() * functional.softplus(rate + weights["bias_rate"]))
         q, k = (functional.normalize(each, dim=-1, eps=1e-6) for each in (q, k))
-        return Access(q, k, v, keep, torch.sigmoid(correct)), rest
+        return MemoryInputs(q, k, v, decay, torch.sigmoid(beta)), gate
 
-    def read(self, weights: Weights, rest: Tensor, y: Tensor) -> Tensor:
+    def read(self, weights: Weights, read_input: Tensor, y: Tensor) -> Tensor:
         """Each head is normalised."""
-        return functional.silu(rest) * functional.rms_norm(y, y.shape[-1:], eps=1e-5).flatten(-2)
+        return functional.silu(read_input) * functional.rms_norm(y, y.shape[-1:], eps=1e-5).flatten(-2)
 
 
 make = factory(GatedDeltaNet)

@@ -40,9 +40,9 @@ class LRU(StateSpaceCell):
         enters, skip = self.entering(weights, x, gain, None)
         return ((a, enters),), skip
 
-    def read(self, weights: Weights, rest: Tensor, states: States) -> Tensor:
+    def read(self, weights: Weights, read_input: Tensor, states: States) -> Tensor:
         """``y ⊙ σ(W·y + b)``."""
-        y = functional.linear(states[0].flatten(-2), weights["weight_out"]) + rest
+        y = functional.linear(states[0].flatten(-2), weights["weight_out"]) + read_input
         return gated(y, functional.linear(y, weights["weight_gate"], weights["bias_gate"]))
 
 

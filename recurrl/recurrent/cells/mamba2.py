@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from recurrl.recurrent.cell import Weights, factory
-from recurrl.recurrent.matrix import Access, MatrixCell, initialize_rate
+from recurrl.recurrent.matrix import MatrixCell, MemoryInputs, initialize_rate
 
 
 class Mamba2(MatrixCell):
@@ -44,20 +44,20 @@ class Mamba2(MatrixCell):
         else:
             super().initialize(name, parameter)
 
-    def access(self, weights: Weights, x: Tensor) -> tuple[Access, Tensor]:
+    def memory_inputs(self, weights: Weights, x: Tensor) -> tuple[MemoryInputs, Tensor]:
         """Keys are B, queries C, values Δ·x."""
         v, k, q, gate, step = x.split(self.sizes, -1)
         v, k, q = (functional.silu(each) for each in (v, k, q))
         step = functional.softplus(step + weights["bias_step"])
         value = v.unflatten(-1, (self.heads, self.value_size))
         k, q = (each.unsqueeze(-2).expand(*value.shape[:-1], self.key_size) for each in (k, q))
-        keep = torch.exp(-step * weights["log_rate"].exp())
-        rest = torch.cat(((weights["skip"].unsqueeze(-1) * value).flatten(-2), gate), -1)
-        return Access(q, k, step.unsqueeze(-1) * value, keep), rest
+        decay = torch.exp(-step * weights["log_rate"].exp())
+        read_input = torch.cat(((weights["skip"].unsqueeze(-1) * value).flatten(-2), gate), -1)
+        return MemoryInputs(q, k, step.unsqueeze(-1) * value, decay), read_input
 
-    def read(self, weights: Weights, rest: Tensor, y: Tensor) -> Tensor:
+    def read(self, weights: Weights, read_input: Tensor, y: Tensor) -> Tensor:
         """Gated, then normalised."""
-        skip, gate = rest.chunk(2, -1)
+        skip, gate = read_input.chunk(2, -1)
         y = (y.flatten(-2) + skip) * functional.silu(gate)
         return functional.rms_norm(y, y.shape[-1:], eps=1e-5)
 

@@ -54,15 +54,15 @@ class MinGRU(LinearCell):
     def coefficients(self, weights: Weights, x: Tensor) -> tuple[Terms, Tensor]:
         """``(1 − z, z ⊙ x_h)``."""
         hidden = self.hidden_size
-        z, candidate, rest = x.split((hidden, hidden, x.shape[-1] - 2 * hidden), -1)
+        z, candidate, read_input = x.split((hidden, hidden, x.shape[-1] - 2 * hidden), -1)
         z = torch.sigmoid(z)
-        return ((1 - z, z * candidate),), rest
+        return ((1 - z, z * candidate),), read_input
 
-    def read(self, weights: Weights, rest: Tensor, states: States) -> Tensor:
+    def read(self, weights: Weights, read_input: Tensor, states: States) -> Tensor:
         """The state, or its mixture with the input."""
         if not self.highway:
             return states[0]
-        gate, bypass = rest.chunk(2, -1)
+        gate, bypass = read_input.chunk(2, -1)
         return torch.lerp(bypass, states[0], torch.sigmoid(gate))
 
 

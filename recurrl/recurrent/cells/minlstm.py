@@ -53,7 +53,7 @@ class MinLSTM(LinearCell):
         total = forget + enter + TINY
         return ((forget / total, enter / total * candidate),), candidate
 
-    def read(self, weights: Weights, rest: Tensor, states: States) -> Tensor:
+    def read(self, weights: Weights, read_input: Tensor, states: States) -> Tensor:
         """The output is the state."""
         return states[0]
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from recurrl.recurrent.cell import Weights, factory
-from recurrl.recurrent.matrix import Access, MatrixCell
+from recurrl.recurrent.matrix import MatrixCell, MemoryInputs
 
 
 class MLSTM(MatrixCell):
@@ -40,16 +40,16 @@ class MLSTM(MatrixCell):
             nn.init.constant_(enter, -10.0)
             forget.copy_(torch.linspace(3, 6, self.heads))
 
-    def access(self, weights: Weights, x: Tensor) -> tuple[Access, Tensor]:
+    def memory_inputs(self, weights: Weights, x: Tensor) -> tuple[MemoryInputs, Tensor]:
         """Keys are scaled by 1/√K, values by the input gate."""
-        q, k, v, enter, forget, rest = x.split(self.sizes, -1)
+        q, k, v, enter, forget, gate = x.split(self.sizes, -1)
         q, k = functional.silu(q), functional.silu(k) * self.key_size**-0.5
         q, k, v = (each.unflatten(-1, (self.heads, -1)) for each in (q, k, v))
-        return Access(q, k, torch.sigmoid(enter).unsqueeze(-1) * v, torch.sigmoid(forget)), rest
+        return MemoryInputs(q, k, torch.sigmoid(enter).unsqueeze(-1) * v, torch.sigmoid(forget)), gate
 
-    def read(self, weights: Weights, rest: Tensor, y: Tensor) -> Tensor:
+    def read(self, weights: Weights, read_input: Tensor, y: Tensor) -> Tensor:
         """Each head is normalised."""
-        return torch.sigmoid(rest) * functional.layer_norm(y, y.shape[-1:]).flatten(-2)
+        return torch.sigmoid(read_input) * functional.layer_norm(y, y.shape[-1:]).flatten(-2)
 
 
 make = factory(MLSTM)

@@ -50,7 +50,7 @@ class RTU(LinearCell):
         scaled = gain.unsqueeze(-1) * weights["weight_ih"].unflatten(0, (2, self.state_size))
         return ((a, functional.linear(x, scaled.flatten(0, 1)).unflatten(-1, (2, self.state_size))),), x
 
-    def read(self, weights: Weights, rest: Tensor, states: States) -> Tensor:
+    def read(self, weights: Weights, read_input: Tensor, states: States) -> Tensor:
         """Both parts; of an odd number of features, all but the last."""
         return torch.tanh(states[0].flatten(-2)[..., : self.hidden_size])
 

@@ -18,7 +18,7 @@ from torch.nn import functional
 
 from recurrl.recurrent.cell import States, Weights, factory
 from recurrl.recurrent.linear import StateSpaceCell, Terms, gated
-from recurrl.recurrent.linear_recurrence import product
+from recurrl.recurrent.linear_recurrence import complex_mul
 
 BLOCK = 4
 """Complex numbers of a block of the initial Λ: few, so that most frequencies are low."""
@@ -59,13 +59,13 @@ class S5(StateSpaceCell):
         # exp(ΛΔ) − 1, without a difference of nearly equal numbers.
         a_less_one = torch.stack((torch.expm1(growth) * angle.cos() - 2 * (angle / 2).sin().square(), a[1]))
         inverse = torch.stack((-decay, -frequency)) / (decay.square() + frequency.square())
-        gain = product(a_less_one, inverse, 0)
+        gain = complex_mul(a_less_one, inverse, 0)
         enters, skip = self.entering(weights, x, gain, 0)
         return ((a, enters),), skip
 
-    def read(self, weights: Weights, rest: Tensor, states: States) -> Tensor:
+    def read(self, weights: Weights, read_input: Tensor, states: States) -> Tensor:
         """``y ⊙ σ(W·y)``."""
-        y = 2 * functional.linear(states[0].flatten(-2), weights["weight_out"]) + rest
+        y = 2 * functional.linear(states[0].flatten(-2), weights["weight_out"]) + read_input
         y = functional.gelu(y)
         return gated(y, functional.linear(y, weights["weight_gate"]))
 

@@ -58,7 +58,7 @@ class RecurrentModule(TensorDictModuleBase):
         proj_size: size of an LSTM's projected output; 0 for no projection.
         bidirectional: also run each segment backwards, D = 2.
         python_based: compute in plain Python, so that ``torch.vmap`` and other transforms of ``torch.func`` work on the
-            module and its submodule: where the backend is ``auto`` or ``pad``, sequences run by ``reference``. Not for
+            module and its submodule: where the backend is ``auto`` or ``pad``, sequences use ``reference``. Not for
             ``bidirectional``, as in TorchRL.
         recurrent_backend: ``auto``, ``native``, ``reference``, ``pad``, ``scan`` or ``triton``, used in sequence
             mode; or a custom :class:`~recurrl.recurrent.backends.Backend`.

@@ -188,7 +188,7 @@ def _check_private(path: Path) -> None:
     """Rejects a path that is neither a file nor a folder, or that another user could have written.
 
     Raises:
-        OSError: the path belongs to another user, others can write to it, or it is no file or folder.
+        OSError: the path belongs to another user, others can write to it, or it is neither a file nor a folder.
     """
     status = path.stat()
     if not (path.is_file() or path.is_dir()):

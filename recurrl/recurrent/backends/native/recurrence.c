@@ -97,7 +97,7 @@ int recurrence_backward(const Recurrence *r) {
     return 0;
 }
 
-/* ---- memories: S' = keep S + key e, where e is the value or, by the delta rule, correct (value - keep S key) ---- */
+/* ---- memories: S' = decay S + key e, where e is the value or, by the delta rule, beta (value - decay S key) ---- */
 
 /* Values [rows, steps, heads, ...] are contiguous but for those with strides; what is not wanted is NULL. */
 typedef struct {
@@ -106,11 +106,11 @@ typedef struct {
     real *work;                                                      /* a memory and three values */
     const real *stored;                                              /* [.., keys, values] */
     real *states;                                                    /* after each step */
-    const real *query, *key, *value, *keep, *correct;                /* the last two are one number each */
+    const real *query, *key, *value, *decay, *beta;                /* the last two are one number each */
     const unsigned char *starts;
     real *read;                                                      /* by the query */
     const real *grad_read, *grad_states;
-    real *grad_query, *grad_key, *grad_value, *grad_keep, *grad_correct, *grad_stored;
+    real *grad_query, *grad_key, *grad_value, *grad_decay, *grad_beta, *grad_stored;
 } Memories;
 
 INLINE real dot(long n, const real *x, const real *y) {
@@ -136,10 +136,10 @@ INLINE const real *memory_before(const Memories *m, long row, long t, long head)
 INLINE void entering_value(const Memories *m, long at, const real *before, real *found, real *e) {
     long values = m->values;
     memset(found, 0, values * sizeof(real));
-    if (m->correct != NULL) add_rows(m->keys, values, m->key + at * m->keys, before, found);
+    if (m->beta != NULL) add_rows(m->keys, values, m->key + at * m->keys, before, found);
     for (long n = 0; n < values; n++) {
         real value = m->value[at * values + n];
-        e[n] = m->correct == NULL ? value : m->correct[at] * (value - m->keep[at] * found[n]);
+        e[n] = m->beta == NULL ? value : m->beta[at] * (value - m->decay[at] * found[n]);
     }
 }
 
@@ -151,10 +151,10 @@ int memories_forward(const Memories *m) {
             for (long t = 0; t < m->steps; t++) {
                 long at = (row * m->steps + t) * m->heads + head;
                 const real *before = memory_before(m, row, t, head), *k = m->key + at * keys;
-                real *restrict after = m->states + at * size, keep = m->keep[at];
+                real *restrict after = m->states + at * size, decay = m->decay[at];
                 entering_value(m, at, before, found, e);
                 for (long j = 0; j < keys; j++)
-                    for (long n = 0; n < values; n++) after[j * values + n] = keep * before[j * values + n] + k[j] * e[n];
+                    for (long n = 0; n < values; n++) after[j * values + n] = decay * before[j * values + n] + k[j] * e[n];
                 memset(m->read + at * values, 0, values * sizeof(real));
                 add_rows(keys, values, m->query + at * keys, after, m->read + at * values);
             }
@@ -172,7 +172,7 @@ int memories_backward(const Memories *m) {
                 int start = t == 0 || m->starts[step];
                 const real *before = memory_before(m, row, t, head), *after = m->states + at * size;
                 const real *k = m->key + at * keys, *q = m->query + at * keys, *grad_read = m->grad_read + at * values;
-                real keep = m->keep[at], grad_keep = 0;
+                real decay = m->decay[at], grad_decay = 0;
                 entering_value(m, at, before, found, e);
                 memset(grad_e, 0, values * sizeof(real));
                 for (long j = 0; j < keys; j++) {
@@ -183,26 +183,26 @@ int memories_backward(const Memories *m) {
                     for (long n = 0; n < values; n++) grad_e[n] += k[j] * g[n];
                     m->grad_query[at * keys + j] = dot(values, after + j * values, grad_read);
                     m->grad_key[at * keys + j] = dot(values, g, e);
-                    grad_keep += dot(values, g, before + j * values);
-                    for (long n = 0; n < values; n++) g[n] *= keep;
+                    grad_decay += dot(values, g, before + j * values);
+                    for (long n = 0; n < values; n++) g[n] *= decay;
                 }
                 real *grad_value = m->grad_value + at * values;
                 memcpy(grad_value, grad_e, values * sizeof(real));
-                if (m->correct != NULL) {
-                    real correct = m->correct[at], grad_correct = 0;
+                if (m->beta != NULL) {
+                    real beta = m->beta[at], grad_beta = 0;
                     for (long n = 0; n < values; n++) {
-                        grad_correct += grad_e[n] * (m->value[at * values + n] - keep * found[n]);
-                        grad_value[n] = correct * grad_e[n];
-                        grad_keep -= grad_value[n] * found[n];
-                        grad_e[n] = -keep * grad_value[n]; /* of what the key read */
+                        grad_beta += grad_e[n] * (m->value[at * values + n] - decay * found[n]);
+                        grad_value[n] = beta * grad_e[n];
+                        grad_decay -= grad_value[n] * found[n];
+                        grad_e[n] = -decay * grad_value[n]; /* of what the key read */
                     }
-                    m->grad_correct[at] = grad_correct;
+                    m->grad_beta[at] = grad_beta;
                     for (long j = 0; j < keys; j++) {
                         m->grad_key[at * keys + j] += dot(values, before + j * values, grad_e);
                         for (long n = 0; n < values; n++) grad[j * values + n] += k[j] * grad_e[n];
                     }
                 }
-                m->grad_keep[at] = grad_keep;
+                m->grad_decay[at] = grad_decay;
                 if (m->grad_stored != NULL) {
                     if (start) memcpy(m->grad_stored + at * size, grad, size * sizeof(real));
                     else memset(m->grad_stored + at * size, 0, size * sizeof(real));

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from recurrl.recurrent.backends.native import library
-from recurrl.recurrent.matrix import Access
+from recurrl.recurrent.matrix import MemoryInputs
 from recurrl.recurrent.operators import Kernel, Tensors
 from recurrl.recurrent.recurrence_kernel import RecurrenceKernel
 
@@ -26,23 +26,23 @@ class NativeRecurrence(RecurrenceKernel):
         library.run(f"recurrence_{direction}", states.dtype, *sizes, *strides, work, states, *tensors)
 
 
-def memories(access: Access, starts_BT: Tensor, stored: Tensor) -> tuple[Tensor, Tensor]:
+def memories(inputs: MemoryInputs, starts_BT: Tensor, stored: Tensor) -> tuple[Tensor, Tensor]:
     """What the queries read ``[B, T, N, V]``, and the memories after each step ``[B, T, N, K, V]``.
 
     The recurrence is that of :class:`~recurrl.recurrent.matrix.MatrixCell`; differentiable once.
     """
-    read, states = NativeMemories().run(*access, starts_BT, stored)
+    read, states = NativeMemories().run(*inputs, starts_BT, stored)
     return read, states
 
 
 class NativeMemories(Kernel):
     """The kernel's passes over memories.
 
-    The inputs are those of :class:`~recurrl.recurrent.matrix.Access`, the starts and the stored memories; the outputs
-    what the queries read, and the memories after each step.
+    The inputs are those of :class:`~recurrl.recurrent.matrix.MemoryInputs`, the starts and the stored memories. The
+    outputs are what the queries read, and the memories after each step.
     """
 
-    DIFFERENTIATED, results = len(Access._fields), 2
+    DIFFERENTIATED, results = len(MemoryInputs._fields), 2
 
     def outputs(self, inputs: Tensors, keep: bool) -> list[Tensor]:
         """Memory for the outputs."""
@@ -56,19 +56,19 @@ class NativeMemories(Kernel):
 
     def backward(self, inputs: Tensors, kept: Tensors, incoming: Tensors, grads: Tensors) -> None:
         """See :meth:`~recurrl.recurrent.operators.Kernel.backward`."""
-        (_, states), (grad_read, grad_states), (*of_access, _, grad_stored) = kept, incoming, grads
+        (_, states), (grad_read, grad_states), (*of_inputs, _, grad_stored) = kept, incoming, grads
         grad_read = torch.zeros_like(inputs[2]) if grad_read is None else grad_read
-        self._run("backward", inputs, states, None, grad_read, grad_states, *of_access, grad_stored)
+        self._run("backward", inputs, states, None, grad_read, grad_states, *of_inputs, grad_stored)
 
     def _run(self, direction: str, inputs: Tensors, states: Tensor, *memory: Tensor | None) -> None:
-        *access, starts_BT, stored = inputs
+        *memory_inputs, starts_BT, stored = inputs
         if stored.shape != states.shape:
             raise ValueError(f"backend=native needs states {list(states.shape)}; there is {list(stored.shape)}.")
         stored = stored.to(states)
         stored = stored if stored[0, 0].is_contiguous() else stored.contiguous()
         _, _, _, keys, values = states.shape
         work = states.new_empty((keys + 3) * values)
-        tensors = [None if each is None else each.contiguous() for each in (*access, starts_BT.bool(), *memory)]
+        tensors = [None if each is None else each.contiguous() for each in (*memory_inputs, starts_BT.bool(), *memory)]
         library.run(
             f"memories_{direction}", states.dtype, *states.shape, *stored.stride()[:2], work, stored, states, *tensors
         )

@@ -2,8 +2,8 @@
 
 Segments are packed (longest first, see :class:`~recurrl.recurrent.segments.Packing`): serial depth is the longest
 segment, nothing is padded, and stored states are read only at segment starts. Cells without a hand-written derivative,
-and an LSTM with a projection, are differentiated by autograd, and under ``torch.compile`` run by hoptorch's scan over
-the steps of all rows; those with a parallel form have no loop.
+and an LSTM with a projection, are differentiated by autograd, and under ``torch.compile`` run through hoptorch's scan
+over the steps of all rows; those with a parallel form have no loop.
 """
 
 from __future__ import annotations

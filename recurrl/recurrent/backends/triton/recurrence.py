@@ -1,4 +1,4 @@
-"""Launches the kernels of linear cells, which states of any size in float32 and float64 have.
+"""Launches the kernels of linear cells, for states of any size in float32 and float64.
 
 Shape legend: B rows, T steps; any further dimensions are a state's.
 """
@@ -15,7 +15,7 @@ from recurrl.recurrent.backends.triton import linear_kernels
 from recurrl.recurrent.recurrence_kernel import RecurrenceKernel
 
 ENTRIES = 32
-"""Of a plane, in one program: few and one warp, for many programs."""
+"""Entries of a plane that one program runs: few, and one warp, so that there are many programs."""
 
 
 def constants(width: int, pairs: bool) -> dict[str, Any]:
