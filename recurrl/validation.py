@@ -158,6 +158,10 @@ def _check_batches(config: TrainConfig) -> None:
     batch = f"a divisor of the {slices} slices of an iteration (frames_per_batch / slice_len)"
     fits = slices % config.minibatch_slices == 0
     _must(fits, "minibatch_slices", batch, config.minibatch_slices, _one_of(slices))
+    # The KL of a minibatch follows from the steps before it.
+    adapts = config.epochs * slices > config.minibatch_slices or config.buffer.replays
+    condition, advice = "linear with one gradient step per iteration", "Give more epochs or a smaller minibatch_slices."
+    _must(adapts or config.lr_schedule != "adaptive", "lr_schedule", condition, config.lr_schedule, advice)
     for key in ("total_frames", "schedule_frames"):
         number, condition = getattr(config, key), f"at least one iteration of frames_per_batch={frames}"
         enough = number is None or number >= frames

@@ -25,7 +25,7 @@ from recurrl.algorithms.checks import (
 )
 from recurrl.algorithms.compiling import compiled
 from recurrl.algorithms.gradient_signal import GradientSignal
-from recurrl.algorithms.metrics import KL, Losses, mean_metrics, merged, share_of_ranks, step_metrics
+from recurrl.algorithms.metrics import KL, STEPS, Losses, mean_metrics, merged, share_of_ranks, step_metrics
 from recurrl.algorithms.states import SliceStates
 from recurrl.config import AlgorithmConfig, TrainConfig
 from recurrl.config.plugins import factory
@@ -153,7 +153,7 @@ class Algorithm(nn.Module):
         with missing_critic_named(self):
             metrics = merged(metrics, self.states.norms(rows_NT), self._prepare(rows_NT, reward_NT))
             if LOSS_MASK in rows_NT and not world().gathered(rows_NT[LOSS_MASK].any()).any():
-                metrics["optim/steps"] = 0.0  # a step would follow the optimizer's momentum alone
+                metrics[STEPS] = 0.0
             else:
                 metrics = merged(metrics, self._epochs(rows_NT, reward_NT))
         # Not earlier: rollout and update must normalise observations by the same statistics.
@@ -169,7 +169,7 @@ class Algorithm(nn.Module):
 
     def _epochs(self, rows_NT: TensorDictBase, reward_NT: Tensor) -> dict[str, float]:
         steps: list[Metrics] = []
-        epochs = self.config.epochs
+        epochs, has_changed = self.config.epochs, False
         for epoch in range(self.config.epochs):
             if epoch > 0 and self.states.refreshes:
                 self._prepare(rows_NT, reward_NT)
@@ -178,10 +178,13 @@ class Algorithm(nn.Module):
                 self.states.set_initial_states(slices_SK)
                 steps.append(self.gradient_step(slices_SK))
                 if epoch == 0:
-                    self.gradient_signal.add(self._trained)
-                # The KL of the first minibatch is zero: no step has been taken yet.
-                if self.config.lr_schedule == "adaptive" and len(steps) > 1:
-                    self._adapt_lr(self._kl(steps[-1:]))
+                    self.gradient_signal.add(self._trained, steps[-1][STEPS])
+                if self.config.lr_schedule == "adaptive":
+                    kl = self._kl(steps[-1:])
+                    # Until a step has been taken, the KL is zero.
+                    if has_changed:
+                        self._adapt_lr(kl)
+                    has_changed |= not math.isnan(kl)
             check_skipped(self, steps[before:])
             if epoch == 0:
                 self.gradient_signal.end_epoch()
@@ -192,11 +195,14 @@ class Algorithm(nn.Module):
                 break
         metrics = mean_metrics(steps)
         check_gradient(self, metrics)
-        optim = {"optim/lr": self._lr, "optim/steps": float(len(steps)), "optim/signal": self.gradient_signal.share}
+        optim = {"optim/lr": self._lr, "optim/signal": self.gradient_signal.share}
         return merged(metrics, self.states.drift(slices_SK), optim)
 
     def gradient_step(self, slices_SK: TensorDictBase) -> Metrics:
-        """One step of the optimizer, skipped if loss or gradient is not finite, without waiting for the device.
+        """One step of the optimizer, without waiting for the device.
+
+        It is skipped if loss or gradient is not finite. Nor is it taken where no step of the minibatch counts: it would
+        follow the optimizer's momentum alone.
 
         Returns:
             Metrics.
@@ -207,20 +213,22 @@ class Algorithm(nn.Module):
         norm = nn.utils.clip_grad_norm_(self._trained, self.options.max_grad_norm or math.inf)
         # The sum is finite only if both are; a product with zero is NaN otherwise.
         skipped = ((total + norm) * 0.0).float().nan_to_num(nan=1.0)
-        # Fused optimizers read it, as torch.amp.GradScaler sets it.
-        self.optimizer.found_inf = skipped  # type: ignore[attr-defined]
+        taken = 1.0 - skipped if losses.weight is None else (1.0 - skipped) * (losses.weight > 0)
+        # Fused optimizers read it, as torch.amp.GradScaler sets it, and take no step where it is 1.
+        self.optimizer.found_inf = 1.0 - taken  # type: ignore[attr-defined]
         self.optimizer.step()
-        return step_metrics(losses, norm, skipped, self.log_clip_range)
+        return step_metrics(losses, norm, skipped, taken, self.log_clip_range)
 
     def backward(self, slices_SK: TensorDictBase) -> tuple[Losses, Tensor]:
-        """The losses of a minibatch and their sum, whose gradient is then in the parameters' ``grad``."""
+        """The losses of a minibatch, with all ranks' weight, and their sum, whose gradient the parameters then have."""
         began = time.perf_counter()
         losses = self._losses(slices_SK)
         if not self._is_checked:
             check_losses(losses, self, slices_SK.batch_size)
         if losses.weight is not None and world().size > 1:
-            share = share_of_ranks(losses.weight)
-            losses = losses._replace(terms={name: term * share for name, term in losses.terms.items()})
+            share, weight = share_of_ranks(losses.weight)
+            terms = {name: term * share for name, term in losses.terms.items()}
+            losses = losses._replace(terms=terms, weight=weight)
         total = losses.total
         if not total.requires_grad:
             raise RunError(no_gradient(self, "does not require a gradient"))
@@ -265,7 +273,8 @@ class Algorithm(nn.Module):
             self._set_lr(min(self._lr * LR_FACTOR, LR_BOUNDS[1]))
 
     def _kl(self, steps: Sequence[Metrics]) -> float:
-        return world().averaged({KL: mean_metrics(steps)[KL]})[KL]
+        """The mean KL of gradient steps; NaN if none was taken."""
+        return world().averaged({KL: mean_metrics(steps).get(KL, math.nan)})[KL]
 
     def components(self) -> dict[str, Any]:
         """The parts that checkpoints hold, each with ``state_dict`` and ``load_state_dict``."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Size, Tensor, nn
 
-from recurrl.algorithms.metrics import GRAD_NORM, SKIPPED, Losses, check_numbers
+from recurrl.algorithms.metrics import GRAD_NORM, SKIPPED, STEPS, Losses, check_numbers
 from recurrl.errors import ConfigError, NonFiniteError, RunError, require
 from recurrl.keys import VALUE
 
@@ -113,8 +113,7 @@ def check_gradient(algorithm: Algorithm, metrics: Mapping[str, float]) -> None:
     Raises:
         RunError: all gradients of the iteration were zero.
     """
-    is_zero = metrics[GRAD_NORM] == 0 and metrics[SKIPPED] < 1
-    if is_zero and any(value != 0 for name, value in metrics.items() if name.startswith("loss/")):
+    if metrics.get(GRAD_NORM) == 0 and any(value != 0 for name, value in metrics.items() if name.startswith("loss/")):
         raise RunError(no_gradient(algorithm, "has a gradient of exactly zero in all steps of an iteration"))
 
 
@@ -133,8 +132,9 @@ def check_skipped(algorithm: Algorithm, steps: Sequence[Mapping[str, Tensor]]) -
         NonFiniteError: there are too many.
     """
     in_a_row = int(algorithm.skipped_in_a_row)
-    for skipped in torch.stack([step[SKIPPED] for step in steps]).tolist():
-        in_a_row = in_a_row + 1 if skipped else 0
+    # An empty minibatch between them is neither.
+    for skipped, taken in torch.stack([torch.stack([step[SKIPPED], step[STEPS]]) for step in steps]).tolist():
+        in_a_row = 0 if taken else in_a_row + int(skipped)
     algorithm.skipped_in_a_row.fill_(in_a_row)
     if in_a_row >= MAX_SKIPPED_STEPS:
         raise NonFiniteError(

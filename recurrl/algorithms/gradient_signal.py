@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 ENOUGH_SIGNAL = 0.1
 """With this share of signal or more, an iteration takes all its epochs."""
@@ -27,22 +27,22 @@ class GradientSignal(nn.Module):
         self._clear()
 
     def _clear(self) -> None:
-        self._sum, self._squares, self._count = torch.zeros(()), torch.zeros(()), 0
+        self._sum, self._squares, self._count = torch.zeros(3)
 
-    def add(self, parameters: Iterable[nn.Parameter]) -> None:
-        """Takes the gradient of a minibatch into account."""
+    def add(self, parameters: Iterable[nn.Parameter], taken: Tensor | float = 1.0) -> None:
+        """Takes the gradient of a minibatch into account; without a step that counts (``taken`` 0) it is none."""
         gradient = torch.cat([each.grad.flatten() for each in parameters if each.grad is not None])
         self._sum = self._sum + gradient
         self._squares = self._squares + gradient.square().sum()
-        self._count += 1
+        self._count = self._count + taken
 
     def end_epoch(self) -> None:
         """Measures the epoch that was added, unless it had one minibatch only, or a gradient that is not finite."""
         square, count = self._sum.square().sum(), self._count
-        if count > 1:
-            measured = torch.stack([(square - self._squares) / (count * (count - 1)), square / count**2]).double()
-            rate = torch.where(measured.isfinite().all(), RATE, 0.0)
-            self.averages.lerp_(measured.nan_to_num(posinf=0.0, neginf=0.0), rate)
+        # Of a single minibatch, the products are not finite.
+        measured = torch.stack([(square - self._squares) / (count * (count - 1)), square / count**2]).double()
+        rate = torch.where(measured.isfinite().all(), RATE, 0.0)
+        self.averages.lerp_(measured.nan_to_num(posinf=0.0, neginf=0.0), rate)
         self._clear()
 
     @property

@@ -15,7 +15,7 @@ from recurrl.algorithms.importance import ratio_metrics
 from recurrl.errors import ConfigError
 from recurrl.runtime.ranks import world
 
-KL, SKIPPED, GRAD_NORM = "policy/kl", "optim/skipped_steps", "optim/grad_norm"
+KL, STEPS, SKIPPED, GRAD_NORM = "policy/kl", "optim/steps", "optim/skipped_steps", "optim/grad_norm"
 
 Value = TypeVar("Value")
 
@@ -30,7 +30,7 @@ class Losses(NamedTuple):
             ``lr_schedule=adaptive`` and ``algorithm.target_kl`` are unsupported.
         mask: bool ``[S, K]``, the steps that count in metrics; None for all.
         weight: what the terms were divided by, a scalar, if it differs from minibatch to minibatch; ranks weight theirs
-            by it.
+            by it. Without any the optimizer takes no step.
     """
 
     terms: dict[str, Tensor]
@@ -48,29 +48,30 @@ class Losses(NamedTuple):
 
 @torch.no_grad()
 def step_metrics(
-    losses: Losses, norm: Tensor, skipped: Tensor, log_clip_range: tuple[float, float] | None
+    losses: Losses, norm: Tensor, skipped: Tensor, taken: Tensor, log_clip_range: tuple[float, float] | None
 ) -> dict[str, Tensor]:
     """The metrics of a gradient step, by the names of their columns in ``metrics.csv``.
 
     Args:
         losses: of its minibatch.
         norm: of the gradient, before clipping.
-        skipped: 1 if the step was skipped, else 0.
+        skipped: 1 if the step was skipped because it is not finite, else 0.
+        taken: 1 if the optimizer took the step, else 0.
         log_clip_range: the log-ratios that a clipped objective clips to; None for other objectives.
     """
     metrics = losses.metrics
     if losses.log_ratio is not None:
         metrics = merged(metrics, ratio_metrics(losses.log_ratio, losses.mask, log_clip_range))
     if losses.mask is not None and world().size > 1:
-        share = share_of_ranks(losses.mask.sum().double())
+        share, _ = share_of_ranks(losses.mask.sum().double())
         metrics = {name: value * share for name, value in metrics.items()}
     terms = {f"loss/{name}": term.detach() for name, term in losses.terms.items()}
-    return merged(terms, metrics, {GRAD_NORM: norm, SKIPPED: skipped})
+    return merged(terms, metrics, {GRAD_NORM: norm, SKIPPED: skipped, STEPS: taken})
 
 
 @torch.no_grad()
 def mean_metrics(steps: Sequence[Mapping[str, Tensor]]) -> dict[str, float]:
-    """The mean metrics of gradient steps without the skipped ones, and the number of skipped ones.
+    """The mean metrics of the gradient steps taken, if there are any; how many were taken, and how many skipped.
 
     Raises:
         ConfigError: some have other metrics than the first.
@@ -82,15 +83,17 @@ def mean_metrics(steps: Sequence[Mapping[str, Tensor]]) -> dict[str, float]:
                 "each."
             )
     columns = {name: torch.stack([step[name] for step in steps]) for name in steps[0]}
-    skipped_M = columns.pop(SKIPPED)
-    kept_M1 = (skipped_M == 0).unsqueeze(1)
-    means = torch.stack(list(columns.values()), 1).where(kept_M1, 0.0).sum(0) / kept_M1.sum().clamp(min=1)
-    return {**dict(zip(columns, means.tolist(), strict=True)), SKIPPED: float(skipped_M.sum())}
+    taken_M1 = (columns[STEPS] > 0).unsqueeze(1)
+    sums = torch.stack([columns.pop(STEPS).sum(), columns.pop(SKIPPED).sum()])
+    means = torch.stack(list(columns.values()), 1).where(taken_M1, 0.0).sum(0) / taken_M1.sum()
+    taken, skipped, *values = torch.cat([sums, means]).tolist()
+    return {**(dict(zip(columns, values, strict=True)) if taken else {}), SKIPPED: skipped, STEPS: taken}
 
 
-def share_of_ranks(weight: Tensor) -> Tensor:
-    """What to multiply by, so that the plain mean over ranks is the one weighted by ``weight``."""
-    return weight * world().size / world().gathered(weight).sum(0).clamp(min=torch.finfo(weight.dtype).tiny)
+def share_of_ranks(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """What to multiply by, so that the plain mean over ranks is the one weighted by ``weight``, and its sum."""
+    total = world().gathered(weight).sum(0)
+    return weight * world().size / total.clamp(min=torch.finfo(weight.dtype).tiny), total
 
 
 def merged(*parts: Mapping[str, Value]) -> dict[str, Value]:

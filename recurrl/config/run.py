@@ -173,7 +173,8 @@ class TrainConfig:
     optimizer: str = option("adam or adamw (with a weight decay of 0.01)", choices=("adam", "adamw"))
     lr: float = option("initial learning rate", RATE)
     lr_schedule: str = option(
-        "linear (falls with frames) or adaptive (keeps the KL near desired_kl)", choices=("linear", "adaptive")
+        "linear (falls with frames) or adaptive (keeps the KL near desired_kl, over several gradient steps per batch)",
+        choices=("linear", "adaptive"),
     )
     lr_final_fraction: float = option("fraction of lr at the end; 1: constant", FRACTION, only_with=LINEAR)
     desired_kl: float = option("the KL of an update to hold", POSITIVE, only_with=ADAPTIVE)

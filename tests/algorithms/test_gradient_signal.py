@@ -42,6 +42,19 @@ def test_equal_gradients_are_all_signal_and_opposite_ones_all_noise():
     assert measured(GradientSignal(), [gradient, -0.9 * gradient]) == 0.0
 
 
+def test_minibatches_in_which_no_step_counts_are_none_of_the_epochs():
+    gradient, signal = torch.randn(sum(SIZES)), GradientSignal()
+    for taken in (1.0, 0.0, 1.0, 0.0):
+        signal.add(parameters(gradient * taken), torch.tensor(taken))
+    signal.end_epoch()
+    assert signal.share == pytest.approx(1.0)
+    measured(signal, [gradient, gradient])
+    signal.add(parameters(gradient))
+    signal.add(parameters(0 * gradient), torch.tensor(0.0))
+    signal.end_epoch()
+    assert signal.share == pytest.approx(1.0)
+
+
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_the_share_ignores_single_minibatches_and_non_finite_gradients(value):
     gradient, signal = torch.randn(sum(SIZES)), GradientSignal()

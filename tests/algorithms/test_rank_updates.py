@@ -102,3 +102,26 @@ def test_a_step_that_is_not_finite_on_one_rank_is_skipped_by_all(small, where):
     for skipped, before, after in in_ranks(2, met(of_a_rank)):
         assert skipped == config.epochs * 2
         assert torch.equal(before, after)
+
+
+@pytest.mark.parametrize("masked", [(), (0,), (1,), (0, 1)], ids=str)
+@pytest.mark.parametrize("optimizer", ["adam", "adamw"])
+def test_ranks_take_a_step_if_any_step_counts_on_any_of_them(small, masked, optimizer):
+    config = small("algorithm=grpo", "algorithm.group_size=2", f"optimizer={optimizer}")
+
+    def of_a_rank():
+        share = share_of(config, world())
+        algorithm = algorithm_of(share)
+        (batch,) = rollouts(share, algorithm.policy)
+        algorithm.update(batch, 0.0)  # the optimizer then has momentum
+        before = weights_of(algorithm.policy)
+        (slices, *_) = algorithm.buffer.minibatches(algorithm.rows)
+        slices["advantage"] = torch.randn_like(slices["advantage"])
+        slices["loss_mask"].fill_(world().rank not in masked)
+        algorithm.states.set_initial_states(slices)
+        return float(algorithm.gradient_step(slices)["optim/steps"]), before, weights_of(algorithm.policy)
+
+    (taken, before, after), (others, _, of_other) = in_ranks(2, met(of_a_rank))
+    assert taken == others == (len(masked) < 2)
+    assert torch.equal(after, of_other)
+    assert torch.equal(before, after) == (len(masked) == 2)

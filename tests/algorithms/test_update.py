@@ -1,5 +1,6 @@
 """An update: schedules, early stopping, clipping, skipped steps, what a checkpoint holds."""
 
+import itertools
 import math
 import threading
 from copy import deepcopy
@@ -10,6 +11,7 @@ from collected import fresh_policy, rollouts, weights_of
 from counting_env import Counting
 
 from recurrl import checkpoint
+from recurrl.algorithms.ppo import PPO
 from recurrl.build import make_algorithm, make_collector, make_policy_for
 from recurrl.errors import NonFiniteError
 
@@ -71,6 +73,57 @@ def test_target_kl_stops_the_epochs(small):
 def test_an_adaptive_learning_rate_falls_after_large_steps_and_else_rises(overrides, expected, small):
     _, metrics = learn(small, "lr_schedule=adaptive", "lr_final_fraction=0.1", *overrides, progress=0.5)
     assert metrics["optim/lr"] == pytest.approx(expected)
+
+
+def masked(algorithm, slices):
+    """A minibatch in which nothing counts."""
+    slices["loss_mask"] = torch.zeros_like(slices["is_init"])
+    return PPO.loss(algorithm, slices, algorithm.policy.sequence(*algorithm.policy.inputs(slices)))
+
+
+def not_finite(algorithm, slices):
+    losses = PPO.loss(algorithm, slices, algorithm.policy.sequence(*algorithm.policy.inputs(slices)))
+    losses.terms["objective"] = losses.terms["objective"] * torch.nan
+    return losses
+
+
+@pytest.mark.parametrize("spoilt", [(), (0,), (0, 1, 2), (3,), (5,), range(6)], ids=str)
+@pytest.mark.parametrize("loss", [masked, not_finite])
+def test_minibatches_without_a_step_change_neither_the_learning_rate_nor_the_metrics(loss, spoilt, small, monkeypatch):
+    config = small(*OPTIONS, "minibatch_slices=4", "lr=1e-4", "lr_schedule=adaptive", "desired_kl=100")
+    algorithm = make_algorithm(config, fresh_policy(config))
+    (batch,) = rollouts(config, algorithm.policy)
+    made, numbers = algorithm.loss, itertools.count()
+
+    def loss_of(slices, output):
+        return loss(algorithm, slices) if next(numbers) in spoilt else made(slices, output)
+
+    monkeypatch.setattr(algorithm, "loss", loss_of)
+    metrics = algorithm.update(batch, progress=0.0)
+    taken = 6 - len(spoilt)
+    assert metrics["optim/steps"] == taken
+    assert metrics["optim/skipped_steps"] == (len(spoilt) if loss is not_finite else 0)
+    # The KL of the first step is that of the policy that collected.
+    assert metrics["optim/lr"] == pytest.approx(1e-4 * 1.5 ** max(0, taken - 1))
+    assert ("policy/entropy" in metrics) == (taken > 0)
+    if taken:
+        assert metrics["policy/entropy"] == pytest.approx(math.log(2), rel=0.05)
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "adamw"])
+@pytest.mark.parametrize("loss", [masked, not_finite])
+def test_a_minibatch_without_a_step_leaves_weights_and_optimizer_as_they_are(loss, optimizer, small, monkeypatch):
+    algorithm, _ = learn(small, f"optimizer={optimizer}")
+    before = weights_of(algorithm.policy)
+    (slices, *_) = algorithm.buffer.minibatches(algorithm.rows)
+    algorithm.states.set_initial_states(slices)
+    algorithm.gradient_step(slices)
+    assert not torch.equal(weights_of(algorithm.policy), before)
+    before, state = weights_of(algorithm.policy), deepcopy(algorithm.optimizer.state_dict())
+    monkeypatch.setattr(algorithm, "loss", lambda slices, _: loss(algorithm, slices))
+    algorithm.gradient_step(slices)
+    assert torch.equal(weights_of(algorithm.policy), before)
+    torch.testing.assert_close(algorithm.optimizer.state_dict(), state, rtol=0, atol=0)
 
 
 def test_advantages_normalised_by_batch_are_standardised_over_all_minibatches(small):
@@ -210,7 +263,7 @@ def test_a_gradient_step_that_is_not_finite_is_skipped_and_counted(small, monkey
     _spoilt(algorithm, monkeypatch, steps=1)
     metrics = algorithm.update(batch, progress=0.5)
     assert metrics["optim/skipped_steps"] == 1
-    assert metrics["optim/steps"] > 1
+    assert metrics["optim/steps"] == 1
     assert all(math.isfinite(metrics[name]) for name in ("loss/objective", "policy/entropy", "optim/grad_norm"))
     after = weights_of(algorithm.policy)
     assert after.isfinite().all()

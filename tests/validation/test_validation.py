@@ -14,6 +14,7 @@ GRPO = ("experiment=cartpole_grpo",)
 BURN_IN = {"state": "burn_in", "slice_len": 8, "minibatch_slices": 8}
 ONE_FRAME = {"slice_len": 1, "minibatch_slices": 1}
 ONE_FRAME_A_BATCH = {**ONE_FRAME, "env.num_envs": 1, "frames_per_batch": 1}
+ONE_STEP = {"epochs": 1, "minibatch_slices": 32}
 NORMALIZE = "algorithm.normalize_advantage"
 HUGE = {"frames_per_batch": 10**12, "total_frames": 10**12, "env.num_envs": 1, "slice_len": 7}
 ELMAN = ElmanConfig(name="my_package.elman_cell:Elman", hidden_size=8, num_layers=1)
@@ -40,6 +41,8 @@ ERRORS = [
     ({"frames_per_batch": 1000}, "must be a multiple of env.num_envs=32 (got 1000). Give frames_per_batch=992, for"),
     ({"frames_per_batch": 8}, "Give frames_per_batch=32, for example."),
     ({"total_frames": 1023}, "total_frames must be at least one iteration of frames_per_batch=1024 (got 1023)."),
+    # The learning rate
+    ({**ONE_STEP, "lr_schedule": "adaptive"}, "lr_schedule must be linear with one gradient step per iteration"),
     # Normalisation
     ({"env.reward_scale": 0.1}, "env.reward_scale must be 1 with env.normalize_reward=true"),
     ({**ONE_FRAME, NORMALIZE: "minibatch"}, f"{NORMALIZE} must be none where a minibatch has one frame"),
@@ -86,6 +89,8 @@ def test_what_violates_a_rule_is_an_error_with_the_reason(rejection, changes, me
         *({}, {"slice_len": 1}, {"slice_len": 4}, {"minibatch_slices": 1}, {"minibatch_slices": 32}),
         {"frames_per_batch": 992, "slice_len": 31},
         {"total_frames": 1024},
+        ONE_STEP,
+        *({**ONE_STEP, "lr_schedule": "adaptive", **more} for more in ({"epochs": 2}, {"minibatch_slices": 16})),
         {"env.normalize_reward": False, "env.reward_scale": 0.5},
         {"slice_len": 2, "minibatch_slices": 1, NORMALIZE: "minibatch"},
         {"slice_len": 1, "minibatch_slices": 2, NORMALIZE: "minibatch"},
