@@ -8,13 +8,13 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import is_dataclass
 from importlib.resources import files
 from types import MappingProxyType
-from typing import Any, get_args
+from typing import Any
 
 import yaml  # type: ignore[import-untyped]
 
 from recurrl.cli.help import flow
 from recurrl.config.keys import SYNONYMS, keys_of
-from recurrl.config.options import Meaning
+from recurrl.config.options import Meaning, words_of
 from recurrl.config.plugins import GROUPS, PACKAGED_OPTIONS, base_options, default_name, values, yaml_names
 
 _CONFIGS = files("recurrl.configs")
@@ -102,16 +102,8 @@ def _defaults(key: str, choices: Mapping[str, Mapping[str, Any]]) -> str:
 
 
 def _values(kind: Any, meaning: Meaning) -> str:
-    kinds = get_args(kind)
-    null = ", or null" if type(None) in kinds else ""
-    if meaning.choices:
-        return ", ".join(f"`{choice}`" for choice in meaning.choices) + null
-    if meaning.range is not None:
-        return (f"a list of: {meaning.range.words}" if "list" in str(kind) else meaning.range.words) + null
-    words = {bool: "true or false", int: "an integer", float: "a number", str: "text"}
-    if "list" in str(kind) or "dict" in str(kind):
-        return "a list" if "list" in str(kind) else "keys and values"
-    return words[next(each for each in (*kinds, kind) if each in words)] + null
+    choices = [f"`{choice}`" for choice in meaning.choices]
+    return words_of(kind, meaning._replace(choices=choices)).removeprefix("one of ")
 
 
 if __name__ == "__main__":

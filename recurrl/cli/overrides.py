@@ -79,11 +79,13 @@ def prepared(command_line: Sequence[str], is_run: bool = True) -> list[str]:
     """
     arguments, known, common, result = arguments_of(command_line), packaged_keys(), keys_of(), list(command_line)
     texts = arguments.overrides
-    # Yamls of the user may choose what has further keys.
-    only_packaged = arguments.config_dir is None and not any("searchpath" in text or ":" in text for text in texts)
+    # What a yaml of the user or a resumed run chooses may have further keys.
+    only_packaged = arguments.config_dir is None and not any(
+        "searchpath" in text or ":" in text or text.startswith("resume=") for text in texts
+    )
     for text, override in zip(texts, parsed(texts), strict=True):
         key = override.key_or_group.removeprefix("/")
-        _check(override, known, only_packaged)
+        _check(override, known, common, only_packaged)
         require(
             arguments.multirun or not override.is_sweep_override(),
             f"{text} has several values. Add -m before it to run each. A list is written as [a,b], and a text with "
@@ -108,7 +110,7 @@ def _names(value: Any) -> list[str]:
     return [str(getattr(value, "text", value))] if inner is None else [name for each in inner for name in _names(each)]
 
 
-def _check(override: Override, known: Collection[str], only_packaged: bool) -> None:
+def _check(override: Override, known: Collection[str], common: Collection[str], only_packaged: bool) -> None:
     key, value = override.key_or_group.removeprefix("/"), override.value()
     if key != SEVERAL and (key in (*PRESETS, *GROUPS) or "/" in key) and "[" in str(override.input_line):
         names = ",".join(_names(value))
@@ -125,7 +127,7 @@ def _check(override: Override, known: Collection[str], only_packaged: bool) -> N
     if key in (*PRESETS, *GROUPS) and not override.is_delete() and value is None:
         raise ConfigError(f"{key} must be one of its choices (got null). Leave it out, or choose one.")
     if key not in PRESETS and (only_packaged or key.partition(".")[0] not in GROUPS):
-        check_key(key, known)
+        check_key(key, known, common)
 
 
 def compose(overrides: Sequence[str], config_dir: str | Path | None = None, is_run: bool = True) -> DictConfig:

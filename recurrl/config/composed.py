@@ -1,15 +1,17 @@
 """Converts the configuration that Hydra composed to plain dataclasses, which all code behind the command line uses."""
 
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import fields, is_dataclass
+from functools import reduce
+from operator import getitem
 from typing import Any, get_args
 
 from omegaconf import DictConfig, ListConfig, OmegaConf
-from omegaconf.errors import ConfigKeyError, OmegaConfBaseException
+from omegaconf.errors import ConfigKeyError, OmegaConfBaseException, ValidationError
 
 from recurrl.config.keys import WRAPPERS, check_key, keys_of
-from recurrl.config.options import Meaning, meaning_of
-from recurrl.config.plugins import GROUPS, joined, key_of, options_class
+from recurrl.config.options import Meaning, meaning_of, words_of
+from recurrl.config.plugins import GROUPS, inherited_choice, joined, key_of, options_class
 from recurrl.config.run import AUTO_DEVICE, AUTO_PRECISION, TrainConfig
 from recurrl.errors import ConfigError, require
 
@@ -51,7 +53,7 @@ def as_schema(config: DictConfig) -> TrainConfig:
     try:
         result = OmegaConf.to_object(merged)
     except OmegaConfBaseException as error:
-        raise _type_error(error) from error
+        raise _error(error, config) from error
     assert isinstance(result, TrainConfig)
     check_values(result)
     return result
@@ -106,13 +108,12 @@ def with_defaults(config: DictConfig) -> DictConfig:
             f"{group}: the options of {options.__name__} must be numbers, strings, lists or dictionaries ({reason})."
         ) from error
     keys = keys_of(chosen=chosen)
-    integers = {key for key, (kind, _) in keys.items() if int in (kind, *get_args(kind)) or kind == list[int]}
     try:
-        merged = OmegaConf.merge(schema, _with_integers(values, "", integers))
+        merged = OmegaConf.merge(schema, _converted(values, "", keys))
     except OmegaConfBaseException as error:
         if isinstance(error, ConfigKeyError):
             check_key(str(error.full_key), keys)
-        raise _type_error(error) from error
+        raise _error(error, config) from error
     assert isinstance(merged, DictConfig)
     return merged
 
@@ -153,27 +154,43 @@ def value_of(config: DictConfig, key: str) -> Any:
     try:
         return OmegaConf.select(config, key)
     except OmegaConfBaseException as error:
-        raise _type_error(error) from error
+        raise _error(error, config) from error
 
 
-def _with_integers(value: Any, key: str, integers: Collection[str]) -> Any:
-    """Nested values in which whole numbers such as 1e6 are integers where the schema wants integers."""
+def _converted(value: Any, key: str, keys: Mapping[str, tuple[Any, Meaning]]) -> Any:
+    """Nested values in which whole numbers such as 1e6 are integers where the schema wants integers.
+
+    Raises:
+        ConfigError: a number where the schema wants true or false, which OmegaConf would accept.
+    """
     if isinstance(value, dict):
-        return {name: _with_integers(inner, f"{key}.{name}".lstrip("."), integers) for name, inner in value.items()}
+        return {name: _converted(inner, f"{key}.{name}".lstrip("."), keys) for name, inner in value.items()}
     if isinstance(value, list):
-        return [_with_integers(item, key, integers) for item in value]
-    return int(value) if key in integers and isinstance(value, float) and value.is_integer() else value
+        return [_converted(item, key, keys) for item in value]
+    kind, meaning = keys.get(key, (None, Meaning()))
+    kinds = (kind, *get_args(kind))
+    if bool in kinds and type(value) in (int, float):
+        raise _wrong(key, value, kind, meaning)
+    return int(value) if int in kinds and isinstance(value, float) and value.is_integer() else value
 
 
-def _type_error(error: OmegaConfBaseException) -> ConfigError:
-    key, reason = getattr(error, "full_key", None), str(error).splitlines()[0].rstrip(".")
-    if "missing mandatory" in reason:
-        return ConfigError(
-            f"The configuration key {key!r} is required and has no value. Add {key}=... to the command line. A custom "
-            "yaml inherits the values of another one with a line such as 'defaults: [gym, _self_]'."
-        )
-    if "is not a ListConfig" in reason:
-        return ConfigError(
-            f"The configuration key {key!r} must be a list. Give {key}=[...], with commas between its values."
-        )
-    return ConfigError(f"The configuration key {key!r}: {reason}. Give a value of that type.")
+def _wrong(key: str, value: Any, kind: Any, meaning: Meaning) -> ConfigError:
+    """The error for a value of the wrong type."""
+    words, got = words_of(kind, meaning), "null" if value is None else value
+    is_one = words.startswith("a list") and not isinstance(value, list)
+    hint = f" Give {key}=[...], with commas between its values." * is_one
+    return ConfigError(f"{key} must be {words} (got {got}).{hint}")
+
+
+def _error(error: OmegaConfBaseException, config: DictConfig) -> ConfigError:
+    key, reason = str(getattr(error, "full_key", None)), str(error).splitlines()[0].rstrip(".")
+    if isinstance(error, ValidationError):
+        keys, key = keys_of(chosen=chosen_options(config)), key.partition("[")[0]
+        return _wrong(key, reduce(getitem, key.split("."), plain(config, resolve=False)), *keys[key])
+    if "missing mandatory" not in reason:
+        return ConfigError(f"{key} must refer to a value that exists ({reason}). Correct it.")
+    base = f"defaults: [{inherited_choice(group)}, _self_]" if (group := key.partition(".")[0]) in GROUPS else ""
+    return ConfigError(
+        f"{key} is required and has no value. Add {key}=... to the command line."
+        + f" A custom yaml inherits the values of another one with a line such as '{base}'." * bool(base)
+    )

@@ -75,12 +75,13 @@ def packaged_keys() -> set[str]:
     return {*keys_of()}.union(*(keys_of(options, prefix) for prefix, options in choices))
 
 
-def check_key(path: str, known: Collection[str]) -> None:
+def check_key(path: str, known: Collection[str], common: Collection[str] | None = None) -> None:
     """Rejects a dotted key that is not among the known ones, and suggests the nearest of them.
 
     Args:
         path: the key.
-        known: all keys of the run's choices.
+        known: all keys of the run's choices; where these are not known, of all choices.
+        common: the keys that a run has whatever its choices, if these are not known.
 
     Raises:
         ConfigError: the key is unknown.
@@ -96,10 +97,10 @@ def check_key(path: str, known: Collection[str]) -> None:
         )
     if last in SYNONYMS:
         raise ConfigError(f"Unknown configuration key {path!r}. Did you mean {SYNONYMS[last]}?")
-    raise ConfigError(f"Unknown configuration key {path!r}. {_advice(path, known)}")
+    raise ConfigError(f"Unknown configuration key {path!r}. {_advice(path, known, common)}")
 
 
-def _advice(path: str, known: Collection[str]) -> str:
+def _advice(path: str, known: Collection[str], common: Collection[str] | None) -> str:
     group, _, last = path.rpartition(".")
     # Without a group, "name" could be the name of any group.
     names = {key: key.rpartition(".")[2] for key in sorted(known) if group or not key.endswith(".name")}
@@ -108,10 +109,10 @@ def _advice(path: str, known: Collection[str]) -> str:
     near = [key for key in names if names[key] == name and (name == last or not group or key == f"{group}.{name}")]
     if near:
         return f"Did you mean {' or '.join(near)}?"
-    inside = [key.removeprefix(f"{group}.") for key in keys_of() if group and key.startswith(f"{group}.")]
-    common = ", ".join(key for key in inside if key != "name")
-    of_group = f"{group} has: {common}. " * bool(common)
-    of_choice = f"recurrl-train --help all {group}=... lists those of a choice." if group in GROUPS else ""
+    inside = [key.removeprefix(f"{group}.") for key in common or known if group and key.startswith(f"{group}.")]
+    listed = ", ".join(key for key in inside if key != "name")
+    of_group = f"{group} has: {listed}. " * bool(listed)
+    of_choice = f"recurrl-train --help all {group}=... lists those of a choice." if group in GROUPS and common else ""
     return (of_group + of_choice).strip() or "recurrl-train --help all lists all keys."
 
 

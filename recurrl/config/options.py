@@ -6,7 +6,7 @@ The schema, its validation, ``--help`` and docs/configuration.md are made from t
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import MISSING, Field, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args, get_origin
 
 
 class Range(NamedTuple):
@@ -124,3 +124,22 @@ def option(
 def meaning_of(of: Field[Any]) -> Meaning:
     """The metadata of a field; empty for one declared without :func:`option`."""
     return of.metadata.get("meaning", Meaning())
+
+
+def words_of(kind: Any, meaning: Meaning) -> str:
+    """What an option of a type takes, in words that follow "must be" in an error message.
+
+    Args:
+        kind: the annotation of its field.
+        meaning: the metadata of its field.
+    """
+    kinds = (*get_args(kind), kind)
+    containers, null = {get_origin(each) for each in kinds}, ", or null" if type(None) in kinds else ""
+    numbers = meaning.range and meaning.range.words
+    if meaning.choices:
+        return f"one of {', '.join(meaning.choices)}{null}"
+    if list in containers:
+        return (f"a list of: {numbers}{', or text' * (Any in kinds)}" if numbers else "a list") + null
+    words = {bool: "true or false", int: "an integer", float: "a number", str: "text"}
+    known = [words[each] for each in kinds if each in words and dict not in containers]
+    return (numbers or (known or ["keys and values"])[0]) + null

@@ -110,6 +110,11 @@ def default_name(group: str) -> str:
     return next(entry[group] for entry in entries if isinstance(entry, dict) and group in entry)
 
 
+def inherited_choice(group: str) -> str:
+    """The choice of a group whose values a custom one has where it gives none."""
+    return "gym" if group == "env" else default_name(group)
+
+
 def values(group: str, name: str) -> dict[str, Any]:
     """The values in a yaml of the package, with those that it inherits."""
     content, inherited = _yaml(f"{group}/{name}"), dict[str, Any]()
@@ -141,7 +146,7 @@ def custom_values(group: str, name: str) -> dict[str, Any]:
         ConfigError: there is no such choice, or its factory does not name its options.
     """
     options = options_class(group, name)
-    bases = {base_options(group): "gym" if group == "env" else default_name(group)}
+    bases = {base_options(group): inherited_choice(group)}
     # Of several choices with the same options, the first.
     bases |= {cls: base for base, cls in reversed(PACKAGED_OPTIONS[group].items())}
     from_yaml = values(group, next(bases[cls] for cls in options.__mro__ if cls in bases)) | {"name": name}

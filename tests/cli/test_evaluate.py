@@ -73,7 +73,7 @@ NO_RUN = "Give a run directory (it holds config.yaml and checkpoints/), or one o
         (["run", "lr=1"], "lr=1 does not change the environment of the run. Give env.key=value"),
         (["run", "env=gym"], "env=gym does not change the environment of the run."),
         (["run", "env.num_envs=3"], "env.num_envs=3 has no effect on returns. Leave it out."),
-        (["run", "env.max_episode_steps=soon"], "with env.max_episode_steps=soon: The configuration key 'env."),
+        (["run", "env.max_episode_steps=soon"], "with env.max_episode_steps=soon: env."),
         (["run", "env.maximum=3"], "config.yaml with env.maximum=3: Unknown configuration key 'env.maximum'"),
     ],
     ids=lambda value: " ".join(map(str, value)) if isinstance(value, list) else "",

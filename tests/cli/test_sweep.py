@@ -115,7 +115,7 @@ def test_ctrl_c_ends_a_sweep_with_its_table_and_it_can_be_continued(train, tiny,
 def test_a_job_that_is_rejected_before_it_begins_is_in_the_table(train, tiny, tmp_path):
     outcome = train("-m", *tiny, "lr=1e-3,abc", "hydra.sweep.dir=sweep").failed()
     assert [summary(tmp_path / "sweep" / job)["status"] for job in ("0", "1")] == ["completed", "failed"]
-    assert "failed: 1: lr=abc: ConfigError: The configuration key 'lr'" in outcome.err
+    assert "failed: 1: lr=abc: ConfigError: lr must be a number" in outcome.err
 
 
 def test_runs_of_any_origin_are_compared(recurrl_compare, sweep, console_run, tmp_path):

@@ -74,7 +74,7 @@ def test_wrappers_of_ones_own_are_found_in_the_current_folder(way, recurrl_train
         ("[ClipReward]", "(got ClipReward)."),
         ("[3]", "(got 3)."),
         ("[{by:2}]", "(got {'by': 2})."),
-        ("wrappers_of_mine:Shift", "The configuration key 'env.wrappers' must be a list."),
+        ("wrappers_of_mine:Shift", "env.wrappers must be a list"),
     ],
 )
 def test_wrappers_that_cannot_work_are_rejected_before_any_environment_is_made(wrappers, error, rejected, folder):
