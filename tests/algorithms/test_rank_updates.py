@@ -110,7 +110,7 @@ def test_ranks_take_a_step_if_any_step_counts_on_any_of_them(small, masked, opti
     config = small("algorithm=grpo", "algorithm.group_size=2", f"optimizer={optimizer}")
 
     def of_a_rank():
-        share = share_of(config, world())
+        share = config_of_rank(config, world())
         algorithm = algorithm_of(share)
         (batch,) = rollouts(share, algorithm.policy)
         algorithm.update(batch, 0.0)  # the optimizer then has momentum
