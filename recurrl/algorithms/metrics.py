@@ -89,7 +89,7 @@ def mean_metrics(steps: Sequence[Mapping[str, Tensor]]) -> dict[str, float]:
 
 
 def share_of_ranks(weight: Tensor) -> Tensor:
-    """What to multiply by, so that the plain mean over ranks is the one weighted by ``weight``."""
+    """The factor with which the plain mean over ranks becomes the mean weighted by ``weight``."""
     return weight * world().size / world().gathered(weight).sum(0).clamp(min=torch.finfo(weight.dtype).tiny)
 
 

@@ -32,7 +32,7 @@ class MinGRUConfig(CellConfig):
 class LMUConfig(CellConfig):
     """Legendre memory unit."""
 
-    signals: int = option("signals that the memory is of", FEATURES)
+    signals: int = option("signals that the memory holds", FEATURES)
     order: int = option("Legendre polynomials of each signal", FEATURES)
     theta: float = option("steps that the memory reaches back", Range(1, 10**6))
 
