@@ -80,11 +80,7 @@ class GTrXLConfig(StackConfig):
 class BackendConfig:
     """The implementation of the recurrent layer."""
 
-    name: str = option(
-        "the implementation of the recurrent layer; auto is native on a CPU and pad on a GPU where they support the "
-        "cell, else scan",
-        only_with=A_CELL,
-    )
+    name: str = option("the recurrent layer's implementation; auto: native (CPU), pad (GPU) or scan", only_with=A_CELL)
 
 
 @dataclass
