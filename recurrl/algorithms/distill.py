@@ -62,7 +62,7 @@ class Distill(PPO):
         return losses._replace(terms={"imitation": self.weight * mean_of(error_SK, losses.mask), **terms})
 
     def components(self) -> dict[str, Any]:
-        """Those of every algorithm, and the teacher's recurrent states."""
+        """The components of every algorithm, and the teacher's recurrent states."""
         return {**super().components(), "teacher": self.teacher}
 
 

@@ -47,7 +47,7 @@ class GradientSignal(nn.Module):
 
     @property
     def share(self) -> float:
-        """From 0 to 1; 1 until an epoch was measured."""
+        """The share, from 0 to 1; 1 until an epoch was measured."""
         # Both averages start at zero, and lack the same weight at first.
         signal, square = self.averages.tolist()
         return min(1.0, max(0.0, signal / square)) if square > 0 else 1.0

@@ -91,7 +91,7 @@ def mean_metrics(steps: Sequence[Mapping[str, Tensor]]) -> dict[str, float]:
 
 
 def share_of_ranks(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """What to multiply by, so that the plain mean over ranks is the one weighted by ``weight``, and its sum."""
+    """The factor with which the plain mean over ranks becomes the mean weighted by ``weight``, and the sum of weights."""
     total = world().gathered(weight).sum(0)
     return weight * world().size / total.clamp(min=torch.finfo(weight.dtype).tiny), total
 

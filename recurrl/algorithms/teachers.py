@@ -30,9 +30,9 @@ TEACHER_ACTION = "teacher_action"
 
 States = dict[str, Tensor]
 Act = Callable[[Tensors, States, Tensor], tuple[Any, States]]
-"""Raw entries of observations, states, and where episodes begin ``[N]``, to the environment's action and new states."""
+"""Maps raw observations, states, and where episodes begin ``[N]`` to the environment's action and the new states."""
 Shapes = Mapping[str, tuple[int, ...]]
-"""Of the states of one environment, which are zero where an episode begins."""
+"""The shapes of one environment's states, which are zero where an episode begins."""
 
 
 class Teacher:

@@ -127,7 +127,7 @@ class ReplayBuffer(SliceBuffer):
         return dict(self._loaded) if self.ring is None else self.ring.state_dict()
 
     def load_state_dict(self, state: Mapping[Any, Tensor]) -> None:
-        """From a checkpoint; rows may have another length now."""
+        """Restores the ring from a checkpoint; rows may have another length now."""
         self.ring, self._loaded = None, state
 
     def extend(self, rollout_NT: TensorDictBase) -> TensorDictBase:

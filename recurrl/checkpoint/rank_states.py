@@ -114,7 +114,7 @@ def load(
             share(components, [{}, *wanted])
         return
     logger.warning(
-        "%s is of %d ranks, and there are %d now: random numbers and episodes are new%s.",
+        "%s was written by %d ranks, and there are %d now: random numbers and episodes are new%s.",
         *(path, saved, size, ", and the replay buffer starts empty" if "buffer" in components else ""),
     )
     files.load(path, {name: each for name, each in components.items() if name not in OWN}, changes)

@@ -22,7 +22,7 @@ def _resumed_directory(resume: object) -> Path | None:
     return None
 
 
-# ``hydra.run.dir`` unless it is explicit: a run is resumed in its own directory, all others are in a new one.
+# The default of hydra.run.dir: the directory of the run that is resumed, else a new one.
 OmegaConf.register_new_resolver(
     "run_directory", lambda resume, new: str(_resumed_directory(resume) or new), replace=True
 )

@@ -154,7 +154,9 @@ class DistillConfig(PPOConfig):
         only_with=BESIDE_PPO,
     )
     teacher: str = option("what to imitate: a run, module:function, or a policy as .onnx or TorchScript .pt")
-    weight: float = option("weight of imitation; PPO's objective and entropy bonus have the rest of 1", options.RATE)
+    weight: float = option(
+        "weight of imitation; PPO's objective and entropy bonus have 1 less this weight", options.RATE
+    )
     weight_final_fraction: float = option("fraction of weight at the end; 1: constant", options.FRACTION)
 
     @property

@@ -32,7 +32,7 @@ class MinGRUConfig(CellConfig):
 class LMUConfig(CellConfig):
     """Legendre memory unit."""
 
-    signals: int = option("signals that the memory is of", FEATURES)
+    signals: int = option("signals that the memory holds", FEATURES)
     order: int = option("Legendre polynomials of each signal", FEATURES)
     theta: float = option("steps that the memory reaches back", Range(1, 10**6))
 
@@ -80,11 +80,7 @@ class GTrXLConfig(StackConfig):
 class BackendConfig:
     """The implementation of the recurrent layer."""
 
-    name: str = option(
-        "the implementation of the recurrent layer; auto is native on a CPU and pad on a GPU where they support the "
-        "cell, else scan",
-        only_with=A_CELL,
-    )
+    name: str = option("the recurrent layer's implementation; auto: native (CPU), pad (GPU) or scan", only_with=A_CELL)
 
 
 @dataclass

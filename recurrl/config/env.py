@@ -17,7 +17,7 @@ class EnvConfig:
     source: str = option("the module of recurrl.envs.sources that makes it, or package.module:Name")
     id: str = option("the environment's id; for Gymnasium's also module:Id, which imports the module first")
     num_envs: int = option("number of parallel environments", COPIES)
-    ids: list[str] = option("patterns of the other ids that the values of its yaml are for", only_with=A_YAML)
+    ids: list[str] = option("patterns of other ids that the values of its yaml fit", only_with=A_YAML)
     packages: list[str] = option("packages to import first, which register ids")
     wrappers: list[Any] = option(
         "Gymnasium wrappers, innermost first: module:Wrapper or {wrapper: module:Wrapper, ...}"

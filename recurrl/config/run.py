@@ -63,7 +63,7 @@ class WandbConfig(LoggerConfig):
 
     project: str = option("wandb's project")
     mode: str = option("auto is online with a login, else offline", choices=("auto", "online", "offline", "disabled"))
-    group: str | None = option("wandb's group; null: a sweep's runs have its folder, other runs none")
+    group: str | None = option("wandb's group; null: the folder of a sweep, none for other runs")
     tags: list[str] = option("wandb's tags")
     id: str | None = option("id of a wandb run to continue; null: that of the resumed run, or a new one")
 
@@ -177,7 +177,7 @@ class TrainConfig:
         choices=("linear", "adaptive"),
     )
     lr_final_fraction: float = option("fraction of lr at the end; 1: constant", FRACTION, only_with=LINEAR)
-    desired_kl: float = option("the KL of an update to hold", POSITIVE, only_with=ADAPTIVE)
+    desired_kl: float = option("the KL that an update should have", POSITIVE, only_with=ADAPTIVE)
     consistency_check: bool = option("check before learning that the update sees what the rollout saw")
     resume: str | None = option(
         "a run directory, continued in place, or a checkpoint; auto: the newest in hydra.run.dir"

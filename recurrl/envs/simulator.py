@@ -12,7 +12,7 @@ _simulators: list[tuple[EnvConfig, SimulatorEnv]] = []
 
 
 def simulator(source: Source) -> SimulatorEnv:
-    """What a source made at its first request; one with other options is closed before.
+    """The simulator that a source makes at its first request; one with other options is closed first.
 
     Raises:
         ConfigError: it cannot be made as configured.

@@ -118,7 +118,7 @@ class VecEnv(BatchedEnv):
 
     @property
     def stateful(self) -> Stateful:
-        """What is stepped, if it has a state."""
+        """The object that is stepped if it has a state, else this environment."""
         return self._env if isinstance(self._env, Stateful) else self
 
     def _set_seed(self, seed: int | None) -> None:

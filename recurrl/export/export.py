@@ -114,7 +114,7 @@ def _check_request(formats: Collection[str], sampled: bool, layout: str | None) 
     require(layout in (None, RSL_RL), f"--layout {layout} does not exist. Choose {RSL_RL}, or leave it out.")
     require(
         layout is None or (set(formats) == {ONNX} and not sampled),
-        f"--layout {layout} is of ONNX files with the most probable actions. Give --format onnx, without --sampled.",
+        f"--layout {layout} is for ONNX files with the most probable actions. Give --format onnx, without --sampled.",
     )
 
 

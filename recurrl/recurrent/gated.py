@@ -51,7 +51,7 @@ class GatedCell(Cell):
         """The new states from the two projections; differentiable by autograd."""
 
     def parameters(self, input_size: int) -> dict[str, tuple[int, ...]]:
-        """By torch's names, in its order."""
+        """The parameters with torch's names, in its order."""
         rows, output = self.GATES * self.hidden_size, self.proj_size or self.hidden_size
         shapes: dict[str, tuple[int, ...]] = {"weight_ih": (rows, input_size), "weight_hh": (rows, output)}
         if self.bias:

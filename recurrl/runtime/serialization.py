@@ -11,7 +11,7 @@ from recurrl.errors import RunError
 
 @runtime_checkable
 class Stateful(Protocol):
-    """What has a state."""
+    """An object with a state."""
 
     def state_dict(self) -> Any:
         """Tensors and plain values."""

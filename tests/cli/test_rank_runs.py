@@ -85,7 +85,7 @@ def test_a_run_resumed_with_another_number_of_ranks_learns_on_in_new_episodes(ra
     outcomes = ranks(after, "resume=run", "total_frames=192", "hydra.run.dir=run")
     assert [code for code, _, _ in outcomes] == [0] * after, outcomes
     output = outcomes[0][1] + outcomes[0][2]
-    assert f"is of {before} ranks, and there are {after} now: random numbers and episodes are new." in output
+    assert f"was written by {before} ranks, and there are {after} now: random numbers and episodes are new." in output
     rows = metrics(tmp_path / "run")
     assert [row["frames"] for row in rows] == ["96", "192"]
     assert [row["train/episodes"] for row in rows] == ["0.0", "0.0"]

@@ -116,7 +116,7 @@ class ByMaker(GymnasiumSource):
         return GymnasiumVectorEnv(env, options.id, options.action_mask_from_info) if is_vector else env
 
     def create(self, num_envs: int = 1) -> Any:
-        """What is made, of a kind and number that can be stepped."""
+        """What the class or function makes, checked to be of a kind and number that can be stepped."""
         kwargs = self.options.kwargs
         _log_warnings_of_mujoco()
         env = self._maker(num_envs=num_envs, **kwargs) if self._takes_count else self._maker(**kwargs)

@@ -25,7 +25,7 @@ class GatedDeltaNet(MatrixCell):
     CONVOLVED = 3
 
     def parameters(self, input_size: int) -> dict[str, tuple[int, ...]]:
-        """The block's, and the rates of forgetting."""
+        """The block's parameters, and the rates of forgetting."""
         return {**super().parameters(input_size), "log_rate": (self.heads,), "bias_rate": (self.heads,)}
 
     def initialize(self, name: str, parameter: Tensor) -> None:
@@ -41,7 +41,7 @@ class GatedDeltaNet(MatrixCell):
             super().initialize(name, parameter)
 
     def memory_inputs(self, weights: Weights, x: Tensor) -> tuple[MemoryInputs, Tensor]:
-        """Those of the delta rule, and the output's gate."""
+        """The inputs of the delta rule, and the output's gate."""
         q, k, v, rate, beta, gate = x.split(self.sizes, -1)
         q, k, v = (functional.silu(each).unflatten(-1, (self.heads, -1)) for each in (q, k, v))
         decay = torch.exp(-weights["log_rate"].exp() * functional.softplus(rate + weights["bias_rate"]))

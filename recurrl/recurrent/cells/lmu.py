@@ -25,8 +25,8 @@ class LMU(Cell):
 
     Args:
         hidden_size: features of the output, H.
-        signals: that the memory is of, S.
-        order: coefficients of each, D.
+        signals: signals that the memory holds, S.
+        order: coefficients of each signal, D.
         theta: steps that the memory reaches back, θ.
     """
 
@@ -45,7 +45,7 @@ class LMU(Cell):
         }
 
     def states(self) -> dict[str, tuple[int, ...]]:
-        """H and m."""
+        """The output h, and the memory m."""
         return {"_h": (self.hidden_size,), "_memory": (self.signals, self.order)}
 
     def initialize(self, name: str, parameter: Tensor) -> None:

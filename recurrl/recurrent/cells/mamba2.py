@@ -25,13 +25,13 @@ class Mamba2(MatrixCell):
     CONVOLVED = 3
 
     def parameters(self, input_size: int) -> dict[str, tuple[int, ...]]:
-        """The block's, the convolution's bias, and those of each head."""
+        """The block's parameters, the convolution's bias, and the parameters of each head."""
         each = dict.fromkeys(("log_rate", "bias_step", "skip"), (self.heads,))
         return {**super().parameters(input_size), "bias_conv": (self.convolved,), **each}
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """Of x, B, C, z and w."""
+        """The sizes of x, B, C, z and w."""
         values = self.heads * self.value_size
         return values, self.key_size, self.key_size, values, self.heads
 

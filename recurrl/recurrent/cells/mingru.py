@@ -32,7 +32,7 @@ class MinGRU(LinearCell):
         self.hidden_size, self.highway = hidden_size, highway
 
     def parameters(self, input_size: int) -> dict[str, tuple[int, ...]]:
-        """Those of z and h; then, for the highway, of its gate, and of its map if the sizes differ."""
+        """The maps of z and h; for the highway also of its gate, and of the input if the sizes differ."""
         rows = 4 if self.highway and input_size != self.hidden_size else 2 + self.highway
         return {"weight_ih": (rows * self.hidden_size, input_size), "bias_ih": (rows * self.hidden_size,)}
 

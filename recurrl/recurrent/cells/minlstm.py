@@ -25,7 +25,7 @@ class MinLSTM(LinearCell):
         self.hidden_size = hidden_size
 
     def parameters(self, input_size: int) -> dict[str, tuple[int, ...]]:
-        """Those of f, i and h."""
+        """The maps of f, i and h."""
         return {"weight_ih": (3 * self.hidden_size, input_size), "bias_ih": (3 * self.hidden_size,)}
 
     def states(self) -> dict[str, tuple[int, ...]]:

@@ -26,7 +26,7 @@ class MLSTM(MatrixCell):
     CONVOLVED = 2
 
     def parameters(self, input_size: int) -> dict[str, tuple[int, ...]]:
-        """The block's, with biases."""
+        """The block's parameters, with biases."""
         return {**super().parameters(input_size), "bias_in": (sum(self.sizes),)}
 
     def initialize(self, name: str, parameter: Tensor) -> None:

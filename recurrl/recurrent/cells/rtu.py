@@ -51,7 +51,7 @@ class RTU(LinearCell):
         return ((a, functional.linear(x, scaled.flatten(0, 1)).unflatten(-1, (2, self.state_size))),), x
 
     def read(self, weights: Weights, read_input: Tensor, states: States) -> Tensor:
-        """Both parts; of an odd number of features, all but the last."""
+        """Both parts of the state; all but the last entry if the number of features is odd."""
         return torch.tanh(states[0].flatten(-2)[..., : self.hidden_size])
 
 

@@ -52,7 +52,7 @@ class S5(StateSpaceCell):
             super().initialize(name, parameter)
 
     def coefficients(self, weights: Weights, x: Tensor) -> tuple[Terms, Tensor]:
-        """By a zero-order hold; and ``D·input``."""
+        """The coefficients by a zero-order hold, and ``D·input``."""
         decay, frequency, step = weights["log_decay"].exp(), weights["frequency"], weights["log_step"].exp()
         growth, angle = -decay * step, frequency * step
         a = torch.exp(growth) * torch.stack((angle.cos(), angle.sin()))

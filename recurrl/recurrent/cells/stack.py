@@ -29,7 +29,7 @@ class Stack(ParallelCell):
         self.hidden_size, self.length = hidden_size, length
 
     def parameters(self, input_size: int) -> dict[str, tuple[int, ...]]:
-        """Those of the features, then of the output."""
+        """The map of the features, then that of the output."""
         hidden = self.hidden_size
         features = {"weight_ih": (hidden, input_size), "bias_ih": (hidden,)}
         return {**features, "weight_out": (hidden, self.length * hidden), "bias_out": (hidden,)}

@@ -65,8 +65,8 @@ def run(function: str, dtype: torch.dtype, *fields: int | Tensor | None) -> None
 
     Args:
         function: its name.
-        dtype: of its numbers.
-        fields: the first of the struct, in its order; the others are zero.
+        dtype: the dtype of its numbers.
+        fields: the first fields of the struct, in its order; the others are zero.
 
     Raises:
         RuntimeError: there is no kernel.

@@ -40,7 +40,9 @@ class Configuration(NamedTuple):
 
 
 def configuration(hidden_size: int, precision: str) -> Configuration:
-    """For up to ``MAX_HIDDEN_SIZE`` features: one program has them all if its registers hold them, else 64."""
+    """The configuration for up to ``MAX_HIDDEN_SIZE`` features: a program has all of them if its registers can hold
+    them, else 64.
+    """
     units = max(16, 1 << (hidden_size - 1).bit_length())
     # Full float32 products use no tensor cores. With other tiles, or a second block in flight, they spill registers.
     ieee = precision == "ieee"
