@@ -7,6 +7,8 @@ import shutil
 import signal
 import subprocess
 import sys
+from copy import deepcopy
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -15,12 +17,19 @@ import torch
 from checkpoint_files import resealed
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
+from omegaconf import OmegaConf
 from run_files import lasting, metrics, settings, summary, without_times
 
 import recurrl
 from recurrl.api import overrides_of
 from recurrl.cli.open_run import open_run
+from recurrl.config.composed import typed
+from recurrl.config.keys import keys_of
+from recurrl.config.run import PRECISIONS
 from recurrl.errors import ConfigError
+from recurrl.recurrent.backends import backend_names
+from recurrl.recurrent.backends.native import library
+from recurrl.validation import check_config
 
 pytestmark = pytest.mark.usefixtures("in_tmp_path")
 
@@ -140,6 +149,55 @@ def test_a_run_of_another_device_can_be_loaded(finished_run, tmp_path):
     observation = np.float32([0.1, 0.2, 0.3, 0.4])
     expected = recurrl.load(finished_run)
     assert agent.act(observation, agent.initial_state())[0] == expected.act(observation, expected.initial_state())[0]
+
+
+def on_machine(monkeypatch, gpus):
+    """A machine with so many GPUs, and with compilers only if it has any."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpus > 0)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
+    monkeypatch.setenv("CXX", "g++" if gpus else "no-such-compiler")
+    monkeypatch.setattr(library, "problem", lambda: None if gpus else "There is no compiler.")
+
+
+SEQUENCES = {"backend.name": backend_names(), "precision": PRECISIONS, "compile": (True, False)}
+"""How sequences are computed; what else has few values is tried alone."""
+ALONE = {
+    key: meaning.choices or (True, False)
+    for key, (kind, meaning) in keys_of().items()
+    if meaning.choices or kind is bool
+}
+CHANGES = [
+    *(dict(zip(SEQUENCES, values, strict=True)) for values in product(*SEQUENCES.values())),
+    *({key: value} for key, values in ALONE.items() for value in values),
+]
+
+
+@pytest.mark.parametrize("device", ["auto", "cuda", "cuda:1", "cpu"])
+@pytest.mark.parametrize(("trained", "used"), [(2, 0), (0, 2), (2, 2)], ids=["to a CPU", "to a GPU", "on GPUs"])
+def test_a_run_of_another_machine_can_be_opened_whatever_it_computed_with(
+    finished_run, tmp_path, monkeypatch, device, trained, used
+):
+    if device.startswith("cuda") and not trained:
+        pytest.skip("no such run")
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    run = shutil.copytree(finished_run, tmp_path / "run")
+    saved, opened = OmegaConf.load(run / "config.yaml"), 0
+    for change in CHANGES:
+        settings = deepcopy(saved)
+        for key, value in {**change, "device": device}.items():
+            OmegaConf.update(settings, key, value)
+        on_machine(monkeypatch, trained)
+        try:
+            check_config(typed(settings))
+        except ConfigError:
+            continue
+        OmegaConf.save(settings, run / "config.yaml")
+        on_machine(monkeypatch, used)
+        for on in ("cpu", *(["cuda"] if used else []), *([None] if used or device in ("auto", "cpu") else [])):
+            assert open_run(run, device=on).config.device == on or on is None, change
+            opened += 1
+    assert opened > 30
 
 
 def test_what_cannot_be_loaded_is_rejected(finished_run, tmp_path):

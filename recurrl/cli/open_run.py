@@ -147,11 +147,18 @@ def open_run(
     _change(found.config, overrides if env is None else [f"env.id={text_of(id_of(env))}", *overrides])
     with naming(f"{found.source} with {' '.join(overrides)}" if overrides else found.source):
         config = typed(found.config)
-    if device not in (None, config.device):
-        # The run's backend may not support this device, and acting does not need it.
-        backend = replace(config.backend, name="reference")
-        config = replace(config, device=device, backend=backend, recompute="none", compile=False)
-    config = replace(config, resume=None, env=with_maker(config.env, env))
+    # How the run computed sequences may not be possible here, and acting does not need it. On a GPU that has tf32,
+    # fast is tf32 for the other layers too.
+    config = replace(
+        config,
+        device=device or config.device,
+        backend=replace(config.backend, name="reference"),
+        precision="fast" if config.precision in ("fast", "tf32") else "ieee",
+        recompute="none",
+        compile=False,
+        resume=None,
+        env=with_maker(config.env, env),
+    )
     check_config(config)
     return OpenedRun(saved, config, found.config)
 
