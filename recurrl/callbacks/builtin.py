@@ -160,7 +160,6 @@ class SaveCheckpoint(Callback):
         self._components = checkpoint.components(
             trainer.algorithm, callbacks=trainer.callbacks, collector_state=trainer.collector, report=trainer.report
         )
-        self._restarts.count = 0
         if self._start is None:
             rank_states.share(self._components)
             return

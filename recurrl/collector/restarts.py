@@ -25,7 +25,7 @@ class Restarts:
         on_env_error: ``restart``, or ``raise`` to allow none.
 
     Attributes:
-        count: restarts so far, including those before a resume.
+        count: restarts so far, on rank 0 including those of all ranks before a resume.
     """
 
     def __init__(self, on_env_error: str) -> None:
@@ -91,20 +91,18 @@ class RestartingCollector:
         return {**self.collector.metrics(), **self._restarts.metrics()}
 
     def state_dict(self) -> dict[str, Any]:
-        """The collector's state, and the number of restarts."""
-        state = {"unsavable_reason": "their environments had failed"}
+        """The collector's state. The number of restarts is among the checkpoint's metrics."""
+        state: dict[str, Any] = {"unsavable_reason": "their environments had failed"}
         with self._error_stored():
-            state = self.collector.state_dict()
-        return {**state, "restarts": self._restarts.count}
+            state.update(self.collector.state_dict())
+        return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restores the collector's state, and the number of restarts.
+        """Restores the collector's state.
 
         Raises:
             UnsavableError: the environments are constructed differently from the saved ones.
         """
-        # Missing in checkpoints of runs with on_env_error=raise.
-        self._restarts.count = state.get("restarts", 0)
         with self._error_stored():
             self.collector.load_state_dict(state)
 

@@ -16,7 +16,8 @@ from run_files import metrics, summary, without_times
 
 from recurrl.algorithms import Algorithm
 from recurrl.checkpoint import files
-from recurrl.errors import RunError
+from recurrl.collector.single import SingleCollector
+from recurrl.errors import EnvError, RunError
 
 TINY = ("env.num_envs=12", "frames_per_batch=96", "minibatch_slices=12", "total_frames=192")
 """A run that divides among 1, 2, 3 and 4 ranks."""
@@ -106,6 +107,27 @@ def test_a_signal_to_any_rank_ends_all_with_a_checkpoint(ranks, tmp_path, monkey
     result = summary(tmp_path / "run")
     assert (result["status"], result["frames"]) == ("interrupted", 96)
     assert result["checkpoint"] == "checkpoints/frames_000000000096"
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_restarts_before_a_resume_count_once(ranks, tmp_path, monkeypatch, size):
+    collect, failed = SingleCollector.collect, []
+
+    def failing_once(self):
+        if not failed:
+            failed.append(True)
+            raise EnvError("The arm broke.")
+        return collect(self)
+
+    monkeypatch.setattr(SingleCollector, "collect", failing_once)
+    options = ("collector.on_env_error=restart", "checkpoint.every_frames=96", "hydra.run.dir=run")
+    assert ranks(size, *options, "total_frames=96")[0][0] == 0
+    for frames in (192, 288):
+        assert ranks(size, "resume=run", f"total_frames={frames}")[0][0] == 0
+    # Each process fails once on each rank.
+    counts = [size, 2 * size, 3 * size]
+    assert [float(row["collect/restarts"]) for row in metrics(tmp_path / "run")] == counts
+    assert summary(tmp_path / "run")["restarts"] == counts[-1]
 
 
 @pytest.mark.parametrize("failing", [0, 1])

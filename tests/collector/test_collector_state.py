@@ -169,14 +169,3 @@ def test_after_a_worker_was_killed_a_checkpoint_says_so_and_collection_continues
     with parts.collector() as collector:
         assert collector.collect()["is_init"][:, 0].all()
     assert "Unfinished episodes are restarted: their environments had failed" in caplog.text
-
-
-def test_restarts_before_a_resume_count(small):
-    parts = Parts(small(*OPTIONS, "collector.on_env_error=restart"))
-    with parts.collector() as collector:
-        parts.frames += collector.collect().numel()
-        collector._restarts.count = 2
-        parts.save(collector)
-    with parts.collector() as collector:
-        collector.collect()
-        assert collector.metrics() == {"collect/restarts": 2.0}
