@@ -153,7 +153,8 @@ def _recurrent(config: TrainConfig, width: int, cell: Cell, prefix: str) -> Recu
         out_keys=["features", *(("next", state) for state in states)],
         device=config.device,
     )
-    if isinstance(cell, GatedCell):
+    # What a cell defines as its initial values is kept.
+    if isinstance(cell, GatedCell) and type(cell).initialize is Cell.initialize:
         for _, parameter in module.layers.named_parameters():
             orthogonal(parameter.data, cell.hidden_size)
     return module
