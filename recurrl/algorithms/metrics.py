@@ -91,7 +91,7 @@ def mean_metrics(steps: Sequence[Mapping[str, Tensor]]) -> dict[str, float]:
 
 
 def share_of_ranks(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """The factor with which the plain mean over ranks becomes the mean weighted by ``weight``, and the sum of weights."""
+    """The factor by which the plain mean over ranks becomes one weighted by ``weight``, and the sum of weights."""
     total = world().gathered(weight).sum(0)
     return weight * world().size / total.clamp(min=torch.finfo(weight.dtype).tiny), total
 

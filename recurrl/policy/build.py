@@ -153,6 +153,7 @@ def _recurrent(config: TrainConfig, width: int, cell: Cell, prefix: str) -> Recu
         out_keys=["features", *(("next", state) for state in states)],
         device=config.device,
     )
+    # What a cell defines as its initial values is kept.
     if isinstance(cell, GatedCell) and type(cell).initialize is Cell.initialize:
         for _, parameter in module.layers.named_parameters():
             orthogonal(parameter.data, cell.hidden_size)

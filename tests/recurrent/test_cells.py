@@ -12,8 +12,6 @@ from parity import batch, outputs_and_gradients, resets
 from torch import nn
 from torch.nn import functional
 
-from recurrl.build import make_policy_for
-from recurrl.config import CellConfig
 from recurrl.config.plugins import options_class, values
 from recurrl.errors import ConfigError
 from recurrl.policy.build import make_cell
@@ -213,27 +211,6 @@ def test_a_gated_cell_needs_its_gates_only():
     module.recurrent_backend = "scan"
     for name, value in outputs_and_gradients(module, data).items():
         torch.testing.assert_close(value, expected[name], rtol=1e-10, atol=1e-12)
-
-
-class ForgetBias(UpdateGate):
-    """A gated cell with initial values of its own."""
-
-    def initialize(self, name, parameter):
-        parameter.fill_(3.0 if name == "bias_hh" else 0.1)
-
-
-def make_forget_bias(options: CellConfig):
-    return ForgetBias(options.hidden_size)
-
-
-def test_a_policy_leaves_a_cells_own_initial_values_as_they_are(compose):
-    policy = make_policy_for(compose("cell=gru", f"cell.name={__name__}:make_forget_bias", "cell.num_layers=2"))
-    for name, parameter in policy.trunk.core.layers.named_parameters():
-        assert (parameter == (3.0 if name.startswith("bias_hh") else 0.1)).all()
-    of_package = make_policy_for(compose("cell=gru")).trunk.core.layers
-    assert (of_package.bias_hh_l0 == 0).all()
-    for block in of_package.weight_hh_l0.split(64):
-        torch.testing.assert_close(block @ block.T, torch.eye(64), atol=1e-5, rtol=0)
 
 
 def test_an_unknown_name_gets_the_names_there_are():
