@@ -117,7 +117,7 @@ def test_other_libraries_names_for_a_key_lead_to_ours(train, name):
 def test_a_yaml_without_the_one_it_builds_on_is_rejected_with_what_it_lacks(train, yamls):
     yamls("env", "maze", name="maze", source="gymnasium", id="CartPole-v1")
     error = train("--config-dir", "mine", "env=maze").error
-    assert "'env.num_envs' is required" in error
+    assert "env.num_envs is required" in error
     assert "defaults: [gym, _self_]" in error
 
 
