@@ -161,7 +161,7 @@ def _resume_command(settings: DictConfig, run_dir: Path, callbacks: Sequence[Cal
     of_program = ["code of __main__"] * any(text.startswith("__main__:") for texts in code.values() for text in texts)
     if passed or of_program:
         call = ", ".join([str(overrides), *(f"{name}=..." for name in passed)])
-        return f"recurrl.train({call}), because no command line can name its {' and '.join(passed + of_program)}"
+        return f"recurrl.train({call}), because {' and '.join(passed + of_program)} can only be passed from Python"
     # Modules of the user are found from the folder in which the run was started.
     folder = f"cd {shlex.quote(str(Path.cwd()))} && " if code else ""
     return folder + shlex.join(["recurrl-train", *overrides])
