@@ -117,9 +117,10 @@ def _advice(path: str, known: Collection[str], common: Collection[str] | None) -
 
 
 def differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """The dotted keys whose values differ between two configurations of plain values, with both values."""
+    """The dotted keys whose values differ between two configurations of plain values, with both; or "absent"."""
     was, now = flat(before), flat(after)
-    return {key: (was.get(key), now.get(key)) for key in {**was, **now} if was.get(key) != now.get(key)}
+    both = ((key, was.get(key, "absent"), now.get(key, "absent")) for key in was | now)
+    return {key: (old, new) for key, old, new in both if was.get(key) != now.get(key)}
 
 
 def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

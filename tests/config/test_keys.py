@@ -94,6 +94,7 @@ def test_an_option_of_another_choice_is_rejected_on_the_command_line(rejected):
 def test_the_differences_of_two_configurations_have_dotted_keys_and_both_values():
     before = {"seed": 0, "env": {"id": "A", "kwargs": {"x": 1}}, "old": 3}
     after = {"seed": 0, "env": {"id": "B", "kwargs": {"x": 2}}, "new": 4}
-    expected = {"env.id": ("A", "B"), "env.kwargs.x": (1, 2), "old": (3, None), "new": (None, 4)}
+    expected = {"env.id": ("A", "B"), "env.kwargs.x": (1, 2), "old": (3, "absent"), "new": ("absent", 4)}
     assert differences(before, after) == expected
     assert differences(before, before) == {}
+    assert differences({"resume": None}, {}) == {}  # a run of an earlier version did not have the option
