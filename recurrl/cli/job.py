@@ -21,7 +21,7 @@ from recurrl.cli.resume import as_overrides, with_resumed
 from recurrl.cli.saved_config import code_named
 from recurrl.cli.signature import signature_line
 from recurrl.config import TrainConfig
-from recurrl.config.composed import plain, resolved, typed, value_of
+from recurrl.config.composed import plain, resolved, typed, value_of, with_defaults
 from recurrl.config.plugins import factory
 from recurrl.envs.passed_env import with_maker
 from recurrl.errors import ConfigError, RunError
@@ -79,6 +79,7 @@ def run(
         factory("collector", config.collector.name)  # imports the package that it needs
         if start is not None and _is_complete(start, config, run_dir):
             return  # and its summary stays
+        composed = with_defaults(composed)  # saved whole: later versions may have other values
         report.resume_command = _resume_command(composed, run_dir, callbacks)
         settings = plain(composed)
         record_settings = partial(record, settings, run_dir)

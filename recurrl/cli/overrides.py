@@ -67,8 +67,8 @@ def parsed(overrides: Sequence[str]) -> list[Override]:
 def prepared(command_line: Sequence[str], is_run: bool = True) -> list[str]:
     """A command line as Hydra takes it, checked for keys that do not exist: Hydra cannot name the nearest ones.
 
-    ``group=package.module:Name`` becomes a choice of the group, without a yaml. Keys that not every choice has (options
-    of some, an environment's arguments) are added where Hydra would reject them: the schema knows more.
+    ``group=package.module:Name`` becomes a choice of the group, without a yaml. Keys that not every choice or yaml has
+    (options of some, an environment's arguments) are added where Hydra would reject them: the schema knows more.
 
     Args:
         command_line: options of Hydra and overrides.
@@ -95,7 +95,7 @@ def prepared(command_line: Sequence[str], is_run: bool = True) -> list[str]:
                     group=key, name=name, node=plugins.custom_values(key, name), provider="recurrl"
                 )
         changes = not (override.is_delete() or override.is_add() or override.is_force_add())
-        if changes and "." in key and key.partition(".")[0] in GROUPS and key not in common:
+        if changes and "." in key and key.partition(".")[0] in GROUPS and not (only_packaged and key in common):
             result[result.index(text)] = f"++{text}"
     if is_run and not arguments.multirun:
         searches = any(text.startswith("hparams_search=") for text in texts)
