@@ -157,6 +157,15 @@ def test_a_yaml_needs_the_name_only_and_has_the_values_of_the_choice_by_name(own
     assert plain(with_defaults(by_yaml))[group] == options  # what the run saves
 
 
+def test_a_run_by_a_yaml_saves_what_that_leaves_out_and_is_resumed_without_it(train, tiny, coupled, yamls, tmp_path):
+    yamls("cell", "short", name="coupled:Coupled", peephole=True)
+    train("--config-dir", "mine", *tiny, "cell=short", "hydra.run.dir=run").succeeded()
+    saved = {"name": "coupled:Coupled", "hidden_size": 8, "num_layers": 1, "forget_bias": 1.0, "peephole": True}
+    assert settings(tmp_path / "run")["cell"] == saved
+    train("resume=run", "cell.forget_bias=2.0", "total_frames=96").succeeded()
+    assert settings(tmp_path / "run")["cell"] == saved | {"forget_bias": 2.0}
+
+
 INHERITED = {
     "env": "torchrl",
     "cell": "lmu",
