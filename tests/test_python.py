@@ -18,6 +18,7 @@ from checkpoint_files import resealed
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import OmegaConf
+from rejections import error_of
 from run_files import lasting, metrics, settings, summary, without_times
 
 import recurrl
@@ -85,6 +86,19 @@ def test_a_mapping_is_a_configuration_too(tiny):
     whole = settings(run.directory)
     again = recurrl.train({**whole, "resume": None}, run_dir="again")
     assert settings(again.directory) == whole
+
+
+@pytest.mark.parametrize("options", ["-m", "--multirun", "-m --config-dir=mine"])
+def test_a_call_is_one_run(tmp_path, monkeypatch, options):
+    monkeypatch.chdir(tmp_path)
+    error = error_of(recurrl.train, "seed=0,1")
+    assert error.startswith(
+        "seed=0,1 has several values. Add -m before it to run each; in Python, call train for each."
+    )
+    assert error_of(recurrl.train, f"{options} seed=0,1") == (
+        f"{options} must be left out in Python, where a call is one run. Call train for each value."
+    )
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_text_in_a_mapping_stays_text():

@@ -10,7 +10,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
-from recurrl.config.composed import value_of
+from recurrl.config.composed import as_schema, value_of
 from recurrl.errors import ConfigError, require
 from recurrl.runtime.run_directory import SUMMARY, check_unused, locked, run_directory_of
 
@@ -50,7 +50,12 @@ def run_directory(run_dir: Path, composed: DictConfig) -> Iterator[str | None]:
             if resume == "auto":
                 _check_lasting()
             resumed = run_dir if resume == "auto" else _resumed_directory(resume)
-            check_unused(run_dir, is_resumed=resumed is not None and resumed.resolve() == run_dir.resolve())
+            try:
+                check_unused(run_dir, is_resumed=resumed is not None and resumed.resolve() == run_dir.resolve())
+            except ConfigError:
+                if resume is None:
+                    as_schema(composed)  # a wrong option is the first thing to correct
+                raise
             yield resume
     except ConfigError:
         if was_empty and not (run_dir / SUMMARY).exists():

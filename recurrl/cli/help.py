@@ -26,7 +26,7 @@ Examples:
   recurrl-train -m cell=gru,lstm seed=0,1                  a sweep: four jobs
   recurrl-train -m hparams_search=ppo                      a search for better values, by Optuna
   recurrl-train resume=outputs/<date>/<time> total_frames=100_000
-  recurrl-train cell=my_package.elman:Elman cell.leak=0.5  a custom cell, see examples/extending
+  recurrl-train cell=my_package.window_cell:Window         a custom cell, in the folder examples/extending
 
 Options, before the rest:
   -m                  sweep over values separated by commas

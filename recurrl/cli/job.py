@@ -21,7 +21,7 @@ from recurrl.cli.resume import as_overrides, with_resumed
 from recurrl.cli.saved_config import code_named
 from recurrl.cli.signature import signature_line
 from recurrl.config import TrainConfig
-from recurrl.config.composed import plain, resolved, typed, value_of
+from recurrl.config.composed import plain, resolved, typed, value_of, with_defaults
 from recurrl.config.plugins import factory
 from recurrl.envs.passed_env import with_maker
 from recurrl.errors import ConfigError, RunError
@@ -79,6 +79,7 @@ def run(
         factory("collector", config.collector.name)  # imports the package that it needs
         if start is not None and _is_complete(start, config, run_dir):
             return  # and its summary stays
+        composed = with_defaults(composed)  # saved whole: later versions may have other values
         report.resume_command = _resume_command(composed, run_dir, callbacks)
         settings = plain(composed)
         record_settings = partial(record, settings, run_dir)
@@ -161,7 +162,7 @@ def _resume_command(settings: DictConfig, run_dir: Path, callbacks: Sequence[Cal
     of_program = ["code of __main__"] * any(text.startswith("__main__:") for texts in code.values() for text in texts)
     if passed or of_program:
         call = ", ".join([str(overrides), *(f"{name}=..." for name in passed)])
-        return f"recurrl.train({call}), because no command line can name its {' and '.join(passed + of_program)}"
+        return f"recurrl.train({call}), because {' and '.join(passed + of_program)} can only be passed from Python"
     # Modules of the user are found from the folder in which the run was started.
     folder = f"cd {shlex.quote(str(Path.cwd()))} && " if code else ""
     return folder + shlex.join(["recurrl-train", *overrides])

@@ -67,8 +67,8 @@ def parsed(overrides: Sequence[str]) -> list[Override]:
 def prepared(command_line: Sequence[str], is_run: bool = True) -> list[str]:
     """A command line as Hydra takes it, checked for keys that do not exist: Hydra cannot name the nearest ones.
 
-    ``group=package.module:Name`` becomes a choice of the group, without a yaml. Keys that not every choice has (options
-    of some, an environment's arguments) are added where Hydra would reject them: the schema knows more.
+    ``group=package.module:Name`` becomes a choice of the group, without a yaml. Keys that not every choice or yaml has
+    (options of some, an environment's arguments) are added where Hydra would reject them: the schema knows more.
 
     Args:
         command_line: options of Hydra and overrides.
@@ -80,16 +80,14 @@ def prepared(command_line: Sequence[str], is_run: bool = True) -> list[str]:
     arguments, known, common, result = arguments_of(command_line), packaged_keys(), keys_of(), list(command_line)
     texts = arguments.overrides
     # What a yaml of the user or a resumed run chooses may have further keys.
-    only_packaged = arguments.config_dir is None and not any(
-        "searchpath" in text or ":" in text or text.startswith("resume=") for text in texts
-    )
+    only_packaged = arguments.config_dir is None and not re.search(r"searchpath|:|^resume=", "\n".join(texts), re.M)
     for text, override in zip(texts, parsed(texts), strict=True):
         key = override.key_or_group.removeprefix("/")
         _check(override, known, common, only_packaged)
         require(
             arguments.multirun or not override.is_sweep_override(),
-            f"{text} has several values. Add -m before it to run each. A list is written as [a,b], and a text with "
-            "commas as '\"a,b\"'.",
+            f"{text} has several values. Add -m before it to run each; in Python, call train for each. A list is "
+            "written as [a,b], and a text with commas as '\"a,b\"'.",
         )
         if key in GROUPS and not override.is_delete():
             for name in filter(is_custom, _names(override.value())):
@@ -97,7 +95,7 @@ def prepared(command_line: Sequence[str], is_run: bool = True) -> list[str]:
                     group=key, name=name, node=plugins.custom_values(key, name), provider="recurrl"
                 )
         changes = not (override.is_delete() or override.is_add() or override.is_force_add())
-        if changes and "." in key and key.partition(".")[0] in GROUPS and key not in common:
+        if changes and "." in key and key.partition(".")[0] in GROUPS and not (only_packaged and key in common):
             result[result.index(text)] = f"++{text}"
     if is_run and not arguments.multirun:
         searches = any(text.startswith("hparams_search=") for text in texts)
@@ -141,6 +139,8 @@ def compose(overrides: Sequence[str], config_dir: str | Path | None = None, is_r
     Raises:
         ConfigError: an override is wrong.
     """
+    if options := " ".join(text for text in overrides if text.startswith("-")):
+        raise ConfigError(f"{options} must be left out in Python, where a call is one run. Call train for each value.")
     search = [] if config_dir is None else [f"hydra.searchpath=[file://{Path(config_dir).resolve()}]"]
     with hydra_errors_as_config_errors(), hydra.initialize_config_module("recurrl.configs", version_base="1.3"):
         composed = hydra.compose("train", prepared([*overrides, *search], is_run), return_hydra_config=True)

@@ -15,7 +15,7 @@ from recurrl.cli.saved_config import check_code, code_named
 from recurrl.config import TrainConfig
 from recurrl.config.composed import as_schema, plain, value_of
 from recurrl.config.keys import differences
-from recurrl.config.plugins import GROUPS, PRESETS, key_of
+from recurrl.config.plugins import GROUPS, PRESETS
 from recurrl.errors import ConfigError, naming
 
 logger = logging.getLogger(__name__)
@@ -81,19 +81,17 @@ def as_overrides(config: DictConfig, keys: Iterable[str]) -> list[str]:
     return [f"{key}={text_of(value_of(config, key))}" for key in keys]
 
 
-def _typed(
-    effective: DictConfig, changes: Mapping[str, tuple[Any, Any]], overrides: Sequence[str], source: Path
-) -> TrainConfig:
+def _typed(effective: DictConfig, changes: Mapping[str, Any], overrides: Sequence[str], source: Path) -> TrainConfig:
     try:
         return as_schema(effective)
     except ConfigError as error:
-        for group in GROUPS.keys() - {"env"}:  # whose choices are not named as its sources are
-            if (key := key_of(group)) in changes and any(each.key_or_group == key for each in parsed(overrides)):
-                was, now = changes[key]
-                raise ConfigError(
-                    f"{key} must be a choice with the options of this run (got {now}, and they are of {was}). Choose "
-                    f"{group}={now}, which takes its defaults."
-                ) from error
+        typed = changes.keys() & {each.key_or_group for each in parsed(overrides)}
+        for group in (group for group in GROUPS if f"{group}.name" in typed):
+            was, now = changes[f"{group}.name"]
+            raise ConfigError(
+                f"{group}.name must be a choice with the options of this run (got {now}, and they are of {was}). "
+                f"Choose {group}={now}, which takes its defaults."
+            ) from error
         # What this command line gets wrong must not be reported as the file's error.
         if any(key in str(error) for key in changes.keys() - {"resume"}):
             raise

@@ -2,8 +2,6 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import fields, is_dataclass
-from functools import reduce
-from operator import getitem
 from typing import Any, get_args
 
 from omegaconf import DictConfig, ListConfig, OmegaConf
@@ -11,7 +9,7 @@ from omegaconf.errors import ConfigKeyError, OmegaConfBaseException, ValidationE
 
 from recurrl.config.keys import WRAPPERS, check_key, keys_of
 from recurrl.config.options import Meaning, meaning_of, words_of
-from recurrl.config.plugins import GROUPS, inherited_choice, joined, key_of, options_class
+from recurrl.config.plugins import GROUPS, custom_values, inherited_choice, is_custom, joined, key_of, options_class
 from recurrl.config.run import AUTO_DEVICE, AUTO_PRECISION, TrainConfig
 from recurrl.errors import ConfigError, require
 
@@ -53,7 +51,7 @@ def as_schema(config: DictConfig) -> TrainConfig:
     try:
         result = OmegaConf.to_object(merged)
     except OmegaConfBaseException as error:
-        raise _error(error, config) from error
+        raise _error(error, merged) from error
     assert isinstance(result, TrainConfig)
     check_values(result)
     return result
@@ -92,7 +90,7 @@ def values_in(options: Any, prefix: str = "") -> Iterator[tuple[str, Any, Meanin
 
 
 def with_defaults(config: DictConfig) -> DictConfig:
-    """A composed configuration with its types, and with the defaults of the options of custom choices.
+    """A composed configuration with its types, and for custom choices with the values that their yamls leave out.
 
     Raises:
         ConfigError: a key that does not exist, or a value of the wrong type.
@@ -102,6 +100,8 @@ def with_defaults(config: DictConfig) -> DictConfig:
     try:
         for group, options in chosen.items():
             schema[group] = OmegaConf.structured(options)
+            if isinstance(name := value_of(config, key_of(group)), str) and is_custom(name):
+                values[group] = custom_values(group, name) | values[group]
     except (OmegaConfBaseException, ValueError) as error:
         reason = str(error).splitlines()[0].rstrip(".")
         raise ConfigError(
@@ -113,7 +113,7 @@ def with_defaults(config: DictConfig) -> DictConfig:
     except OmegaConfBaseException as error:
         if isinstance(error, ConfigKeyError):
             check_key(str(error.full_key), keys)
-        raise _error(error, config) from error
+        raise _error(error, OmegaConf.create(values)) from error
     assert isinstance(merged, DictConfig)
     return merged
 
@@ -158,37 +158,30 @@ def value_of(config: DictConfig, key: str) -> Any:
 
 
 def _converted(value: Any, key: str, keys: Mapping[str, tuple[Any, Meaning]]) -> Any:
-    """Nested values in which whole numbers such as 1e6 are integers where the schema wants integers.
-
-    Raises:
-        ConfigError: a number where the schema wants true or false, which OmegaConf would accept.
-    """
+    """Nested values in which whole numbers such as 1e6 are integers where the schema wants integers."""
     if isinstance(value, dict):
         return {name: _converted(inner, f"{key}.{name}".lstrip("."), keys) for name, inner in value.items()}
     if isinstance(value, list):
         return [_converted(item, key, keys) for item in value]
-    kind, meaning = keys.get(key, (None, Meaning()))
+    kind = keys[key][0] if key in keys else None
     kinds = (kind, *get_args(kind))
     if bool in kinds and type(value) in (int, float):
-        raise _wrong(key, value, kind, meaning)
+        return f"the number {value}"  # which OmegaConf would take for true or false
     return int(value) if int in kinds and isinstance(value, float) and value.is_integer() else value
-
-
-def _wrong(key: str, value: Any, kind: Any, meaning: Meaning) -> ConfigError:
-    """The error for a value of the wrong type."""
-    words, got = words_of(kind, meaning), "null" if value is None else value
-    is_one = words.startswith("a list") and not isinstance(value, list)
-    hint = f" Give {key}=[...], with commas between its values." * is_one
-    return ConfigError(f"{key} must be {words} (got {got}).{hint}")
 
 
 def _error(error: OmegaConfBaseException, config: DictConfig) -> ConfigError:
     key, reason = str(getattr(error, "full_key", None)), str(error).splitlines()[0].rstrip(".")
     if isinstance(error, ValidationError):
-        keys, key = keys_of(chosen=chosen_options(config)), key.partition("[")[0]
-        return _wrong(key, reduce(getitem, key.split("."), plain(config, resolve=False)), *keys[key])
+        keys, name = keys_of(chosen=chosen_options(config)), key.partition("[")[0]
+        if name in keys:  # else within a dictionary
+            value = OmegaConf.select(OmegaConf.create(plain(config, resolve=False)), name)
+            words = words_of(*keys[name])
+            is_one = words.startswith("a list") and not isinstance(value, ListConfig)
+            hint = f" Give {name}=[...], with commas between its values." * is_one
+            return ConfigError(f"{name} must be {words} (got {'null' if value is None else value}).{hint}")
     if "missing mandatory" not in reason:
-        return ConfigError(f"{key} must refer to a value that exists ({reason}). Correct it.")
+        return ConfigError(f"{key} has a value that cannot be used ({reason}). Correct it.")
     base = f"defaults: [{inherited_choice(group)}, _self_]" if (group := key.partition(".")[0]) in GROUPS else ""
     return ConfigError(
         f"{key} is required and has no value. Add {key}=... to the command line."

@@ -8,7 +8,7 @@ from typing import Any, get_type_hints
 import yaml  # type: ignore[import-untyped]
 
 from recurrl.config.options import Meaning, meaning_of
-from recurrl.config.plugins import GROUPS, PACKAGED_OPTIONS, nearest
+from recurrl.config.plugins import GROUPS, PACKAGED_OPTIONS, key_of, nearest
 from recurrl.config.run import TrainConfig
 from recurrl.errors import ConfigError
 
@@ -93,7 +93,8 @@ def check_key(path: str, known: Collection[str], common: Collection[str] | None 
     if owners := " or ".join(name for name, options in choices if path in keys_of(options, f"{group}.")):
         raise ConfigError(
             f"{path} is an option of {group}={owners}, but this run has another {group}. Leave it out, or choose "
-            f"{group}={owners}."
+            f"{group}={owners}. If you did not give it, a yaml's defaults did, which can be left out; or "
+            f"{key_of(group)}=... did, which keeps the options of the choice before: give {group}=... instead."
         )
     if last in SYNONYMS:
         raise ConfigError(f"Unknown configuration key {path!r}. Did you mean {SYNONYMS[last]}?")
@@ -117,9 +118,10 @@ def _advice(path: str, known: Collection[str], common: Collection[str] | None) -
 
 
 def differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """The dotted keys whose values differ between two configurations of plain values, with both values."""
+    """The dotted keys whose values differ between two configurations of plain values, with both; or "absent"."""
     was, now = flat(before), flat(after)
-    return {key: (was.get(key), now.get(key)) for key in {**was, **now} if was.get(key) != now.get(key)}
+    both = ((key, was.get(key, "absent"), now.get(key, "absent")) for key in was | now)
+    return {key: (old, new) for key, old, new in both if was.get(key) != now.get(key)}
 
 
 def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -133,13 +133,11 @@ def words_of(kind: Any, meaning: Meaning) -> str:
         kind: the annotation of its field.
         meaning: the metadata of its field.
     """
-    kinds = (*get_args(kind), kind)
-    containers, null = {get_origin(each) for each in kinds}, ", or null" if type(None) in kinds else ""
-    numbers = meaning.range and meaning.range.words
+    members = get_args(kind) if type(None) in get_args(kind) else (kind,)
+    numbers, null = meaning.range and meaning.range.words, ", or null" * (len(members) > 1)
     if meaning.choices:
         return f"one of {', '.join(meaning.choices)}{null}"
-    if list in containers:
-        return (f"a list of: {numbers}{', or text' * (Any in kinds)}" if numbers else "a list") + null
+    if get_origin(members[0]) is list:
+        return f"a list of: {numbers}{', or text' * (kind == list[Any])}{null}" if numbers else f"a list{null}"
     words = {bool: "true or false", int: "an integer", float: "a number", str: "text"}
-    known = [words[each] for each in kinds if each in words and dict not in containers]
-    return (numbers or (known or ["keys and values"])[0]) + null
+    return (numbers or words.get(members[0], "keys and values")) + null

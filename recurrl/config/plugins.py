@@ -212,7 +212,7 @@ def load(target: str, setting: str) -> Any:
         ConfigError: there is no such module, or no such name in it, or importing it fails.
     """
     if _CUSTOM.fullmatch(target) is None:
-        raise ConfigError(f"{setting} is not of the form package.module:Name, such as my_package.elman:Elman.")
+        raise ConfigError(f"{setting} is not of the form package.module:Name, such as my_package.elman_cell:Elman.")
     module_name, _, name = target.partition(":")
     module = import_custom(module_name, setting)
     try:

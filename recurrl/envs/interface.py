@@ -261,10 +261,11 @@ def _own_entries(observation: TensorSpec, mask: Collection[int | str], privilege
 
 def _own_entries_of_dict(observation: Composite, mask: Collection[int | str], privileged: bool) -> list[Entry]:
     """The entries of a dict that are not hidden; those of a tuple are called 0, 1, and so on."""
-    hidden, names = set(map(str, mask)), list(observation.keys())
+    hidden, names = set(map(str, mask)), [name for name in observation.keys() if name != ACTION_MASK]  # noqa: SIM118
     if hidden and not hidden < set(names):
         raise ConfigError(
-            f"env.mask={list(mask)} must be some, but not all, entries of the observation: {', '.join(names)}."
+            f"env.mask must be some, but not all, of the observation's entries {', '.join(names)} (got "
+            f"{', '.join(map(str, mask))}). An entry is hidden as a whole."
         )
     if hidden and privileged:
         raise ConfigError(

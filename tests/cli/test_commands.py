@@ -3,13 +3,16 @@
 import importlib.metadata
 import json
 import os
+import re
 import subprocess
 import sys
 from dataclasses import fields
+from pathlib import Path
 
 import pytest
 import yaml
 
+from recurrl.cli.overrides import prepared
 from recurrl.config import TrainConfig
 from recurrl.config.keys import SYNONYMS, packaged_keys
 from recurrl.config.plugins import GROUPS, names
@@ -52,6 +55,18 @@ def test_the_help_lists_the_choices_and_the_most_used_keys_and_nothing_runs(trai
     assert [line for line in lines if line.startswith("total_frames:") and "# environment steps" in line]
     assert len(lines) < 80
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_examples_of_the_help_compose(train, recurrl_train):
+    examples = Path(__file__).parents[2] / "examples" / "extending"
+    block = train("--help").out.partition("Examples:\n")[2].partition("\n\n")[0]
+    commands = [re.split(r" {2,}", line.strip())[0].split()[1:] for line in block.splitlines()]
+    assert ["cell=lstm", "env.num_envs=64", "seed=1"] in commands
+    for words in commands:
+        if "-m" in words:
+            prepared(words)
+        elif not any(word.startswith("resume=") for word in words):
+            recurrl_train("--cfg", "job", *words, cwd=examples).succeeded()
 
 
 def test_every_key_is_behind_help_all(train, tmp_path):

@@ -1,7 +1,16 @@
 """Options of custom parts: by a name and by a yaml, changed on the command line, on resume, and wrong ones."""
 
+import re
+import sys
+
 import pytest
+from hydra.core.config_store import ConfigStore
+from rejections import error_of
 from run_files import settings
+
+from recurrl.cli.overrides import compose, text_of
+from recurrl.config.composed import as_schema, plain, with_defaults
+from recurrl.config.plugins import GROUPS, base_options, key_of
 
 PARTS = """
 from dataclasses import dataclass
@@ -79,6 +88,12 @@ def test_a_name_whose_options_the_run_does_not_have_is_answered_with_the_choice(
     )
 
 
+def test_an_option_that_another_cell_does_not_have_is_absent(train, coupled_run):
+    error = train(f"resume={coupled_run}", "cell=lstm", "cell.hidden_size=9", "total_frames=96").error
+    for change in ("cell.forget_bias is absent and was 1.0", "cell.peephole is absent and was True"):
+        assert change in error
+
+
 # Wrong ones
 
 
@@ -97,3 +112,93 @@ def test_a_name_whose_options_the_run_does_not_have_is_answered_with_the_choice(
 def test_a_wrong_option_of_a_custom_cell_is_rejected(rejected, coupled, tmp_path, override, error):
     (tmp_path / "__pycache__").mkdir()
     assert rejected(CELL, override) == error
+
+
+# By a yaml
+
+GROUP = """
+from dataclasses import dataclass
+from recurrl.config import {base}
+from recurrl.config.options import WEIGHT, option
+
+@dataclass
+class OwnConfig({base}):
+    width: float = option("a width", WEIGHT, default=0.5)
+
+def own(options: OwnConfig, *_): ...
+"""
+
+
+@pytest.fixture
+def own_choice(tmp_path, monkeypatch, yamls):
+    """Makes a custom choice of a group whose options derive from the group's, and a yaml with its name only."""
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def own_choice(group, **content):
+        (tmp_path / f"own_{group}.py").write_text(GROUP.format(base=base_options(group).__name__), encoding="utf-8")
+        yamls(group, "short", **{key_of(group).partition(".")[2]: f"own_{group}:own"} | content)
+        return f"own_{group}:own"
+
+    yield own_choice
+    for group in GROUPS:
+        sys.modules.pop(f"own_{group}", None)
+        ConfigStore.instance().repo.get(group, {}).pop(f"own_{group}:own.yaml", None)
+
+
+@pytest.mark.parametrize("group", GROUPS)
+def test_a_yaml_needs_the_name_only_and_has_the_values_of_the_choice_by_name(own_choice, tmp_path, group):
+    name = own_choice(group)
+    by_name = as_schema(compose([f"{group}={name}"]))
+    by_yaml = compose([f"{group}=short"], tmp_path / "mine")
+    assert as_schema(by_yaml) == by_name
+    options = vars(getattr(by_name, group))
+    overrides = [f"{group}.{key}={text_of(value)}" for key, value in options.items()]
+    assert as_schema(compose([f"{group}=short", *overrides], tmp_path / "mine")) == by_name
+    assert plain(with_defaults(by_yaml))[group] == options  # what the run saves
+
+
+def test_a_run_by_a_yaml_saves_what_that_leaves_out_and_is_resumed_without_it(train, tiny, coupled, yamls, tmp_path):
+    yamls("cell", "short", name="coupled:Coupled", peephole=True)
+    train("--config-dir", "mine", *tiny, "cell=short", "hydra.run.dir=run").succeeded()
+    saved = {"name": "coupled:Coupled", "hidden_size": 8, "num_layers": 1, "forget_bias": 1.0, "peephole": True}
+    assert settings(tmp_path / "run")["cell"] == saved
+    train("resume=run", "cell.forget_bias=2.0", "total_frames=96").succeeded()
+    assert settings(tmp_path / "run")["cell"] == saved | {"forget_bias": 2.0}
+
+
+INHERITED = {
+    "env": "torchrl",
+    "cell": "lmu",
+    "encoder": "mlp",
+    "algorithm": "ppo",
+    "collector": "ray",
+    "buffer": "replay",
+    "logger": "wandb",
+}
+
+
+@pytest.mark.parametrize("group", INHERITED)
+def test_a_yaml_whose_defaults_have_options_that_its_own_lack_is_rejected_with_what_to_do(own_choice, tmp_path, group):
+    choice = INHERITED[group]
+    own_choice(group, defaults=[choice, "_self_"])
+    error = error_of(lambda: as_schema(compose([f"{group}=short"], tmp_path / "mine")))
+    assert re.match(rf"{group}\.\w+ is an option of {group}=[\w ]*{choice}", error)
+    assert error.endswith(
+        f"If you did not give it, a yaml's defaults did, which can be left out; or {key_of(group)}=... did, which "
+        f"keeps the options of the choice before: give {group}=... instead."
+    )
+
+
+@pytest.mark.parametrize("group", [group for group in GROUPS if group != "backend"])
+def test_an_experiment_takes_a_custom_choice_by_a_yaml_as_its_error_says(own_choice, yamls, tmp_path, group):
+    name = own_choice(group)
+    yamls("experiment", "mine", defaults=[{f"override /{group}": name}])
+    error = error_of(compose, ["experiment=mine"], tmp_path / "mine")
+    key = key_of(group).partition(".")[2]
+    assert error == (
+        f"{group}={name} must be on a command line, not in the defaults of a yaml. Name there a yaml of the folder "
+        f"{group} with the line '{key}: {name}'."
+    )
+    yamls("experiment", "mine", defaults=[{f"override /{group}": "short"}])
+    composed = compose(["experiment=mine"], tmp_path / "mine")
+    assert as_schema(composed) == as_schema(compose([f"{group}={name}"]))

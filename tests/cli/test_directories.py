@@ -105,3 +105,11 @@ def test_a_run_that_was_killed_before_its_summary_completes_it(train, tiny, tmp_
     same = ("status", "frames", "eval_return_mean", "best_eval_return_mean", "train_return_mean", "checkpoint")
     assert {key: after[key] for key in same} == {key: before[key] for key in same}
     assert [row["frames"] for row in metrics(tmp_path / "run")] == ["32", "64"]
+
+
+def test_a_wrong_option_is_reported_before_the_directory_of_another_run(train, finished_run):
+    where = f"hydra.run.dir={finished_run}"
+    before = contents(finished_run)
+    assert train(where, "cell.hidden_size=many").error.startswith("cell.hidden_size must be an integer from 1")
+    assert train(where).error.startswith(f"{finished_run} already holds another run.")
+    assert contents(finished_run) == before

@@ -198,6 +198,7 @@ def test_resuming_with_another_network_is_rejected_and_changes_nothing(train, fi
     assert outcome.error.startswith(
         f"The checkpoint {finished_run / 'checkpoints' / 'frames_000000000064'} does not fit"
     )
+    assert ": cell.hidden_size is 16 and was 8. Give" in outcome.error
     assert f"or start a new run with the weights that fit: init_from={finished_run}/checkpoints/" in outcome.error
     assert "Traceback" not in outcome.err
     assert contents(finished_run) == before

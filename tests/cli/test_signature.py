@@ -108,7 +108,7 @@ def test_of_a_run_that_no_command_line_can_name_the_call_is_printed(
     with pytest.raises(KeyboardInterrupt):
         recurrl.train(tiny, run_dir=tmp_path / "run", **arguments)
     call, _, reason = capfd.readouterr().err.partition("To resume: ")[2].partition(", because ")
-    assert reason.startswith(f"no command line can name its {named}\n")
+    assert reason.startswith(f"{named} can only be passed from Python\n")
     for name in arguments:
         call = call.replace(f"{name}=...", f"{name}=arguments['{name}']")
     resumed = eval(call, {"recurrl": recurrl, "arguments": arguments})

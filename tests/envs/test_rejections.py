@@ -52,11 +52,24 @@ def test_a_mask_of_an_observation_that_is_no_vector_is_rejected(recurrl_train, t
     )
 
 
-@pytest.mark.parametrize("mask", ["[nonesuch]", "[0]", "[state,more]"])
+@pytest.mark.parametrize("mask", ["[nonesuch]", "[0]", "[state,more]", "[state.2]"])
 def test_a_mask_of_a_dict_names_some_of_its_entries(recurrl_train, tmp_path, mask):
     task = ("env=gym", "env.packages=[tasks]", "env.id=recurrl-test/Cue-v0", "+env.kwargs.observation=dict")
     error = recurrl_train(*task, f"env.mask={mask}", cwd=tmp_path).error
-    assert error.endswith(" must be some, but not all, entries of the observation: more, state.")
+    got = mask[1:-1].replace(",", ", ")
+    assert error == (
+        f"env.mask must be some, but not all, of the observation's entries more, state (got {got}). An entry is hidden "
+        "as a whole."
+    )
+
+
+@pytest.mark.parametrize("mask", ["action_mask", "seen"])
+def test_neither_a_mask_of_actions_nor_all_that_is_beside_it_can_be_hidden(recurrl_train, tmp_path, mask):
+    task = ("env=gym", "env.packages=[tasks]", "env.id=recurrl-test/Masked-v0", "env.kwargs.mask_in=observation")
+    outcome = recurrl_train(*task, "env.kwargs.action=discrete", f"env.mask=[{mask}]", cwd=tmp_path).failed()
+    assert outcome.error.startswith(
+        f"env.mask must be some, but not all, of the observation's entries seen (got {mask})."
+    )
 
 
 @pytest.mark.parametrize(
