@@ -265,7 +265,8 @@ class Algorithm(nn.Module):
             self._set_lr(min(self._lr * LR_FACTOR, LR_BOUNDS[1]))
 
     def _kl(self, steps: Sequence[Metrics]) -> float:
-        return world().averaged({KL: mean_metrics(steps)[KL]})[KL]
+        kl = torch.tensor(mean_metrics(steps)[KL], dtype=torch.float64)  # one number, for each gradient step
+        return float(world().gathered(kl).mean())
 
     def components(self) -> dict[str, Any]:
         """The parts that checkpoints hold, each with ``state_dict`` and ``load_state_dict``."""
