@@ -17,6 +17,7 @@ from recurrl.envs import make_batched_env
 from recurrl.envs.simulator import release
 from recurrl.errors import ConfigError, EnvError, RunError
 from recurrl.evaluation import evaluate
+from recurrl.runtime.serialization import from_bytes, to_bytes
 from recurrl.tracking.csv import read_rows
 
 N = 4
@@ -211,6 +212,26 @@ def test_what_the_simulators_of_ranks_log_is_averaged_by_name(recurrl_train, tin
     assert outcomes == [(0,), (0,)]
     for row in read_rows(tmp_path / "run" / "metrics.csv"):
         check_seeded(row)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("collector", ["multi_sync", "multi_async"])
+def test_what_the_simulators_of_workers_log_is_averaged_by_name_and_restored_with_their_rows(compose, collector):
+    options = [f"collector={collector}", "collector.num_workers=2", "seed=0", *rows_of(2, LENGTH)]
+    config = compose(*simulated(name="Seeded"), *options)
+    policy, ahead = fresh_policy(config), collector == "multi_async"
+    first, second = make_collector(config, policy), make_collector(config, policy)
+    try:
+        first.collect()
+        found = first.metrics()
+        check_seeded(found)
+        assert found.keys() >= {"collect/staleness"} if ahead else "collect/staleness" not in found
+        second.load_state_dict(from_bytes(to_bytes(first.state_dict())))
+        second.collect()
+        check_seeded(second.metrics())
+    finally:
+        first.shutdown()
+        second.shutdown()
 
 
 FAILURES = {
