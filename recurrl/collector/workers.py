@@ -23,7 +23,7 @@ from recurrl.collector.collector import STALENESS, RolloutSpec
 from recurrl.collector.single import SingleCollector
 from recurrl.collector.worker_errors import attributed
 from recurrl.config import WorkersConfig
-from recurrl.runtime.ranks import means
+from recurrl.runtime.ranks import floats, means
 from recurrl.runtime.seeds import seed_process, seeds
 from recurrl.runtime.serialization import from_bytes, to_bytes
 
@@ -55,7 +55,7 @@ class Worker:
         self.collector.policy.load_state_dict(weights)
         # As arrays: tensors would be sent through files, one each.
         arrays = {key: value.cpu().numpy() for key, value in self.collector.collect().items(True, True)}
-        return arrays, self.collector.metrics()
+        return arrays, floats(self.collector.metrics())
 
     def saved(self) -> bytes:
         """The unfinished episodes and the random numbers of this process."""

@@ -31,6 +31,11 @@ _SEARCH_S = 10.0
 """Time limit for finding out which rank ended after a collective failed."""
 
 
+def floats(metrics: Mapping[str, float]) -> dict[str, float]:
+    """Metrics as checkpoints can hold them: custom parts give integers, NumPy's numbers or tensors too."""
+    return {name: float(value) for name, value in metrics.items()}
+
+
 def means(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """The mean of each metric over the parts that have it."""
     values: dict[str, list[float]] = {}
@@ -81,10 +86,10 @@ class World:
             return rows.to(tensor.device)
 
     def averaged(self, metrics: Mapping[str, float]) -> dict[str, float]:
-        """The mean of each metric over the ranks that have it, on all of them; of other numbers too, as a float."""
-        of_ranks = [{name: float(value) for name, value in metrics.items()}]
+        """The mean of each metric over the ranks that have it, on all of them, as floats."""
+        own = floats(metrics)
+        of_ranks = [own] * self.size
         if self.size > 1:
-            own, of_ranks = of_ranks[0], of_ranks * self.size
             with self._lost_rank_named():
                 self._dist.all_gather_object(of_ranks, own, group=self._values)
         return means(of_ranks)
