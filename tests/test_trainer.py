@@ -104,10 +104,12 @@ def test_a_run_extended_from_a_checkpoint_of_its_end_has_the_states_after_it(tin
     assert first.seen == [32, 64]
 
 
-def test_a_state_that_could_not_be_restored_is_an_error_when_it_is_saved(tiny):
-    class Unsavable(Counter):
+@pytest.mark.parametrize("value", [np.random.default_rng(0), np.float64(1)], ids=lambda value: type(value).__name__)
+@pytest.mark.parametrize("base", [Counter, Whole])
+def test_a_state_that_could_not_be_restored_is_an_error_when_it_is_saved(tiny, base, value):
+    class Unsavable(base):
         def state_dict(self):
-            return {"best": np.random.default_rng(0)}
+            return {"best": value}
 
     with pytest.raises(RunError, match=r"state_dict\(\) of Unsavable must return tensors and plain values"):
         recurrl.train(tiny, run_dir="run", callbacks=[Unsavable()])

@@ -108,12 +108,8 @@ class UserCallback(Callback):
                 trainer.stop()
 
     def state_dict(self) -> dict[str, Any]:
-        """The callback's state, if it has one.
-
-        Raises:
-            RunError: it is not of tensors and plain values.
-        """
-        return state_copy(self._callback, self.name) if isinstance(self._callback, Stateful) else {}
+        """The callback's state, if it has one."""
+        return self._callback.state_dict() if isinstance(self._callback, Stateful) else {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restores the callback's state."""
@@ -197,8 +193,12 @@ class Callbacks:
         return metrics
 
     def state_dict(self) -> dict[str, Any]:
-        """The states of those that have one, by name."""
-        return {name: state for name, callback in self._callbacks.items() if (state := callback.state_dict())}
+        """The states of those that have one, by name.
+
+        Raises:
+            RunError: one is not of tensors and plain values.
+        """
+        return {name: state for name, each in self._callbacks.items() if (state := state_copy(each, name))}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restores the states of callbacks by name. One that the saved run did not have keeps its initial state."""
