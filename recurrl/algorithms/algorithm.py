@@ -274,7 +274,8 @@ class Algorithm(nn.Module):
 
     def _kl(self, steps: Sequence[Metrics]) -> float:
         """The mean KL of gradient steps; NaN if none was taken."""
-        return world().averaged({KL: mean_metrics(steps).get(KL, math.nan)})[KL]
+        kl = torch.tensor(mean_metrics(steps).get(KL, math.nan), dtype=torch.float64)
+        return float(world().gathered(kl).mean())
 
     def components(self) -> dict[str, Any]:
         """The parts that checkpoints hold, each with ``state_dict`` and ``load_state_dict``."""

@@ -16,7 +16,7 @@ from recurrl.checkpoint import files, rank_states
 from recurrl.config.keys import differences, flat
 from recurrl.errors import ConfigError, require
 from recurrl.policy import Policy
-from recurrl.runtime.ranks import world
+from recurrl.runtime.ranks import floats, world
 from recurrl.runtime.run_directory import CHECKPOINTS, CONFIG_FILE, REPLACED, run_directory_of
 from recurrl.runtime.serialization import Stateful
 from recurrl.tracking import Resumed
@@ -73,7 +73,7 @@ def save(
     path = run_dir / CHECKPOINTS / f"{files.PREFIX}{frames:012d}"
     if world().rank == 0:
         states = {name: component.state_dict() for name, component in of.items()} | others
-        values = {"version": __version__, "frames": frames, "ranks": world().size, "metrics": files.floats(metrics)}
+        values = {"version": __version__, "frames": frames, "ranks": world().size, "metrics": floats(metrics)}
         values |= {"tracker_ids": dict(tracker_ids), "settings": dict(settings)}
         files.write(path, states, values, evaluation)
     return path

@@ -21,6 +21,7 @@ import torch
 
 from recurrl.errors import ConfigError, RunError, one_line
 from recurrl.runtime.atomic import atomic_write, remove_unfinished, sync, unfinished, unfinished_in
+from recurrl.runtime.ranks import floats
 from recurrl.runtime.run_directory import looks_like_checkpoint, read_text
 from recurrl.runtime.serialization import Stateful
 
@@ -192,11 +193,6 @@ def add_evaluation(path: Path, values: Mapping[str, float]) -> None:
     remove_unfinished(path)
     with atomic_write(path / MANIFEST) as file:
         file.write(_sealed(_manifest(path)._replace(evaluation=floats(values))._asdict()))
-
-
-def floats(metrics: Mapping[str, float]) -> dict[str, float]:
-    """Metrics as manifests hold them: they may be integers, NumPy's numbers or tensors."""
-    return {name: float(value) for name, value in metrics.items()}
 
 
 def evaluation(path: Path) -> dict[str, float] | None:

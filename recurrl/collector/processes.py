@@ -21,7 +21,7 @@ from torch import Tensor, multiprocessing, nn
 
 from recurrl.collector.collector import RolloutSpec
 from recurrl.collector.worker_errors import ended, hung, reported
-from recurrl.collector.workers import Arrays, Worker
+from recurrl.collector.workers import Collected, Worker
 from recurrl.config import WorkersConfig
 from recurrl.errors import ConfigError
 from recurrl.policy import Policy
@@ -48,7 +48,7 @@ class ProcessWorker(Worker):
     def __init__(self, weights: list[Weights]) -> None:
         self._weights = weights
 
-    def collect(self, weights: Any) -> Arrays:
+    def collect(self, weights: Any) -> Collected:
         """Collects rows with one version of the weights, by its index."""
         return super().collect(self._weights[weights])
 

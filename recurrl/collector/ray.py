@@ -21,7 +21,7 @@ from torch import nn
 
 from recurrl.collector.collector import RolloutSpec
 from recurrl.collector.worker_errors import CONTINUES, WorkerError, reported
-from recurrl.collector.workers import Arrays, Worker, WorkerCollector
+from recurrl.collector.workers import Collected, Worker, WorkerCollector
 from recurrl.config.collector import RayConfig
 from recurrl.errors import ConfigError
 from recurrl.runtime.serialization import from_bytes, to_bytes
@@ -59,7 +59,7 @@ class ActorWorker(Worker):
         with time_limit(self._options.timeout_s):
             return getattr(self, method)(*arguments)
 
-    def collect(self, weights: Any) -> Arrays:
+    def collect(self, weights: Any) -> Collected:
         """Collects rows with these weights, in bytes."""
         return super().collect(from_bytes(weights))
 

@@ -23,11 +23,14 @@ from recurrl.collector.collector import STALENESS, RolloutSpec
 from recurrl.collector.single import SingleCollector
 from recurrl.collector.worker_errors import attributed
 from recurrl.config import WorkersConfig
+from recurrl.runtime.ranks import floats, means
 from recurrl.runtime.seeds import seed_process, seeds
 from recurrl.runtime.serialization import from_bytes, to_bytes
 
 Arrays = dict[NestedKey, np.ndarray[Any, Any]]
 """The entries of rows ``[N, T]``."""
+Collected = tuple[Arrays, dict[str, float]]
+"""What a worker returns: rows, and the metrics of their collection."""
 
 logger = logging.getLogger(__name__)
 
@@ -47,11 +50,12 @@ class Worker:
         seed_process(seed)
         self.collector = SingleCollector(spec)
 
-    def collect(self, weights: Mapping[str, Any]) -> Arrays:
+    def collect(self, weights: Mapping[str, Any]) -> Collected:
         """Collects rows with these weights."""
         self.collector.policy.load_state_dict(weights)
         # As arrays: tensors would be sent through files, one each.
-        return {key: value.cpu().numpy() for key, value in self.collector.collect().items(True, True)}
+        arrays = {key: value.cpu().numpy() for key, value in self.collector.collect().items(True, True)}
+        return arrays, floats(self.collector.metrics())
 
     def saved(self) -> bytes:
         """The unfinished episodes and the random numbers of this process."""
@@ -115,10 +119,10 @@ class WorkerCollector:
         self._options, self._spec, self._ahead = options, spec, options.ahead
         self._workers, self._size = range(options.num_workers), spec.env.num_envs // options.num_workers
         self._running: set[int] = set()
-        self._returned, self._staleness = 0, 0.0
-        # Per worker: the weights' update of each queued rollout, and the rows received.
+        self._returned, self._metrics = 0, dict[str, float]()
+        # Per worker: the weights' update of each queued rollout, and the rows received, with that and their metrics.
         self._queued: list[deque[int]] = [deque() for _ in self._workers]
-        self._rows: list[deque[tuple[TensorDict, int]]] = [deque() for _ in self._workers]
+        self._rows: list[deque[tuple[TensorDict, int, dict[str, float]]]] = [deque() for _ in self._workers]
         self.host = host
         try:
             self.restart(spec.seed)
@@ -156,8 +160,9 @@ class WorkerCollector:
                 self.host.call(worker, "collect", weights)
                 queued.append(self._returned)
         self._wait_for(1)
-        parts, updates = zip(*(rows.popleft() for rows in self._rows), strict=True)
-        self._staleness = self._returned - fmean(updates)
+        parts, updates, metrics = zip(*(rows.popleft() for rows in self._rows), strict=True)
+        staleness = {STALENESS: self._returned - fmean(updates)} if self._ahead else {}
+        self._metrics = {**means(metrics), **staleness}
         self._returned += 1
         self.host.frames += self._spec.frames // len(self._workers)
         return torch.cat(parts).to(self._spec.policy.device)
@@ -168,9 +173,9 @@ class WorkerCollector:
             worker for worker in self._workers if self._queued[worker] and len(self._rows[worker]) < count
         ]:
             results, error = self._results(missing)
-            for worker, arrays in results.items():
+            for worker, (arrays, metrics) in results.items():
                 rows = self._as_rows({key: torch.tensor(array) for key, array in arrays.items()})
-                self._rows[worker].append((rows, self._queued[worker].popleft()))
+                self._rows[worker].append((rows, self._queued[worker].popleft(), metrics))
             if error is not None:
                 raise error
 
@@ -203,11 +208,14 @@ class WorkerCollector:
         return f"Worker {worker} of {len(self._workers)} ({which})"
 
     def metrics(self) -> dict[str, float]:
-        """If workers are ahead, the mean number of updates since the weights of the last rollout."""
-        return {STALENESS: self._staleness} if self._ahead else {}
+        """What environments logged during the last rollout, averaged over the workers that have it.
+
+        If workers are ahead, also the mean number of updates since the weights of the last rollout.
+        """
+        return self._metrics
 
     def state_dict(self) -> dict[str, Any]:
-        """The state of each worker, and the rows that are ahead of learning with the age of their weights.
+        """The state of each worker, and the rows that are ahead of learning, with their weights' age and their metrics.
 
         Raises:
             RunError: a worker failed.
@@ -221,7 +229,7 @@ class WorkerCollector:
         state = {"unsavable_reason": reasons[0] if reasons else None, "workers": states}
         if self._ahead:
             state["ahead"] = [
-                [(dict(part.items(True, True)), self._returned - update) for part, update in rows]
+                [(dict(part.items(True, True)), self._returned - update, metrics) for part, update, metrics in rows]
                 for rows in self._rows
             ]
         return state
@@ -242,7 +250,7 @@ class WorkerCollector:
         self._receive(range(len(state.get("workers", ()))))
         for rows, parts in zip(self._rows, state.get("ahead", [()] * len(self._rows)), strict=True):
             rows.clear()
-            rows.extend((self._as_rows(entries), self._returned - age) for entries, age in parts)
+            rows.extend((self._as_rows(entries), self._returned - age, metrics) for entries, age, metrics in parts)
 
     def shutdown(self, *, raise_on_error: bool = True) -> None:
         """Ends the workers."""

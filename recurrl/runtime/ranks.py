@@ -10,7 +10,7 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
@@ -29,6 +29,20 @@ _REASON = "reason"
 """The key of torchrun's store under which the first rank that fails, or finds that another one ended, says why."""
 _SEARCH_S = 10.0
 """Time limit for finding out which rank ended after a collective failed."""
+
+
+def floats(metrics: Mapping[str, float]) -> dict[str, float]:
+    """Metrics as checkpoints can hold them: custom parts give integers, NumPy's numbers or tensors too."""
+    return {name: float(value) for name, value in metrics.items()}
+
+
+def means(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """The mean of each metric over the parts that have it."""
+    values: dict[str, list[float]] = {}
+    for part in parts:
+        for name, value in part.items():
+            values.setdefault(name, []).append(value)
+    return {name: sum(each) / len(each) for name, each in values.items()}
 
 
 class RankLostError(RunError):
@@ -72,13 +86,13 @@ class World:
             return rows.to(tensor.device)
 
     def averaged(self, metrics: Mapping[str, float]) -> dict[str, float]:
-        """The mean of each metric over ranks, which have the same ones."""
-        if self.size == 1:
-            return dict(metrics)
-        import torch
-
-        own = torch.tensor(list(metrics.values()), dtype=torch.float64)
-        return dict(zip(metrics, self.gathered(own).mean(0).tolist(), strict=True))
+        """The mean of each metric over the ranks that have it, on all of them, as floats."""
+        own = floats(metrics)
+        of_ranks = [own] * self.size
+        if self.size > 1:
+            with self._lost_rank_named():
+                self._dist.all_gather_object(of_ranks, own, group=self._values)
+        return means(of_ranks)
 
     def gather(self, values: Values) -> list[Values]:
         """Plain values of each rank, on rank 0; on the others, only their own."""

@@ -1,11 +1,13 @@
-"""Which rollout the start-up check examines: one of the weights that it replays, also in resumed runs."""
+"""Which rollout the start-up check examines: one of the weights that it replays, also in resumed runs; saved rows."""
 
 from collections import defaultdict, deque
 from copy import deepcopy
 from dataclasses import replace
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
+import torch
 from test_processes import OPTIONS, make_policy, value_everything
 
 from recurrl.build import make_rollout_spec
@@ -13,6 +15,7 @@ from recurrl.callbacks.builtin import ConsistencyCheck
 from recurrl.collector.single import SingleCollector
 from recurrl.collector.workers import Worker, WorkerCollector
 from recurrl.policy import VALUE
+from recurrl.runtime.serialization import from_bytes, to_bytes
 
 
 class InProcess:
@@ -78,3 +81,16 @@ def test_the_check_examines_the_first_rollout_of_the_weights_that_the_process_be
         assert checked == [(resumed_after + (ahead or 0), float(resumed_after), float(resumed_after), True)]
         again.shutdown()
     first.shutdown()
+
+
+@pytest.mark.parametrize("number", [2, np.float64(2), torch.tensor(2)], ids=repr)
+def test_rows_that_are_ahead_are_saved_with_any_numbers_that_their_environments_log(number, small, monkeypatch):
+    monkeypatch.setattr(SingleCollector, "metrics", lambda _: {"env/count": number})
+    config = small(*OPTIONS, "collector=multi_sync")
+    first, again = (collector_of(config, make_policy(config), 1) for _ in range(2))
+    first.collect()
+    again.load_state_dict(from_bytes(to_bytes(first.state_dict())))
+    again.collect()
+    assert again.metrics() == {"env/count": 2.0, "collect/staleness": 1.0}
+    first.shutdown()
+    again.shutdown()

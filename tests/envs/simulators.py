@@ -125,6 +125,22 @@ class Simulation:
         return self.observed(), reward.float().where(~inserted, 0.0), over & ~even, over & even, info
 
 
+class Seeded(Simulation):
+    """Logs its seed, and metrics that only a simulation of this seed has, in an order of its own."""
+
+    seed = 0
+
+    def reset(self, seed=None, env_ids=None):
+        self.seed = self.seed if seed is None else seed
+        observation, _ = super().reset(seed, env_ids)
+        return observation, {}
+
+    def step(self, action):
+        *results, info = super().step(action)
+        own = {"zero": 0.0} if self.seed == 0 else {f"of/{self.seed}": 1.0, "not_zero": 2.0}
+        return *results, {**info, "log": {**own, "seed": self.seed}}
+
+
 class RslVecEnv(Simulation):
     """With rsl_rl's four results, in a TensorDict of groups."""
 

@@ -7,6 +7,7 @@ import re
 import pytest
 import torch
 from collected import fresh_policy, rollouts
+from in_ranks import in_ranks
 from run_files import summary
 from simulators import LENGTH, Levels, Only, start
 
@@ -16,6 +17,7 @@ from recurrl.envs import make_batched_env
 from recurrl.envs.simulator import release
 from recurrl.errors import ConfigError, EnvError, RunError
 from recurrl.evaluation import evaluate
+from recurrl.runtime.serialization import from_bytes, to_bytes
 from recurrl.tracking.csv import read_rows
 
 N = 4
@@ -192,6 +194,46 @@ def test_what_it_logs_becomes_metrics(compose):
     assert collector.metrics() == found
 
 
+def check_seeded(metrics):
+    """The metrics of two simulations, of seed 0 and of another one."""
+    (other,) = (int(name.removeprefix("env/of/")) for name in metrics if name.startswith("env/of/"))
+    assert {name: value for name, value in metrics.items() if name.startswith("env/")} == {
+        "env/seed": other / 2,
+        "env/zero": 0.0,
+        "env/not_zero": 2.0,
+        f"env/of/{other}": 1.0,
+    }
+
+
+def test_what_the_simulators_of_ranks_log_is_averaged_by_name(recurrl_train, tiny, tmp_path):
+    options = ["evaluation.episodes=0", "consistency_check=false", "hydra.run.dir=run"]
+    overrides = [*tiny, *simulated(name="Seeded"), *options]
+    outcomes = in_ranks(2, lambda: recurrl_train(*overrides, cwd=tmp_path)[:1])
+    assert outcomes == [(0,), (0,)]
+    for row in read_rows(tmp_path / "run" / "metrics.csv"):
+        check_seeded(row)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("collector", ["multi_sync", "multi_async"])
+def test_what_the_simulators_of_workers_log_is_averaged_by_name_and_restored_with_their_rows(compose, collector):
+    options = [f"collector={collector}", "collector.num_workers=2", "seed=0", *rows_of(2, LENGTH)]
+    config = compose(*simulated(name="Seeded"), *options)
+    policy, ahead = fresh_policy(config), collector == "multi_async"
+    first, second = make_collector(config, policy), make_collector(config, policy)
+    try:
+        first.collect()
+        found = first.metrics()
+        check_seeded(found)
+        assert found.keys() >= {"collect/staleness"} if ahead else "collect/staleness" not in found
+        second.load_state_dict(from_bytes(to_bytes(first.state_dict())))
+        second.collect()
+        check_seeded(second.metrics())
+    finally:
+        first.shutdown()
+        second.shutdown()
+
+
 FAILURES = {
     "observation": "Environment 1 of 4 (simulators:Failing), at step 3, returned a non-finite value of 'observation': "
     "[nan, ",
@@ -310,9 +352,9 @@ def test_a_curriculum_of_anything_but_tensors_and_plain_values_is_an_error(compo
         make_collector(config, fresh_policy(config)).collect()
 
 
-@pytest.mark.parametrize(("frames", "count"), [(16, 0), (192, 32), (704, 100)])
+@pytest.mark.parametrize(("frames", "count"), [(16, 0), (192, 32), (640, 100)])
 def test_without_evaluation_the_episodes_of_training_are_reported(recurrl_train, tiny, tmp_path, frames, count):
-    overrides = [*tiny, "evaluation.episodes=0", f"frames_per_batch={frames}", "hydra.run.dir=run"]
+    overrides = [*tiny, "evaluation.episodes=0", f"frames_per_batch={min(frames, 64)}", "hydra.run.dir=run"]
     simulation = ["env=vec_env", "env.id=simulators:Simulation", "collector.on_env_error=restart"]
     outcome = recurrl_train(*overrides, *simulation, f"total_frames={frames}", cwd=tmp_path).succeeded()
     assert "begin anew" not in outcome.out

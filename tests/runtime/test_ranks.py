@@ -4,6 +4,7 @@ import os
 import signal
 import time
 
+import numpy as np
 import pytest
 import torch
 from in_ranks import in_ranks, met, start
@@ -55,14 +56,37 @@ def test_values_reach_those_they_are_for():
         assert (broadcast, averaged) == (("from", 0), {"a": 1.0})
 
 
+METRICS = {
+    "the same": ([{"a": 1.0, "b": 2.0}, {"a": 3.0, "b": 5.0}], {"a": 2.0, "b": 3.5}),
+    "another order": ([{"a": 1.0, "b": 2.0}, {"b": 5.0, "a": 3.0}], {"a": 2.0, "b": 3.5}),
+    "other names": ([{"a": 1.0}, {"b": 5.0}], {"a": 1.0, "b": 5.0}),
+    "more": ([{"a": 1.0}, {"b": 5.0, "a": 3.0}], {"a": 2.0, "b": 5.0}),
+    "none on rank 0": ([{}, {"a": 3.0}], {"a": 3.0}),
+    "none": ([{}, {}], {}),
+    "numbers of other types": ([{"a": 1}, {"a": np.float32(2)}, {"a": torch.tensor(6)}], {"a": 3.0}),
+    "of one process": ([{"a": np.float64(1), "b": torch.tensor(2)}], {"a": 1.0, "b": 2.0}),
+}
+
+
+@pytest.mark.parametrize("case", METRICS)
+def test_metrics_are_averaged_by_name_over_the_ranks_that_have_them(case):
+    of_ranks, expected = METRICS[case]
+    for averaged in in_ranks(len(of_ranks), met(lambda: world().averaged(of_ranks[world().rank]))):
+        assert list(averaged.items()) == list(expected.items())
+        assert {type(value) for value in averaged.values()} <= {float}
+
+
 def test_after_a_rank_was_lost_no_exchange_returns_anything():
+    def averaged(own):
+        return world().averaged({"a": own.sum()})
+
     def exchanging():
         if world().rank == 1:
             os.kill(os.getpid(), signal.SIGKILL)
         messages = []
         own = torch.ones(3)
         for _ in range(2):
-            for exchange in (world().sum_, world().gathered, world().gather, world().broadcast):
+            for exchange in (world().sum_, world().gathered, averaged, world().gather, world().broadcast):
                 with pytest.raises(RankLostError) as lost:
                     exchange(own)
                 messages.append(str(lost.value))
@@ -71,7 +95,7 @@ def test_after_a_rank_was_lost_no_exchange_returns_anything():
         return [*messages, *(["waited again"] if time.monotonic() - began > 1 else [])]
 
     messages, _ = start(2, met(exchanging)).end()
-    assert len(messages) == 8
+    assert len(messages) == 10
     assert len(set(messages)) == 1
 
 
