@@ -30,6 +30,14 @@ def one_line(error: Exception) -> str:
     return " ".join(text.split())[:200].rstrip(".") or type(error).__name__
 
 
+def text_of(error: BaseException) -> str:
+    """What an error of others says, without the last full stop."""
+    try:
+        return str(error).rstrip(".")
+    except Exception as raised:  # __str__ is others' code too
+        return f"({type(raised).__name__} in its __str__)"
+
+
 @contextmanager
 def naming(source: object) -> Iterator[None]:
     """Puts what a value comes from, such as a file or a key, before the error that it causes.
@@ -56,7 +64,7 @@ def user_code(what: str, advice: str) -> Iterator[None]:
         raise
     except Exception as error:
         raise ConfigError(
-            f"{what} with {type(error).__name__}: {error}. {advice} HYDRA_FULL_ERROR=1 shows where."
+            f"{what} with {type(error).__name__}: {text_of(error)}. {advice} HYDRA_FULL_ERROR=1 shows where."
         ) from error
 
 

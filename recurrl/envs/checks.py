@@ -16,7 +16,7 @@ from torch import Tensor
 from torchrl.data import Composite, TensorSpec
 
 from recurrl.envs.spaces import Space, is_text, named, parts_of, spec_of
-from recurrl.errors import ConfigError, EnvError, RunError
+from recurrl.errors import ConfigError, EnvError, RunError, text_of
 from recurrl.keys import ACTION_MASK, OBSERVATION, path_of
 from recurrl.specs import choices
 
@@ -62,7 +62,7 @@ class EnvChecks:
             raise EnvError(f"{self.name(self.at)} {unnamed}") from unnamed.__cause__
         except (Exception, SystemExit) as error:
             raise EnvError(
-                f"{self.name(self.at)} raised {type(error).__name__} in {call}: {_message(error)}. "
+                f"{self.name(self.at)} raised {type(error).__name__} in {call}: {text_of(error)}. "
                 "HYDRA_FULL_ERROR=1 shows where."
             ) from error
 
@@ -279,10 +279,11 @@ def making(setting: str) -> Iterator[None]:
     except (ConfigError, RunError):
         raise
     except gymnasium.error.DependencyNotInstalled as error:
-        raise ConfigError(f"{setting} needs another package: {error}.") from error
+        raise ConfigError(f"{setting} needs another package: {text_of(error)}.") from error
     except Exception as error:
         raise EnvError(
-            f"{setting} cannot be made: it raised {type(error).__name__}: {error}. HYDRA_FULL_ERROR=1 shows where."
+            f"{setting} cannot be made: it raised {type(error).__name__}: {text_of(error)}. "
+            "HYDRA_FULL_ERROR=1 shows where."
         ) from error
 
 
@@ -300,10 +301,3 @@ def as_array(value: Any) -> Array:
         return np.asarray(value)
     except ValueError:
         return np.array(None)
-
-
-def _message(error: BaseException) -> str:
-    try:
-        return str(error).rstrip(".")
-    except Exception as raised:  # __str__ is the environment's code too
-        return f"({type(raised).__name__} in its __str__)"
