@@ -56,11 +56,13 @@ def copy_weights(policy: Policy, path: Path, keep_std: bool = False) -> list[str
         f"{', '.join(differing) or 'none'}. Layers that it lacks: {', '.join(missing) or 'none'}. Give a run with a "
         "network of the same sizes, or leave init_from out.",
     )
+    # A parameter alone where the new policy has its layer, which is named above.
+    only_there = (name if (layer := _layer_of(name)) in layers else layer for name in source if name not in target)
     outcome = {
         f"taken from {saved.path}": copied,
         "does not fit, and stays as initialised": differing,
         "is not in the checkpoint, and stays as initialised": missing,
-        "is in the checkpoint only": dict.fromkeys(_layer_of(name) for name in source if name not in target),
+        "is in the checkpoint only": dict.fromkeys(only_there),
     }
     return [f"init_from: {what}: {', '.join(layers)}" for what, layers in outcome.items() if layers]
 

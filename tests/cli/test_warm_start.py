@@ -64,6 +64,17 @@ def test_what_does_not_fit_stays_as_initialised_and_is_named_with_both_shapes(sm
         assert torch.equal(value, expected[name]), name
 
 
+def test_what_is_in_the_checkpoint_only_is_named_by_parameter_where_the_rest_of_its_layer_is_taken(
+    small, finished_run, monkeypatch
+):
+    more = dict.fromkeys(("trunk.core.lstm.peephole_l0", "auxiliary.weight", "auxiliary.bias"), torch.ones(3))
+    saved = state_of(finished_run) | more
+    monkeypatch.setattr(files, "state", lambda *_: saved)
+    taken, lacking = copy_weights(make_policy_for(small("cell=lstm")), finished_run)
+    assert "trunk.core.lstm" in taken
+    assert lacking == "init_from: is in the checkpoint only: trunk.core.lstm.peephole_l0, auxiliary"
+
+
 def test_a_run_that_nothing_fits_is_rejected(train, tiny, finished_run, tmp_path):
     other = ("env=gym", "env.id=Acrobot-v1", "cell.hidden_size=9", "encoder.sizes=[9]", "hydra.run.dir=run")
     outcome = train(*tiny, "cell=lstm", f"init_from={finished_run}", *other).failed()
