@@ -53,8 +53,9 @@ def _exported(arguments: argparse.Namespace) -> str:
     formats = arguments.format or (FORMATS if arguments.layout is None else (ONNX,))
     written = export(agent, folder, facts, arguments.sampled, formats, arguments.layout)
     return "".join(
-        f"{folder / name}: at most {file['largest_difference']:.1e} of the scale off the policy\n"
-        for name, file in written["files"].items()
+        f"wrote {folder / name} (differs from the policy by at most {each['largest_difference']:.1e} of the outputs' "
+        "scale)\n"
+        for name, each in written["files"].items()
     )
 
 

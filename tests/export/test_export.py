@@ -31,7 +31,10 @@ WITHOUT_TORCH = "import sys, runpy; sys.modules.update(torch=None, recurrl=None,
 def exported(recurrl_export, finished_run, tmp_path_factory):
     """The export of a run by the command."""
     folder = tmp_path_factory.mktemp("exported")
-    recurrl_export(finished_run, "--output", "made", cwd=folder).succeeded()
+    outcome = recurrl_export(finished_run, "--output", "made", cwd=folder).succeeded()
+    for line, name in zip(outcome.out.splitlines(), ("policy.onnx", "policy.pt2"), strict=True):
+        assert line.startswith(f"wrote {Path('made', name)} (differs from the policy by at most ")
+        assert line.endswith(" of the outputs' scale)")
     return folder / "made"
 
 
