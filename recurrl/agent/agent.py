@@ -45,6 +45,10 @@ class AgentState:
     begins: Tensor
     batch: int | None
 
+    def __repr__(self) -> str:
+        shapes = [f"{name} {list(value.shape)}" for name, value in {**self.tensors, "begins": self.begins}.items()]
+        return f"AgentState({', '.join(shapes)}, batch={self.batch})"
+
 
 class Agent:
     """A trained policy with all that belongs to it: raw observations go in, the environment's own actions come out.
