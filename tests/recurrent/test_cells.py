@@ -59,6 +59,22 @@ def test_a_copy_computes_the_same(cell, copied):
     assert all(torch.equal(results[name], value) for name, value in expected.items())
 
 
+@pytest.mark.parametrize("pattern", ["none", "every step", "random"])
+@pytest.mark.parametrize("size", [100.0, 1e4])
+@pytest.mark.parametrize("backend", ["reference", "scan", "auto"])
+@pytest.mark.parametrize("cell", CELLS)
+def test_extreme_inputs_give_finite_outputs_states_and_gradients(cell, backend, size, pattern):
+    module = layers_of(cell, backend, "none", (4, 9, 3, 5)).float()
+    data = batch(module, resets(pattern, 4, 9))
+    random = data["x"].sign()
+    for signs in (1, -1, random, -random):
+        data["x"] = size * signs * torch.ones_like(random)
+        for scale in (0.0, 1.0):
+            stored = {key: scale * batch(module, data["is_init"])[key].abs() for key in module.state_keys}
+            for name, value in outputs_and_gradients(module, data.copy().update(stored)).items():
+                assert value.isfinite().all(), (name, scale)
+
+
 @pytest.mark.parametrize("cell", cell_names())
 def test_a_cell_made_by_name_has_the_defaults_of_its_yaml(cell):
     made = make_cell(options_class("cell", cell)(**values("cell", cell)))

@@ -28,8 +28,9 @@ class SLSTM(GatedCell):
         """One step from the two projections."""
         _, c, n, m = states_BH
         i, f, z, o = (x_gates_BG + h_gates_BG).chunk(4, -1)
-        kept = functional.logsigmoid(f) + m
-        m = torch.where(n == 0, i, torch.maximum(kept, i))
+        # With i far below zero, exp(kept − i) would overflow where there is nothing to keep.
+        kept = torch.where(n == 0, -torch.inf, functional.logsigmoid(f) + m)
+        m = torch.maximum(kept, i)
         enter, forget = torch.exp(i - m), torch.exp(kept - m)
         c, n = forget * c + enter * torch.tanh(z), forget * n + enter
         return torch.sigmoid(o) * c / n, c, n, m
