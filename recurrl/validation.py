@@ -169,10 +169,7 @@ def _check_batches(config: TrainConfig) -> None:
 
 
 def _check_normalization(config: TrainConfig) -> None:
-    """Normalisation does not cancel the scale of rewards, and is over several frames."""
-    scale, condition = config.env.reward_scale, "1 with env.normalize_reward=true, which divides it out again"
-    advice = "Give env.reward_scale=1, or env.normalize_reward=false."
-    _must(scale == 1 or not config.env.normalize_reward, "env.reward_scale", condition, scale, advice)
+    """Advantages are normalised over several frames."""
     over = getattr(config.algorithm, "normalize_advantage", "none")
     frames = config.frames_per_batch if over == "batch" else config.minibatch_slices * config.slice_len
     condition = f"none where a {over} has one frame"

@@ -17,13 +17,14 @@ logger = logging.getLogger(__name__)
 
 Metrics = Mapping[str, float]
 
-_SCALE = "env.normalize_reward=true with env.reward_scale=1, which are the defaults"
+_LARGER = "a larger env.reward_scale if discounted returns vary by less than 1"
+_SCALE = f"env.normalize_reward=true, which is the default; {_LARGER}"
 _EXPLORE = "a larger algorithm.entropy_coeff or, for continuous actions, policy.noise_correlation=0.9"
 WARNINGS = {
     "No better than random actions": f"more total_frames; {_EXPLORE}; {_SCALE}",
     "Entropy gone": "a larger algorithm.entropy_coeff; a smaller lr",
-    "Advantages near zero": f"{_EXPLORE}; {_SCALE}",
-    "Gradients near zero": f"{_EXPLORE}; a smaller lr",
+    "Advantages near zero": _EXPLORE,
+    "Gradients near zero": f"{_EXPLORE}; {_LARGER}; a smaller lr",
     "Explained variance near zero": (
         f"{_SCALE}; a larger frames_per_batch; observations, or a longer slice_len, that tell what rewards depend on"
     ),

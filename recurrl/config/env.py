@@ -24,7 +24,9 @@ class EnvConfig:
     )
     mask: list[Any] = option("what to hide from the policy: indices of a vector, or names of a dict's entries", INDEX)
     max_episode_steps: int | None = option("truncate episodes after this many steps; null: the registered limit", STEPS)
-    reward_scale: float = option("factor on rewards for learning; reported returns are unscaled", SCALE)
+    reward_scale: float = option(
+        "factor on rewards for learning, before they are normalised; reported returns are unscaled", SCALE
+    )
     normalize_observation: bool = option("normalise observations by the policy's running statistics", only_with=NUMBERS)
     previous_action: bool = option("show the policy its previous action, zero at an episode's first step")
     previous_reward: bool = option("show the policy the previous reward, unscaled")

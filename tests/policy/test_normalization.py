@@ -77,11 +77,12 @@ def test_rewards_are_divided_by_the_deviation_of_the_discounted_return():
     torch.testing.assert_close(scaler(rewards), rewards / deviation)
 
 
-def test_small_and_rare_rewards_are_not_amplified():
-    scaler = RewardScaler(2, 0.9, 1.0, running=True)
+@pytest.mark.parametrize("scale", [0.5, 1.0, 8.0])
+def test_small_and_rare_rewards_are_amplified_by_their_scale_only(scale):
+    scaler = RewardScaler(2, 0.9, scale, running=True)
     rewards = torch.tensor([[0.0, 0.0, 0.25], [0.0, 0.0, 0.0]])
     scaler.observe(rewards, torch.zeros(2, 3, dtype=torch.bool))
-    torch.testing.assert_close(scaler(rewards), rewards)
+    torch.testing.assert_close(scaler(rewards), scale * rewards)
 
 
 @pytest.mark.parametrize("wrong", [torch.nan, torch.inf, -torch.inf, 1e200])

@@ -44,7 +44,6 @@ ERRORS = [
     # The learning rate
     ({**ONE_STEP, "lr_schedule": "adaptive"}, "lr_schedule must be linear with one gradient step per iteration"),
     # Normalisation
-    ({"env.reward_scale": 0.1}, "env.reward_scale must be 1 with env.normalize_reward=true"),
     ({**ONE_FRAME, NORMALIZE: "minibatch"}, f"{NORMALIZE} must be none where a minibatch has one frame"),
     ({**ONE_FRAME_A_BATCH, NORMALIZE: "batch"}, f"{NORMALIZE} must be none where a batch has one frame"),
     # States
@@ -91,7 +90,7 @@ def test_what_violates_a_rule_is_an_error_with_the_reason(rejection, changes, me
         {"total_frames": 1024},
         ONE_STEP,
         *({**ONE_STEP, "lr_schedule": "adaptive", **more} for more in ({"epochs": 2}, {"minibatch_slices": 16})),
-        {"env.normalize_reward": False, "env.reward_scale": 0.5},
+        *({"env.normalize_reward": normalized, "env.reward_scale": 0.5} for normalized in (False, True)),
         {"slice_len": 2, "minibatch_slices": 1, NORMALIZE: "minibatch"},
         {"slice_len": 1, "minibatch_slices": 2, NORMALIZE: "minibatch"},
         {**ONE_FRAME, NORMALIZE: "batch"},
