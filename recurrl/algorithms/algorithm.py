@@ -20,7 +20,6 @@ from recurrl.algorithms.checks import (
     check_own_parameters,
     check_prepared,
     check_skipped,
-    missing_critic_named,
     no_gradient,
 )
 from recurrl.algorithms.compiling import compiled
@@ -150,12 +149,11 @@ class Algorithm(nn.Module):
         self.rows = rows_NT = self.buffer.extend(rollout_NT)
         reward_NT = self.reward_scaler(rows_NT["next", "reward"].squeeze(-1))
         self.states.set_rows(rows_NT)
-        with missing_critic_named(self):
-            metrics = merged(metrics, self.states.norms(rows_NT), self._prepare(rows_NT, reward_NT))
-            if LOSS_MASK in rows_NT and not world().gathered(rows_NT[LOSS_MASK].any()).any():
-                metrics[STEPS] = 0.0
-            else:
-                metrics = merged(metrics, self._epochs(rows_NT, reward_NT))
+        metrics = merged(metrics, self.states.norms(rows_NT), self._prepare(rows_NT, reward_NT))
+        if LOSS_MASK in rows_NT and not world().gathered(rows_NT[LOSS_MASK].any()).any():
+            metrics[STEPS] = 0.0
+        else:
+            metrics = merged(metrics, self._epochs(rows_NT, reward_NT))
         # Not earlier: rollout and update must normalise observations by the same statistics.
         self.policy.observe(rollout_NT[OBSERVATION] if mask_NT is None else rollout_NT[OBSERVATION][mask_NT])
         return world().averaged(metrics)

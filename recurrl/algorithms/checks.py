@@ -5,8 +5,7 @@ Shape legend: S slices, K steps of a slice.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,7 +13,6 @@ from torch import Size, Tensor, nn
 
 from recurrl.algorithms.metrics import GRAD_NORM, SKIPPED, STEPS, Losses, check_numbers
 from recurrl.errors import ConfigError, NonFiniteError, RunError, require
-from recurrl.keys import VALUE
 
 if TYPE_CHECKING:
     from recurrl.algorithms.algorithm import Algorithm
@@ -153,21 +151,3 @@ def _not_finite(algorithm: Algorithm, step: Mapping[str, Tensor]) -> str:
         if names := [name for name, value in entries.items() if not value.isfinite().all()]:
             return ", ".join(names[:5])
     return "the gradient"
-
-
-@contextmanager
-def missing_critic_named(algorithm: Algorithm) -> Iterator[None]:
-    """Explains the error of an algorithm that reads values, but whose options declare no critic.
-
-    Raises:
-        ConfigError: in place of that error.
-    """
-    try:
-        yield
-    except (AttributeError, KeyError, TypeError) as error:
-        if algorithm.policy.critic_head is not None or not any(each in str(error) for each in (VALUE, "NoneType")):
-            raise
-        raise ConfigError(
-            f"algorithm={algorithm.options.name} reads values, but its options have critic_kind=None, so there is no "
-            f"critic ({type(error).__name__}: {error}). Have critic_kind return 'shared', 'recurrent' or 'feedforward'."
-        ) from error

@@ -279,12 +279,24 @@ class ReadsValues(OneTerm):
         return Losses({"value": output.value.square().mean()})
 
 
-@pytest.mark.parametrize("kind", [ReadsStoredValues, ReadsValues])
-def test_values_without_a_critic_are_an_error_that_says_how_to_get_one(kind, small):
+class Mistaken(OneTerm):
+    def loss(self, slices_SK, output):
+        return Losses({"features": output.features.square().mean() + None})
+
+
+@pytest.mark.parametrize(
+    ("kind", "error", "message"),
+    [
+        (ReadsStoredValues, KeyError, "state_value"),
+        (ReadsValues, AttributeError, "'NoneType' object has no attribute 'square'"),
+        (Mistaken, TypeError, "'NoneType'"),
+    ],
+)
+def test_mistakes_of_an_algorithm_without_a_critic_are_their_own_errors(kind, error, message, small):
     config = small(*OPTIONS, "algorithm=grpo", "algorithm.group_size=2")
     policy = fresh_policy(config)
     (batch,) = rollouts(config, policy)
-    with pytest.raises(ConfigError, match="algorithm=grpo reads values, but its options have critic_kind=None"):
+    with pytest.raises(error, match=message):
         kind(config.algorithm, policy, config).update(batch, 0.0)
 
 
