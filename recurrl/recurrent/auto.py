@@ -83,13 +83,13 @@ def _choose(cell: Cell, options: Options, device: torch.device, dtype: torch.dty
     if reason is not None:
         name = "scan"
     if not torch.compiler.is_compiling():
-        _log_once(name, reason if reason and reason == native.library.problem() else None)
+        _log_once(name, reason)
     return name
 
 
 @cache
-def _log_once(name: str, no_compiler: str | None) -> None:
-    _log.info("backend auto is %s%s", name, f", without native, which is faster: {no_compiler}" if no_compiler else "")
+def _log_once(name: str, why_not_faster: str | None) -> None:
+    _log.info("backend auto is %s%s", name, f": {why_not_faster}" if why_not_faster else "")
 
 
 @cache

@@ -8,6 +8,7 @@ from tensordict import TensorDict
 
 from recurrl.recurrent import RecurrentModule, auto, set_recurrent_mode
 from recurrl.recurrent.backends import Options, unsupported_reason
+from recurrl.recurrent.backends.native import library
 from recurrl.recurrent.cells import make_cell
 
 
@@ -48,12 +49,31 @@ def test_on_a_gpu_it_is_the_first_that_can():
     assert unsupported_reason("auto", make_cell("mingru", 5), Options(), device) is None
 
 
+@pytest.mark.parametrize(
+    ("cell", "device", "reason"),
+    [
+        ("slstm", "cpu", "backend=native has no kernel for cell=slstm"),
+        ("mingru", "cuda", "backend=pad does not support cell=mingru"),
+        ("gru", "cuda", None),
+    ],
+)
+def test_a_choice_that_does_not_depend_on_the_kernel_compiles_none(cell, device, reason, monkeypatch, caplog):
+    def compiles():
+        pytest.fail("The kernel was compiled.")
+
+    monkeypatch.setattr(library, "problem", compiles)
+    resolved = "auto", Options(), torch.device(device), torch.float32
+    with caplog.at_level(logging.INFO):
+        chosen = auto.resolve("here", make_cell(cell, 5), *resolved)
+    assert chosen == ("scan" if reason else "pad")
+    assert (reason or "backend auto is pad") in caplog.text
+
+
 def test_it_logs_its_choice_once_and_what_is_missing(no_compiler, caplog):
     with caplog.at_level(logging.INFO):
         assert run("gru") == "scan"
         run("gru")
     assert caplog.messages == [
-        "backend auto is scan, without native, which is faster: backend=native needs a C compiler, and there is no "
-        "no-such-compiler in PATH. Install one (on Debian and Ubuntu: apt install gcc libc6-dev), or choose "
-        "backend=scan."
+        "backend auto is scan: backend=native needs a C compiler, and there is no no-such-compiler in PATH. Install "
+        "one (on Debian and Ubuntu: apt install gcc libc6-dev), or choose backend=scan."
     ]
