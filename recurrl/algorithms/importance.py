@@ -52,7 +52,9 @@ def clipped_surrogate(log_ratio: Tensor, advantage: Tensor, log_clip_range: tupl
 def kl_from_log_ratio(log_ratio: Tensor) -> Tensor:
     """An estimate of KL(behaviour policy ‖ policy) from one action: ρ − 1 − log ρ for the ratio ρ.
 
-    Unbiased, as is its gradient, and never negative (k3 of Schulman 2020, http://joschu.net/blog/kl-approx.html).
+    Unbiased, as is its gradient, and never negative (k3 of Schulman 2020, http://joschu.net/blog/kl-approx.html). As
+    GRPO's penalty, with π_ref / π for ρ and an action of π, its value estimates KL(π ‖ π_ref), but its gradient is that
+    of KL(π_ref ‖ π).
     """
     return log_ratio.expm1() - log_ratio
 
@@ -83,6 +85,8 @@ def mean_of(value: Tensor, mask: Tensor | None) -> Tensor:
 
 def effective_sample_fraction(log_ratio: Tensor, mask: Tensor | None) -> Tensor:
     """(Σρ)² / (n Σρ²) over the n unmasked ratios: 1 if all are equal, 1/n if one outweighs all others."""
+    if mask is not None:
+        log_ratio = log_ratio.where(mask, -math.inf)
     # Dividing by the largest ratio cancels out, and keeps exponentials from overflowing.
     weight = (log_ratio - log_ratio.max()).exp()
     return mean_of(weight, mask).square() / mean_of(weight.square(), mask).clamp(min=torch.finfo(weight.dtype).tiny)

@@ -9,7 +9,7 @@ from torch.nn import functional
 from torchrl.objectives import ClipPPOLoss
 
 from recurrl.algorithms.advantages import standardized
-from recurrl.algorithms.importance import ratio_metrics
+from recurrl.algorithms.importance import effective_sample_fraction, ratio_metrics
 from recurrl.build import make_algorithm, make_policy_for
 from recurrl.errors import ConfigError
 from recurrl.policy import PolicyModule
@@ -170,6 +170,15 @@ def test_standardized_advantages_have_mean_zero_and_deviation_one():
     assert advantages.mean().item() == pytest.approx(0, abs=1e-6)
     assert advantages.std().item() == pytest.approx(1, abs=1e-6)
     assert standardized(torch.ones(4, 4, 1)).abs().max() == 0
+
+
+@pytest.mark.parametrize("masked", [-100.0, 0.0, 100.0, torch.inf, torch.nan])
+def test_masked_steps_have_no_part_in_the_effective_sample_size(masked):
+    log_ratio, mask = torch.tensor([0.0, 0.5, masked, -1.0]), torch.tensor([True, True, False, True])
+    ratio = log_ratio[mask].exp()
+    expected = ratio.sum() ** 2 / (3 * ratio.square().sum())
+    torch.testing.assert_close(effective_sample_fraction(log_ratio, mask), expected)
+    assert effective_sample_fraction(log_ratio, torch.zeros_like(mask)) == 0.0
 
 
 # The λ-discrepancy loss: its second value head, its target and its gradients
