@@ -133,6 +133,16 @@ def test_losses_and_gradients_are_those_of_torchrl(overrides, env, small):
         torch.testing.assert_close(ours, theirs, rtol=1e-7, atol=1e-9)
 
 
+OF_THE_LOSS = {name: each for name, each in CASES.items() if each and "critic" not in name}
+
+
+@pytest.mark.parametrize("overrides", OF_THE_LOSS.values(), ids=OF_THE_LOSS)
+def test_each_option_changes_the_losses_that_are_compared(overrides, small):
+    (algorithm, _, batch), (plain, *_) = make(small, *overrides), make(small)
+    changed, unchanged = loss_of(algorithm, batch).total, loss_of(plain, batch).total
+    assert not torch.isclose(changed, unchanged, rtol=1e-3)
+
+
 def collected(batch, value_scale):
     """Rows as a collector hands them out, in which all episodes terminate at the end."""
     ended = torch.zeros(B, T, 1, dtype=torch.bool)
