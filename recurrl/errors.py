@@ -30,7 +30,7 @@ def one_line(error: Exception) -> str:
     return " ".join(text.split())[:200].rstrip(".") or type(error).__name__
 
 
-def text_of(error: BaseException) -> str:
+def message_of(error: BaseException) -> str:
     """What an error of others says, without the last full stop."""
     try:
         return str(error).rstrip(".")
@@ -64,7 +64,7 @@ def user_code(what: str, advice: str) -> Iterator[None]:
         raise
     except Exception as error:
         raise ConfigError(
-            f"{what} with {type(error).__name__}: {text_of(error)}. {advice} HYDRA_FULL_ERROR=1 shows where."
+            f"{what} with {type(error).__name__}: {message_of(error)}. {advice} HYDRA_FULL_ERROR=1 shows where."
         ) from error
 
 

@@ -19,7 +19,7 @@ from torch.nn import functional
 
 from recurrl.agent.named_arrays import REWARD, NamedArray, NamedInterface
 from recurrl.config import EnvConfig, PretrainConfig
-from recurrl.errors import ConfigError, require, text_of
+from recurrl.errors import ConfigError, message_of, require
 from recurrl.keys import ACTION, ACTION_MASK, OBSERVATION, PREVIOUS_ACTION, PREVIOUS_REWARD
 from recurrl.policy import Policy
 from recurrl.policy.heads import GaussianParameters
@@ -202,7 +202,7 @@ def _arrays(file: Path) -> Mapping[str, Array]:
                 return {name: np.asarray(stored[name]) for name in stored}
     except _UNREADABLE as error:
         raise ConfigError(
-            f"{file} cannot be read: {type(error).__name__}: {text_of(error)}. Write it with numpy.savez or "
+            f"{file} cannot be read: {type(error).__name__}: {message_of(error)}. Write it with numpy.savez or "
             "numpy.savez_compressed, from arrays of numbers."
         ) from error
     raise ConfigError(f"{file} would take {size} bytes of memory. Give one episode a file.")

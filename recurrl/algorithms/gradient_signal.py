@@ -30,7 +30,7 @@ class GradientSignal(nn.Module):
         self._sum, self._squares, self._count = torch.zeros(3)
 
     def add(self, parameters: Iterable[nn.Parameter], taken: Tensor | float = 1.0) -> None:
-        """Takes the gradient of a minibatch into account; without a step that counts (``taken`` 0) it is none."""
+        """Adds the gradient of a minibatch, which does not count as one if it had no step (``taken`` 0)."""
         gradient = torch.cat([each.grad.flatten() for each in parameters if each.grad is not None])
         self._sum = self._sum + gradient
         self._squares = self._squares + gradient.square().sum()

@@ -17,7 +17,7 @@ from optuna.trial import FrozenTrial, Trial, TrialState
 from recurrl.cli.overrides import parsed
 from recurrl.cli.results import job_in
 from recurrl.config.plugins import PRESETS
-from recurrl.errors import ConfigError, RunError, require, text_of
+from recurrl.errors import ConfigError, RunError, message_of, require
 from recurrl.reporting.runs import COMPLETED, Result
 from recurrl.returns import return_format
 from recurrl.runtime.run_directory import locked
@@ -120,8 +120,8 @@ def _proposed(study: optuna.Study, space: dict[str, BaseDistribution]) -> Trial:
         return study.ask(space)
     except ValueError as error:
         raise ConfigError(
-            f"The study was begun with another search space: {text_of(error)}. Give the same, or another folder with "
-            "hydra.sweep.dir=..."
+            f"The study was begun with another search space: {message_of(error)}. Give the same, or another folder "
+            "with hydra.sweep.dir=..."
         ) from error
 
 

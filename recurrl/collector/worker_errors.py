@@ -3,7 +3,7 @@
 import signal
 
 from recurrl.envs.saved_state import UnsavableError
-from recurrl.errors import ConfigError, RunError, text_of
+from recurrl.errors import ConfigError, RunError, message_of
 
 _ADVICE = {
     signal.SIGKILL: "The system may have run out of memory (see dmesg): if so, give a smaller env.num_envs or "
@@ -27,7 +27,7 @@ def reported(error: Exception, printed: str) -> Exception:
         printed: its traceback, which becomes a note.
     """
     if not isinstance(error, ConfigError | RunError | UnsavableError):
-        error = WorkerError(f"raised {type(error).__name__}: {text_of(error)}. HYDRA_FULL_ERROR=1 shows where.")
+        error = WorkerError(f"raised {type(error).__name__}: {message_of(error)}. HYDRA_FULL_ERROR=1 shows where.")
     error.add_note(printed)
     return error
 

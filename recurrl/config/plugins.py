@@ -27,7 +27,7 @@ from recurrl.config.algorithm import DistillConfig, GRPOConfig, PPOConfig
 from recurrl.config.collector import RayConfig, ReplayConfig, WorkersConfig
 from recurrl.config.env import TorchRLConfig, VecEnvConfig
 from recurrl.config.run import TrainConfig, WandbConfig
-from recurrl.errors import ConfigError, text_of
+from recurrl.errors import ConfigError, message_of
 
 GROUPS = {
     "env": "recurrl.envs.sources",
@@ -253,7 +253,7 @@ def import_custom(module_name: str, setting: str) -> ModuleType:
         ) from error
     except Exception as error:  # a module may raise anything
         raise ConfigError(
-            f"{setting}: importing {module_name} fails with {type(error).__name__}: {text_of(error)}. "
+            f"{setting}: importing {module_name} fails with {type(error).__name__}: {message_of(error)}. "
             "HYDRA_FULL_ERROR=1 shows where."
         ) from error
 
@@ -291,7 +291,7 @@ def _annotation(make: Callable[..., Any], base: type, setting: str) -> type:
         options = next((hints.get(name) for name in inspect.signature(make).parameters), None)
     except (AttributeError, NameError, TypeError, ValueError) as error:
         raise ConfigError(
-            f"{setting}: the parameters of its factory cannot be read: {text_of(error)}. {_ADVICE}"
+            f"{setting}: the parameters of its factory cannot be read: {message_of(error)}. {_ADVICE}"
         ) from error
     if not (inspect.isclass(options) and is_dataclass(options) and issubclass(options, base)):
         raise ConfigError(

@@ -16,7 +16,7 @@ from torch import Tensor
 from torchrl.data import Composite, TensorSpec
 
 from recurrl.envs.spaces import Space, is_text, named, parts_of, spec_of
-from recurrl.errors import ConfigError, EnvError, RunError, text_of
+from recurrl.errors import ConfigError, EnvError, RunError, message_of
 from recurrl.keys import ACTION_MASK, OBSERVATION, path_of
 from recurrl.specs import choices
 
@@ -62,7 +62,7 @@ class EnvChecks:
             raise EnvError(f"{self.name(self.at)} {unnamed}") from unnamed.__cause__
         except (Exception, SystemExit) as error:
             raise EnvError(
-                f"{self.name(self.at)} raised {type(error).__name__} in {call}: {text_of(error)}. "
+                f"{self.name(self.at)} raised {type(error).__name__} in {call}: {message_of(error)}. "
                 "HYDRA_FULL_ERROR=1 shows where."
             ) from error
 
@@ -279,10 +279,10 @@ def making(setting: str) -> Iterator[None]:
     except (ConfigError, RunError):
         raise
     except gymnasium.error.DependencyNotInstalled as error:
-        raise ConfigError(f"{setting} needs another package: {text_of(error)}.") from error
+        raise ConfigError(f"{setting} needs another package: {message_of(error)}.") from error
     except Exception as error:
         raise EnvError(
-            f"{setting} cannot be made: it raised {type(error).__name__}: {text_of(error)}. "
+            f"{setting} cannot be made: it raised {type(error).__name__}: {message_of(error)}. "
             "HYDRA_FULL_ERROR=1 shows where."
         ) from error
 

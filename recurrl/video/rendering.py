@@ -11,7 +11,7 @@ from PIL import Image
 from recurrl.config import EnvConfig
 from recurrl.envs.checks import Array
 from recurrl.envs.source import GymnasiumSource, source_of
-from recurrl.errors import ConfigError, require, text_of
+from recurrl.errors import ConfigError, message_of, require
 
 PICTURES = "rgb_array"
 """Gymnasium's ``render_mode``."""
@@ -55,8 +55,8 @@ def picture_of(env: gymnasium.Env[Any, Any]) -> bytes:
         array: Array = np.asarray(picture := env.render())
     except Exception as error:  # the environment's code
         raise ConfigError(
-            f"The environment cannot be drawn: its render raised {type(error).__name__}: {text_of(error)}. Leave out "
-            "--video, or install what its rendering needs: pip install 'recurrl[video]' for Gymnasium's classic "
+            f"The environment cannot be drawn: its render raised {type(error).__name__}: {message_of(error)}. Leave "
+            "out --video, or install what its rendering needs: pip install 'recurrl[video]' for Gymnasium's classic "
             "control; without a screen, MuJoCo needs MUJOCO_GL=egl."
         ) from error
     if array.ndim != 3 or array.shape[-1] != 3 or array.dtype != np.uint8:

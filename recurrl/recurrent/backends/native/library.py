@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from recurrl.errors import text_of
+from recurrl.errors import message_of
 from recurrl.runtime.atomic import replacing
 
 _SOURCES = [Path(__file__).with_name(name) for name in ("kernel.c", "recurrence.c")]
@@ -56,8 +56,8 @@ def kernel(dtype: torch.dtype) -> ctypes.CDLL | str:
         return str(error)
     except OSError as error:
         return (
-            f"The kernel of backend=native cannot be stored and loaded: {text_of(error)}. Set TMPDIR to a folder with "
-            "space that programs may be loaded from, or choose backend=scan."
+            f"The kernel of backend=native cannot be stored and loaded: {message_of(error)}. Set TMPDIR to a folder "
+            "with space that programs may be loaded from, or choose backend=scan."
         )
 
 
