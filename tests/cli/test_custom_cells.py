@@ -37,10 +37,7 @@ def test_a_custom_cell_is_one_module_and_one_yaml(cell, train, evaluate, tiny, t
         (["cell=window", "cell.length=0"], "cell.length must be"),
         (["cell=elman", "backend=pad"], "backend=pad does not support cell=elman: torch has no fused kernel for it."),
         (["cell=elman", "backend=triton"], "backend=triton has no kernel for cell=elman, only for gru, lstm, and"),
-        (
-            ["cell=elman", "compile=true", "recompute=full"],
-            "must be none with compile=true and cell=my_package",
-        ),
+        (["cell=elman", "compile=true", "recompute=full"], "must be none with compile=true and cell=my_package"),
     ],
 )
 def test_what_a_custom_cell_cannot_do_is_rejected(overrides, message, rejected):

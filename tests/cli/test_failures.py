@@ -8,13 +8,7 @@ from recurrl.algorithms import Algorithm
 
 REJECTION = "backend=pad does not support cell=mingru: torch has no fused kernel for it. Choose backend=scan."
 
-PATHS = {
-    "resume": (),
-    "init_from": (),
-    "pretrain.folder": (),
-    "hydra.run.dir": (),
-    "hydra.sweep.dir": ("-m",),
-}
+PATHS = {"resume": (), "init_from": (), "pretrain.folder": (), "hydra.run.dir": (), "hydra.sweep.dir": ("-m",)}
 """The keys that take a path, with what they need."""
 
 

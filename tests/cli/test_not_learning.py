@@ -103,8 +103,7 @@ def test_every_warning_has_a_run_that_fails_in_its_way():
 
 # One of each kind: by random actions, over iterations, by memory. The others by `pytest -m slow`.
 @pytest.mark.parametrize(
-    "title",
-    [pytest.param(title, marks=() if title in FAST else pytest.mark.slow) for title in FAILURES],
+    "title", [pytest.param(title, marks=() if title in FAST else pytest.mark.slow) for title in FAILURES]
 )
 def test_a_run_that_does_not_learn_says_so_once_while_it_runs_and_at_its_end(title, train, register, tmp_path):
     task, overrides, figure = FAILURES[title]

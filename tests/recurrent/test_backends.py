@@ -87,8 +87,7 @@ def by_the_reference(cell, size, is_init, **options):
 
 @pytest.mark.parametrize("options", [{"num_layers": 3}, {"num_layers": 2, "bidirectional": True}], ids=str)
 @pytest.mark.parametrize(
-    ("cell", "backend", "recompute"),
-    [pytest.param(*run, marks=[pytest.mark.slow] * (run in COSTLY)) for run in RUNS],
+    ("cell", "backend", "recompute"), [pytest.param(*run, marks=[pytest.mark.slow] * (run in COSTLY)) for run in RUNS]
 )
 def test_stacked_layers_equal_the_reference(cell, backend, recompute, options):
     size = SIZES["ordinary"]
