@@ -191,14 +191,14 @@ CHANGES = [
 
 @pytest.fixture(scope="module")
 def changed_runs(finished_run):
-    """The settings of the finished run with each change that fits it, and as dataclasses: which no device changes."""
+    """Each change that fits the finished run, with its settings and their dataclasses, which no device changes."""
     saved, found = OmegaConf.load(finished_run / "config.yaml"), []
     for change in CHANGES:
         changed = deepcopy(saved)
         for key, value in change.items():
             OmegaConf.update(changed, key, value)
         with suppress(ConfigError):
-            found.append((changed, as_schema(changed)))
+            found.append((change, changed, as_schema(changed)))
     return found
 
 
@@ -211,16 +211,16 @@ def test_a_run_of_another_machine_can_be_opened_whatever_it_computed_with(
         pytest.skip("no such run")
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     run, opened = shutil.copytree(finished_run, tmp_path / "run"), 0
-    for changed, config in changed_runs:
+    for change, changed, config in changed_runs:
         on_machine(monkeypatch, trained)
         try:
-            check_config(resolved(replace(deepcopy(config), device=device)))
+            check_config(resolved(replace(config, device=device)))
         except ConfigError:
             continue
         OmegaConf.save({**changed, "device": device}, run / "config.yaml")
         on_machine(monkeypatch, used)
         for on in ("cpu", *(["cuda"] if used else []), *([None] if used or device in ("auto", "cpu") else [])):
-            assert open_run(run, device=on).config.device == on or on is None, changed
+            assert open_run(run, device=on).config.device == on or on is None, change
             opened += 1
     assert opened > 30
 
