@@ -232,8 +232,8 @@ def _replay(policy: Policy, batch_NT: TensorDictBase, slice_len: int, minibatch_
         distribution, value, state, _ = policy.sequence(*policy.inputs(chosen_SK))
         sequence = {LOG_PROB: distribution.log_prob(chosen_SK[ACTION]), **({} if value is None else {VALUE: value})}
         with torch.no_grad():
-            action, _, _, after, _ = policy.step(*policy.inputs(chosen_SK.reshape(-1)))
-        step = TensorDict({ACTION: action, "next": dict(after)}, [chosen_SK.numel()])
+            output = policy.step(*policy.inputs(chosen_SK.reshape(-1)))
+        step = TensorDict({ACTION: output.action, "next": dict(output.state)}, [chosen_SK.numel()])
         entries = {"sequence": {**sequence, "next": dict(state)}, "step": step.reshape(chosen_SK.batch_size)}
         replayed.append(TensorDict(entries, chosen_SK.batch_size).detach())
     return torch.cat(replayed).reshape(batch_NT.batch_size)

@@ -3,6 +3,9 @@
 Shape legend: N environments, T steps of a row.
 """
 
+from collections.abc import Callable
+from operator import attrgetter
+
 import torch
 from tensordict import TensorDictBase
 from tensordict.utils import expand_as_right
@@ -11,6 +14,7 @@ from torch.nn import functional
 
 from recurrl.keys import ACTION, FINAL_UNKNOWN, LOG_PROB, OBSERVATION, VALUE
 from recurrl.policy import Policy
+from recurrl.policy.policy import StepOutput
 from recurrl.recurrent.linear_recurrence import scan_from_zero
 from recurrl.runtime.statistics import masked, mean_and_std, summary
 
@@ -104,12 +108,19 @@ def advantage_metrics(advantage: Tensor) -> dict[str, float]:
 
 
 @torch.no_grad()
-def next_values(rows_NT: TensorDictBase, policy: Policy) -> Tensor:
+def next_values(
+    rows_NT: TensorDictBase, policy: Policy, value_of: Callable[[StepOutput], Tensor] = attrgetter("value")
+) -> Tensor:
     """The value ``[N, T, 1]`` of the observation after each step; zero where the episode terminated.
 
     Within an episode it is the value stored at the next step. At truncations and at the ends of rows the critic
     computes it from the next observation and recurrent state, in one call for all of them. Where an environment does
     not give an episode's last observation, it is the value of the one before.
+
+    Args:
+        rows_NT: rows whose ``state_value`` is the critic's.
+        policy: its step from the next observation is what the critic sees.
+        value_of: the critic: from what :meth:`Policy.step` returns to values ``[B, 1]``.
     """
     value, after = rows_NT[VALUE], rows_NT["next"]
     result = torch.cat((value[:, 1:], torch.zeros_like(value[:, :1])), 1)
@@ -119,9 +130,7 @@ def next_values(rows_NT: TensorDictBase, policy: Policy) -> Tensor:
         # Without is_init: the next observation continues the episode.
         following = after.select(OBSERVATION, *policy.state_keys)[bootstrap_NT]
         state = {key: following[key] for key in policy.state_keys}
-        bootstrap = policy.step(following[OBSERVATION], state).value
-        assert bootstrap is not None
-        result[bootstrap_NT] = bootstrap
+        result[bootstrap_NT] = value_of(policy.step(following[OBSERVATION], state))
     if FINAL_UNKNOWN in after:
         result = torch.where(after[FINAL_UNKNOWN] & ~after["terminated"], value, result)
     return result

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.optim import Adam, AdamW, Optimizer
 
 from recurrl.algorithms.checks import (
+    check_all_optimized,
     check_gradient,
     check_losses,
     check_own_parameters,
@@ -193,6 +194,7 @@ class Algorithm(nn.Module):
                 break
         metrics = mean_metrics(steps)
         check_gradient(self, metrics)
+        check_all_optimized(self)
         optim = {"optim/lr": self._lr, "optim/signal": self.gradient_signal.share}
         return merged(metrics, self.states.drift(slices_SK), optim)
 

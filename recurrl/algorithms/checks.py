@@ -91,6 +91,22 @@ def _is_learnt(value: Any) -> bool:
     )
 
 
+def check_all_optimized(algorithm: Algorithm) -> None:
+    """Rejects parameters that the optimizer does not have, because they were made or unfrozen after it.
+
+    Raises:
+        ConfigError: with the names of such parameters.
+    """
+    optimized = {id(each) for each in algorithm.optimizer.param_groups[0]["params"]}
+    late = [name for name, each in algorithm.named_parameters() if each.requires_grad and id(each) not in optimized]
+    require(
+        not late,
+        f"The parameters of algorithm={algorithm.options.name} must be those after its constructor (got "
+        f"{', '.join(late)} later, which would not be trained). Make modules in __init__: their sizes are in "
+        "policy.observation_spec, policy.action_spec and config.cell.hidden_size.",
+    )
+
+
 def check_prepared(algorithm: Algorithm, metrics: Any) -> None:
     """Rejects what :meth:`Algorithm.prepare` returned if it is not a mapping of numbers.
 

@@ -18,8 +18,8 @@ def check_main() -> None:
     """``recurrl-check``: checks that the update would see what the rollout saw, and trains nothing."""
     parser = argparse.ArgumentParser(
         prog="recurrl-check",
-        description="Collects a first batch and checks that the update would see what the rollout saw. Trains nothing "
-        "and writes no files.",
+        description="Collects a first batch, checks that the update would see what the rollout saw, and tries the "
+        "algorithm on it. Writes no files.",
     )
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="as for recurrl-train")
     parser.add_argument("--config-dir", type=Path, help="a folder of your yamls, as for recurrl-train")
@@ -40,7 +40,7 @@ def _checked(overrides: Sequence[str], config_dir: Path | None) -> str:
     if config.resume is not None:
         raise ConfigError("recurrl-check checks new runs; a resumed run checks itself. Leave resume out.")
     # With torch, which typos need not wait for.
-    from recurrl.build import make_collector, make_policy_for, set_process_state, warm_start
+    from recurrl.build import make_algorithm, make_collector, make_policy_for, set_process_state, warm_start
     from recurrl.collector.collector import unsavable_reason
     from recurrl.consistency import check_consistency
     from recurrl.runtime.time_limit import time_limit
@@ -57,7 +57,9 @@ def _checked(overrides: Sequence[str], config_dir: Path | None) -> str:
         warm_start(replace(config, pretrain=replace(config.pretrain, epochs=1)), policy, explicit)
         collector = make_collector(config, policy)
         try:
-            line = check_consistency(policy, collector.collect(), config)
+            batch = collector.collect()
+            line = check_consistency(policy, batch, config)
+            make_algorithm(replace(config, epochs=1), policy).update(batch, 0.0)
             reason = unsavable_reason(collector)
             lost = f"\nCheckpoints cannot hold unfinished episodes; a resumed run starts new ones. {reason}."
             return line if reason is None else line + lost

@@ -83,7 +83,7 @@ class SingleCollector:
             is_init = current[IS_INIT].to(device)
             state = policy.reset({key: current[key] for key in state_keys}, is_init.squeeze(-1))
             observation = {key: current[key].to(device) for key in observation_keys}
-            action, log_prob, value, new_state, _ = policy.step(observation_in(observation), state, None, noise_NZ)
+            action, log_prob, value, new_state, *_ = policy.step(observation_in(observation), state, None, noise_NZ)
             after = env.step_tensors(action.to(env.device))
             after[EPISODE_LENGTH] = current[EPISODE_LENGTH] + 1
             after[EPISODE_RETURN] = current[EPISODE_RETURN] + after["reward"]

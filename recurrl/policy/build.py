@@ -54,6 +54,7 @@ def make_policy(config: TrainConfig, observation_spec: Composite, action_spec: T
     correlation = config.policy.noise_correlation
     noise = CorrelatedNoise(actor_head.noise_size, correlation) if correlation else None
     policy = Policy(trunk, actor_head, critic_head, critic_trunk, noise, config.algorithm.critic_only)
+    policy.observation_spec, policy.action_spec = observation, action_spec
     return policy.to(torch.device(config.device))
 
 

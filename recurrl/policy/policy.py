@@ -15,6 +15,7 @@ import torch
 from tensordict import NestedKey, TensorDictBase
 from torch import Size, Tensor, nn
 from torch.distributions import Distribution
+from torchrl.data import TensorSpec
 
 from recurrl.keys import OBSERVATION
 from recurrl.policy.distributions import most_probable
@@ -87,6 +88,7 @@ class StepOutput(NamedTuple):
         value: ``[B, 1]``; None without a critic.
         state: for the next step, with the noise of the actions if that is correlated.
         distribution: of the actions.
+        features: ``[B, F]``, which the actor's head reads.
     """
 
     action: Any
@@ -94,6 +96,7 @@ class StepOutput(NamedTuple):
     value: Tensor | None
     state: NewState
     distribution: Distribution
+    features: Tensor
 
 
 class SequenceOutput(NamedTuple):
@@ -133,6 +136,8 @@ class Policy(nn.Module):
         critic_only: the entries of observations that only the critic reads.
 
     Attributes:
+        observation_spec: of one environment, set by :func:`recurrl.policy.build.make_policy`.
+        action_spec: likewise.
         state_keys: keys of the recurrent states.
         carried_keys: keys of what a step passes to the next: the recurrent states, and the noise of actions if
             correlated.
@@ -140,6 +145,9 @@ class Policy(nn.Module):
     Raises:
         ValueError: two states have the same name.
     """
+
+    observation_spec: TensorSpec
+    action_spec: TensorSpec
 
     def __init__(
         self,
@@ -234,10 +242,11 @@ class Policy(nn.Module):
         distribution: Any = self.actor_head(features, observation)
         value = None
         if self.critic_head is not None:
+            critic_features = features
             if self.critic_trunk is not None:
-                features, critic_state = self.critic_trunk.step(observation, state)
+                critic_features, critic_state = self.critic_trunk.step(observation, state)
                 new_state |= critic_state
-            value = self.critic_head(features)
+            value = self.critic_head(critic_features)
         if NOISE in state:
             new_state[NOISE] = state[NOISE]
         if noise_BZ is not None and self.noise is not None:
@@ -245,7 +254,7 @@ class Policy(nn.Module):
                 noise_BZ = self.noise(state[NOISE], noise_BZ)
             new_state[NOISE] = noise_BZ
         action = self.action(distribution, noise_BZ)
-        return StepOutput(action, distribution.log_prob(action), value, new_state, distribution)
+        return StepOutput(action, distribution.log_prob(action), value, new_state, distribution, features)
 
     def action(self, distribution: Any, noise_Z: Tensor | None) -> Any:
         """The most probable action of a distribution, or with noise ``[..., Z]`` a random one."""

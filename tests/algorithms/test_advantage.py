@@ -47,7 +47,7 @@ class ValueOfObservation:
     state_keys = ()
 
     def step(self, observation, *_):
-        return StepOutput(None, observation, observation, {}, None)
+        return StepOutput(None, observation, observation, {}, None, observation)
 
 
 def computed_advantages(batch, rewards, lmbda, ratio):

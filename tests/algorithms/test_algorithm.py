@@ -173,6 +173,16 @@ class TextMetric(PPO):
         return {**super().prepare(rows_NT, reward_NT), "mine/phase": "warmup"}
 
 
+class Late(PPO):
+    """Makes a module after the optimizer, or lets a frozen one learn; with a gradient, and in vain."""
+
+    def loss(self, slices_SK, output):
+        if not hasattr(self, "late"):
+            self.late = nn.Linear(output.features.shape[-1], 1)
+        losses = super().loss(slices_SK, output)
+        return losses._replace(terms={**losses.terms, "late": self.late(output.features).square().mean()})
+
+
 class OneTensor(PPO):
     def loss(self, slices_SK, output):
         return output.value.mean()
@@ -184,6 +194,7 @@ class OneTensor(PPO):
         (Unused, "head.weight, head.bias of algorithm=ppo get no gradient from the loss"),
         (Unregistered, "heads of algorithm=ppo are not registered"),
         (PlainTensor, "weight of algorithm=ppo are not registered"),
+        (Late, r"those after its constructor \(got late.weight, late.bias later, which would not be trained\)"),
         (NoMetrics, r"prepare of algorithm=ppo must return its metrics \(got None\)"),
         (TextMetric, r"The metric mine/phase must be a number \(got 'warmup'\)"),
         (OneTensor, r"must be recurrl.algorithms.Losses \(got a Tensor\)"),

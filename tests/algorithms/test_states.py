@@ -77,7 +77,7 @@ def one_by_one(policy, row, entering):
         step = row[t : t + 1].select(OBSERVATION, ACTION)
         stored = {key: row[key][t : t + 1] for key in policy.state_keys}
         state = stored if t > 0 and bool(row["is_init"][t]) else entering
-        _, _, step[VALUE], entering, distribution = policy.step(step[OBSERVATION], state)
+        _, _, step[VALUE], entering, distribution, _ = policy.step(step[OBSERVATION], state)
         step[LOG_PROB], step["next"] = distribution.log_prob(step[ACTION]), TensorDict(entering, [1])
         done.append(step)
     return done, entering
@@ -169,6 +169,8 @@ def test_a_refresh_gives_the_values_and_the_bootstraps_of_the_current_weights(po
             with torch.no_grad():
                 (last,), _ = one_by_one(policy, after, {key: step["next", key] for key in policy.state_keys})
             torch.testing.assert_close(bootstraps[n, t], last[VALUE][0], rtol=1e-9, atol=1e-9)
+    of_another = rows.clone().set(VALUE, 3 * rows[VALUE])
+    torch.testing.assert_close(next_values(of_another, policy, lambda output: 3 * output.value), 3 * bootstraps)
     torch.testing.assert_close(rows[LOG_PROB], before[LOG_PROB], rtol=0, atol=0)
     for key in policy.state_keys:
         torch.testing.assert_close(rows[key][:, 0], before[key][:, 0], rtol=0, atol=0)

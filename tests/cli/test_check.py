@@ -7,6 +7,8 @@ import pytest
 from run_files import metrics, summary, without_times
 from wrong_environments import Stale
 
+from recurrl.algorithms.ppo import PPO
+
 LINE = (
     r"consistency check: 32 frames with \d+ resets give in the update what they gave in the rollout; largest "
     r"differences: .*"
@@ -36,6 +38,12 @@ def test_a_wrong_environment_is_rejected_with_an_error_message(check, tiny, stal
     assert outcome.out == ""
     assert outcome.error.startswith("The update would not see what the rollout saw: after each of ")
     assert "Traceback" not in outcome.err
+
+
+def test_a_loss_that_cannot_be_minimised_is_rejected(check, tiny, monkeypatch):
+    monkeypatch.setattr(PPO, "loss", lambda _, __, output: output.value.mean())
+    outcome = check(*tiny).failed()
+    assert outcome.error.startswith("The loss of algorithm=ppo must be recurrl.algorithms.Losses (got a Tensor).")
 
 
 @pytest.mark.parametrize("frames", [1, 31, 33])

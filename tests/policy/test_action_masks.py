@@ -36,7 +36,7 @@ def test_a_mask_changes_the_action_and_nothing_else(configure, collect):
     other = batch.select(OBSERVATION, "is_init", *policy.state_keys)[:, 0].clone()
     other[OBSERVATION, "action_mask"] = 1 - other[OBSERVATION, "action_mask"]
     with torch.no_grad():
-        _, log_prob, value, _, _ = policy.step(*policy.inputs(other))
+        _, log_prob, value, *_ = policy.step(*policy.inputs(other))
     torch.testing.assert_close(value, batch[VALUE][:, 0])
     assert (log_prob != batch[LOG_PROB][:, 0]).all()
 

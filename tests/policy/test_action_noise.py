@@ -34,9 +34,9 @@ def test_noise_starts_where_an_episode_does_and_deterministic_steps_leave_it(sma
     policy = make_policy_for(small(*OPTIONS, "policy.noise_correlation=0.9"))
     state = {**policy.initial_state(2), NOISE: torch.full((2, 1), 50.0)}
     observation, is_init = torch.zeros(2, 2), torch.tensor([True, False])
-    _, _, _, after, _ = policy.step(observation, state, is_init, torch.randn(2, 1))
+    after = policy.step(observation, state, is_init, torch.randn(2, 1)).state
     assert after[NOISE][0].abs().item() < 10
     assert after[NOISE][1].item() == pytest.approx(45, abs=5)
-    action, _, _, after, _ = policy.step(observation, state, is_init)
+    action, _, _, after, *_ = policy.step(observation, state, is_init)
     assert after[NOISE].tolist() == [[0.0], [50.0]]
     assert torch.equal(action, policy.step(observation, policy.initial_state(2))[0])

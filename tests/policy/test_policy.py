@@ -58,6 +58,7 @@ def test_a_sequence_is_its_steps(kind, critic):
         log_prob = whole.distribution.logits[:, t].gather(-1, step.action[:, None])[:, 0]
         torch.testing.assert_close(log_prob, step.log_prob, rtol=1e-5, atol=1e-5)
         torch.testing.assert_close(whole.value[:, t], step.value, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(whole.features[:, t], step.features, rtol=1e-5, atol=1e-5)
         last = is_init[:, t + 1] if t + 1 < T else torch.ones(B, dtype=torch.bool)
         for key, after in state.items():
             torch.testing.assert_close(whole.state[key][last, t], after[last])

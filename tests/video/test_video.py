@@ -118,7 +118,7 @@ def test_the_states_and_values_shown_are_the_policys(agent_of):
     for step, action in enumerate(episode.actions):
         seen = torch.from_numpy(observation[[0, 2]])[None]
         with torch.no_grad():
-            _, _, value, state, _ = agent.policy.step(seen, state, torch.zeros(1, dtype=torch.bool))
+            _, _, value, state, *_ = agent.policy.step(seen, state, torch.zeros(1, dtype=torch.bool))
         assert episode.values[step] == pytest.approx(value.item(), abs=1e-6)
         for name, each in state.items():
             assert episode.states[name][step] == pytest.approx(each.flatten().numpy(), abs=1e-6)
