@@ -59,13 +59,13 @@ def check_consistency(policy: Policy, batch_NT: TensorDictBase, config: TrainCon
     Raises:
         ConsistencyError: with the first entry, environment and step that differ, both values, and a likely cause.
     """
-    _check_present(batch_NT, policy.state_keys)
-    keys = list(batch_NT.select(OBSERVATION, *policy.state_keys).keys(True, True))
+    _check_present(batch_NT, policy.input_keys)
+    keys = list(batch_NT.select(OBSERVATION, *policy.input_keys).keys(True, True))
     _check_marks(batch_NT, resumed)
-    _check_chain(batch_NT, keys, policy.state_keys)
+    _check_chain(batch_NT, keys, policy.input_keys)
     # The CPU's generator is always saved; a GPU's must be named.
     with torch.random.fork_rng([policy.device] if policy.device.type == "cuda" else []):
-        observed = [key for key in keys if key not in policy.state_keys]
+        observed = [key for key in keys if key not in policy.input_keys]
         resets = _check_resets(config, batch_NT, observed)
         tolerance = TOLERANCE[precision.resolve(config.precision, policy.device)]
         differences = check_network(policy, batch_NT, config.slice_len, config.minibatch_slices, tolerance)
@@ -233,7 +233,8 @@ def _replay(policy: Policy, batch_NT: TensorDictBase, slice_len: int, minibatch_
         sequence = {LOG_PROB: distribution.log_prob(chosen_SK[ACTION]), **({} if value is None else {VALUE: value})}
         with torch.no_grad():
             output = policy.step(*policy.inputs(chosen_SK.reshape(-1)))
-        step = TensorDict({ACTION: output.action, "next": dict(output.state)}, [chosen_SK.numel()])
+        after = {key: output.state[key] for key in policy.state_keys}
+        step = TensorDict({ACTION: output.action, "next": after}, [chosen_SK.numel()])
         entries = {"sequence": {**sequence, "next": dict(state)}, "step": step.reshape(chosen_SK.batch_size)}
         replayed.append(TensorDict(entries, chosen_SK.batch_size).detach())
     return torch.cat(replayed).reshape(batch_NT.batch_size)

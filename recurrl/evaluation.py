@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from math import ceil
-from statistics import fmean, pstdev
+from statistics import fmean
 from typing import Any, Protocol
 
 import torch
@@ -23,6 +23,7 @@ from recurrl.envs.policy_env import PolicyEnv
 from recurrl.keys import HIDDEN
 from recurrl.policy import Policy
 from recurrl.policy.policy import State, StepOutput
+from recurrl.returns import deviation
 
 # Added to the run's seed, so that evaluation does not repeat the episodes of training.
 SEED_OFFSET = 1_000_003
@@ -196,4 +197,4 @@ def random_metrics(
 ) -> dict[str, float]:
     """The baseline: the returns of random actions in the environments of the evaluation."""
     returns = evaluate(config, None, episodes, seed, KEPT, stopped)
-    return {"eval/return_mean_random": fmean(returns), "eval/return_std_random": pstdev(returns)}
+    return {"eval/return_mean_random": fmean(returns), "eval/return_std_random": deviation(returns)}

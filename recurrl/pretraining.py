@@ -23,6 +23,7 @@ from recurrl.errors import ConfigError, message_of, require
 from recurrl.keys import ACTION, ACTION_MASK, OBSERVATION, PREVIOUS_ACTION, PREVIOUS_REWARD
 from recurrl.policy import Policy
 from recurrl.policy.heads import GaussianParameters
+from recurrl.recurrent.layer import reset_state
 from recurrl.recurrent.module.keys import IS_INIT
 
 logger = logging.getLogger(__name__)
@@ -104,6 +105,7 @@ def _epoch(
             key: functional.pad(value.unsqueeze(1), (0, 0) * (value.ndim - 1) + (0, slices_RK.shape[1] - 1))
             for key, value in policy.reset(state, is_init_RK[:, 0]).items()
         }
+        entering |= {key: slices_RK[key] for key in policy.input_keys if key in slices_RK}
         distribution, _, states, _ = policy.sequence(slices_RK[OBSERVATION], entering, is_init_RK)
         log_prob = distribution.log_prob(slices_RK[ACTION])[recorded_RK]
         require(
@@ -141,10 +143,10 @@ def read_episodes(folder: Path, policy: Policy, env: EnvConfig) -> list[TensorDi
         "recorded episodes, one .npz file each; see docs/pretraining.md.",
     )
     interface = NamedInterface(env, policy.critic_only)
-    return [_episode(file, interface) for file in files]
+    return [_episode(file, policy, interface) for file in files]
 
 
-def _episode(file: Path, interface: NamedInterface) -> TensorDictBase:
+def _episode(file: Path, policy: Policy, interface: NamedInterface) -> TensorDictBase:
     """The episode of one file, in the form that the policy learns."""
     arrays, what, page = _arrays(file), f"{file} is not an episode of {interface.env.id}", "See docs/pretraining.md."
     first = arrays.get(_plural(interface.actions[0].name, ACTION))
@@ -176,10 +178,11 @@ def _episode(file: Path, interface: NamedInterface) -> TensorDictBase:
         inputs[ACTION_MASK] = read(interface.mask, "action_masks")
     if PREVIOUS_REWARD in interface.added:
         inputs[PREVIOUS_REWARD] = read(REWARD, "rewards").reshape(steps, 1).roll(1, 0)
-    if PREVIOUS_ACTION in interface.added:
-        inputs[PREVIOUS_ACTION] = interface.previous_action(action).roll(1, 0)
     begins = torch.arange(steps) == 0
     entries = {OBSERVATION: interface.policy_observation(inputs, begins), ACTION: action, IS_INIT: begins}
+    if policy.previous_action is not None:
+        previous = policy.previous_action(action.to(policy.device)).cpu().roll(1, 0)
+        entries[PREVIOUS_ACTION] = reset_state(previous, begins)
     return TensorDict({**entries, RECORDED: torch.ones_like(begins)}, [steps])
 
 

@@ -18,13 +18,17 @@ _T_975 = (4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
 """Student's t for a two-sided interval of 95%, by degrees of freedom from 2."""
 
 
+def deviation(returns: Sequence[float]) -> float:
+    """The unbiased standard deviation; 0 for a single return."""
+    return stdev(returns) if len(returns) > 1 else 0.0
+
+
 def summarized(returns: Sequence[float]) -> dict[str, Any]:
     """Statistics of independent returns, and the returns.
 
-    ``std`` is the unbiased deviation, 0 for a single return; ``interval_95`` is that of the mean, None for fewer than
-    three returns.
+    ``std`` is their :func:`deviation`; ``interval_95`` is that of the mean, None for fewer than three returns.
     """
-    mean, std = fmean(returns), stdev(returns) if len(returns) > 1 else 0.0
+    mean, std = fmean(returns), deviation(returns)
     return {
         "episodes": len(returns),
         "mean": mean,

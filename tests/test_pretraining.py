@@ -24,7 +24,7 @@ from recurrl.errors import ConfigError
 from recurrl.evaluation import evaluate
 from recurrl.pretraining import _in_rows, pretrain, read_episodes
 
-PREVIOUS = ("env.previous_action=true", "env.previous_reward=true")
+PREVIOUS = ("policy.previous_action=true", "env.previous_reward=true")
 
 
 def arrays_of(values, name):
@@ -83,6 +83,7 @@ def test_what_is_read_is_what_the_policy_saw_and_did(env_id, kwargs, overrides, 
         whole = episode.unsqueeze(0)
         shapes = agent.policy.trunk.state_shapes
         state = {key: torch.zeros(1, episode.numel(), *shape) for key, shape in shapes.items()}
+        state |= {key: whole[key] for key in set(agent.policy.input_keys) - set(shapes)}
         features, _ = agent.policy.trunk.sequence(whole["observation"], state, whole["is_init"])
         distribution = agent.policy.actor_head(features, whole["observation"])
         chosen = getattr(distribution, "deterministic_sample", distribution.mode)

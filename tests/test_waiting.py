@@ -22,7 +22,7 @@ from recurrl.recurrent import segments
 from recurrl.recurrent.cells import cell_names, lmu
 
 BACKENDS = ("reference", "scan", "pad")
-PREVIOUS = ("env.previous_action=true", "env.previous_reward=true")
+PREVIOUS = ("policy.previous_action=true", "env.previous_reward=true")
 SQUASHED = (*PREVIOUS, "policy.bounded_action=tanh")
 PACKED = "segments.py"
 """It finds segments on the host, for kernels that do not take resets."""

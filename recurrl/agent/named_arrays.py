@@ -22,7 +22,7 @@ from recurrl.envs.interface import Interface
 from recurrl.envs.source import source_of
 from recurrl.envs.spaces import Space, leaves, named, raw_specs, spec_of
 from recurrl.errors import ConfigError, require
-from recurrl.keys import ACTION, ACTION_MASK, OBSERVATION, PREVIOUS_ACTION, PREVIOUS_REWARD, name_of
+from recurrl.keys import ACTION, ACTION_MASK, OBSERVATION, PREVIOUS_REWARD, name_of
 from recurrl.recurrent.layer import reset_state
 from recurrl.specs import limit_of
 
@@ -108,7 +108,7 @@ class NamedInterface(Interface):
         observation_space: the observation space of the environment within its user's wrappers.
         action_space: the action space of the same environment.
         observed: the entries of an observation that the policy acts on.
-        added: further entries: the mask of actions in the info, the previous action, the previous reward.
+        added: further entries: the mask of actions in the info, the previous reward.
         actions: the entries of an action.
         mask: the mask of actions.
 
@@ -124,7 +124,7 @@ class NamedInterface(Interface):
         columns = {each.raw: each.columns for each in self.entries}
         entries = _entries(OBSERVATION, named(observation, text=False))
         self.observed = [NamedArray(key, space, columns[key]) for key, space in entries.items() if key in columns]
-        self.added = [name for name in (ACTION_MASK, PREVIOUS_ACTION, PREVIOUS_REWARD) if name in columns]
+        self.added = [name for name in (ACTION_MASK, PREVIOUS_REWARD) if name in columns]
         self.actions = [NamedArray(key, space) for key, space in _entries(ACTION, named(action)).items()]
         self._shapes = {entry.key: entry.spec.shape for entry in self.observed}
         self.mask = NamedArray(ACTION_MASK, spaces.MultiBinary(spaces.flatdim(action)))
@@ -134,17 +134,12 @@ class NamedInterface(Interface):
 
         Args:
             inputs: raw entries of observations ``[B, ...]`` and the :attr:`added` ones, by name.
-            is_init_B: true where an episode starts; there is no previous action and reward.
+            is_init_B: true where an episode starts; there is no previous reward.
         """
         raw = {key: inputs[name_of(key)].reshape(-1, *shape) for key, shape in self._shapes.items()}
         for name in self.added:
             raw[name] = inputs[name] if name == ACTION_MASK else reset_state(inputs[name], is_init_B)
         return observation_in(self.observation(raw))
-
-    def state_shapes(self) -> dict[str, tuple[int, ...]]:
-        """What passes from step to step besides the policy's states: the previous action, if the policy sees it."""
-        size = sum(len(part.flat_bounds[0]) for part in self.parts)
-        return {PREVIOUS_ACTION: (size,)} if PREVIOUS_ACTION in self.added else {}
 
 
 REWARD = NamedArray("reward", spaces.Box(-np.inf, np.inf, ()))

@@ -9,7 +9,7 @@ from torch import nn
 from torch.distributions import Distribution, Independent, Normal
 
 from recurrl.agent.named_arrays import NamedInterface, Tensors
-from recurrl.keys import ACTION, PREVIOUS_ACTION, name_of, path_of
+from recurrl.keys import ACTION, name_of, path_of
 from recurrl.policy import Policy
 from recurrl.policy.distributions import Joint, LazyCategorical, SquashedGaussian
 from recurrl.policy.noise import NOISE
@@ -44,9 +44,7 @@ class Step(nn.Module):
         Args:
             sampled: with the noise of actions, if it is correlated from step to step.
         """
-        shapes = {
-            name_of(key): shape for key, shape in self.policy.state_shapes.items()
-        } | self.interface.state_shapes()
+        shapes = {name_of(key): shape for key, shape in self.policy.state_shapes.items()}
         return shapes | ({NOISE: (self.policy.noise_size,)} if sampled and self.policy.noise is not None else {})
 
     def forward(self, inputs: Tensors) -> Tensors:
@@ -58,8 +56,6 @@ class Step(nn.Module):
         actions = self.interface.env_action(acted.action)
         outputs = {name_of((ACTION, *path)): value for path, value in actions.items()}
         outputs |= {NEXT + name_of(key): value for key, value in acted.state.items()}
-        if PREVIOUS_ACTION in self.interface.added:
-            outputs[NEXT + PREVIOUS_ACTION] = self.interface.previous_action(acted.action)
         joint = acted.distribution.parts if isinstance(acted.distribution, Joint) else {(): acted.distribution}
         for path, part in joint.items():
             named = {name_of(("distribution", *path_of(path), key)): value for key, value in _parameters(part).items()}

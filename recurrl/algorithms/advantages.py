@@ -128,8 +128,8 @@ def next_values(
     result[after["terminated"]] = 0.0
     if bootstrap_NT.any():
         # Without is_init: the next observation continues the episode.
-        following = after.select(OBSERVATION, *policy.state_keys)[bootstrap_NT]
-        state = {key: following[key] for key in policy.state_keys}
+        following = after.select(OBSERVATION, *policy.input_keys)[bootstrap_NT]
+        state = {key: following[key] for key in policy.input_keys}
         result[bootstrap_NT] = value_of(policy.step(following[OBSERVATION], state))
     if FINAL_UNKNOWN in after:
         result = torch.where(after[FINAL_UNKNOWN] & ~after["terminated"], value, result)

@@ -47,7 +47,7 @@ class SliceStates:
         self._mode, self._slice_len, self._burn_in_len = mode, slice_len, slice_len // 2
         self._policy, self._keys = policy, policy.state_keys
         self.refreshes = mode == REFRESH
-        self._read = [OBSERVATION, IS_INIT, *self._keys]
+        self._read = [OBSERVATION, IS_INIT, *policy.input_keys]
 
     def set_rows(self, rows_NT: TensorDictBase) -> None:
         """Sets the rows of an iteration, as they were collected."""

@@ -22,7 +22,8 @@ from recurrl.envs import make_batched_env
 from recurrl.envs.batched import Tensors
 from recurrl.envs.interface import Interface
 from recurrl.errors import require, user_code
-from recurrl.keys import ACTION, OBSERVATION, name_of, nested, path_of
+from recurrl.keys import ACTION, OBSERVATION, PREVIOUS_ACTION, name_of, nested, path_of
+from recurrl.policy.previous_action import PreviousAction
 from recurrl.recurrent.layer import reset_state
 from recurrl.recurrent.module.keys import IS_INIT
 
@@ -54,7 +55,9 @@ class Teacher:
             raw = one.raw
             specs = raw.observation_spec[0], raw.full_action_spec[0][ACTION]
             self._interface = Interface(env, *specs, privileged).to(device)
-            first = one.observation_spec.zero().set(IS_INIT, torch.ones(*one.batch_size, 1, dtype=torch.bool))
+            first = one.observation_spec.zero().update(one.full_action_spec.zero())
+            first[IS_INIT] = torch.ones(*one.batch_size, 1, dtype=torch.bool)
+        self._previous_action = PreviousAction(self._interface.action_spec).to(device)
         advice = "It takes what the environment returns, of N environments, and returns its actions."
         with user_code(f"algorithm.teacher={target} cannot be used: it fails", advice), torch.no_grad():
             self._act, self._shapes = open_teacher(target, device)
@@ -72,6 +75,8 @@ class Teacher:
         for t, is_init_N in enumerate(is_init_NT.unbind(1)):
             state = {name: reset_state(value, is_init_N) for name, value in self._state.items()}
             action, self._state = self._act({key: values[:, t] for key, values in raw.items()}, state, is_init_N)
+            if PREVIOUS_ACTION in self._state:  # what was done, not what the teacher would have done
+                self._state[PREVIOUS_ACTION] = self._previous_action(rows_NT[ACTION][:, t])
             steps.append(self._interface.policy_action(self._parts(action, count)))
         for path in steps[0]:
             rows_NT.set((TEACHER_ACTION, *path), torch.stack([step[path] for step in steps], 1))

@@ -10,7 +10,7 @@ from contextlib import ExitStack
 from copy import deepcopy
 from itertools import chain
 from operator import itemgetter
-from statistics import fmean, pstdev
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -29,7 +29,7 @@ from recurrl.envs.batched import episodes_ended
 from recurrl.errors import ConfigError, EnvError, RunError
 from recurrl.evaluation import KEPT, StoppedError
 from recurrl.policy import Policy
-from recurrl.returns import WINDOW
+from recurrl.returns import WINDOW, deviation
 from recurrl.runtime.ranks import world
 from recurrl.runtime.run_directory import CHECKPOINTS, CURVE, METRICS
 from recurrl.runtime.seeds import seeds
@@ -98,7 +98,7 @@ class EpisodeStatistics(Callback):
             "train/return_mean": fmean(returns),
             "train/episode_length_mean": fmean(lengths),
             "train/episodes": float(self.count),
-            "train/return_std": pstdev(returns) if self.episodes else math.nan,
+            "train/return_std": deviation(returns) if self.episodes else math.nan,
             "train/truncated_fraction": fmean(truncated),
         }
 
@@ -274,7 +274,7 @@ def _evaluated(trainer: Trainer, env: EnvConfig, seed: int) -> dict[str, float]:
     returns = evaluation.evaluate(env, trainer.policy, options.episodes, seed, KEPT, stopped)
     metrics = {
         "eval/return_mean": fmean(returns),
-        "eval/return_std": pstdev(returns),
+        "eval/return_std": deviation(returns),
         "eval/episodes": float(len(returns)),
     }
     if options.memory and trainer.is_last:

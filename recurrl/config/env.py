@@ -28,7 +28,6 @@ class EnvConfig:
         "factor on rewards for learning, before they are normalised; reported returns are unscaled", SCALE
     )
     normalize_observation: bool = option("normalise observations by the policy's running statistics", only_with=NUMBERS)
-    previous_action: bool = option("show the policy its previous action, zero at an episode's first step")
     previous_reward: bool = option("show the policy the previous reward, unscaled")
     action_mask_from_info: bool = option('info["action_mask"] masks actions, as a dict observation\'s action_mask does')
     normalize_reward: bool = option("divide rewards by the running standard deviation of the return, if it is above 1")

@@ -81,6 +81,9 @@ class PolicyConfig:
     bounded_action: str = option(
         "clip (a Gaussian clipped to the bounds) or tanh (a squashed one)", choices=("clip", "tanh"), only_with=BOUNDED
     )
+    previous_action: bool | None = option(
+        "show the policy its previous action; null: if it is discrete, and there is a recurrent layer"
+    )
 
 
 @dataclass

@@ -1,6 +1,6 @@
 """Raw observations to the policy's, and its actions to the environment's, on tensors.
 
-Shape legend: N environments, or any batch; A entries of the flattened action.
+Shape legend: N environments, or any batch.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -10,18 +10,16 @@ from typing import Any
 import torch
 from tensordict import NestedKey
 from torch import Tensor, nn
-from torch.nn import functional
-from torchrl.data import Binary, Bounded, Composite, TensorSpec, Unbounded
+from torchrl.data import Bounded, Composite, TensorSpec, Unbounded
 
 from recurrl.config import EnvConfig
 from recurrl.envs.batched import Tensors
 from recurrl.envs.spaces import box_spec, space_of
 from recurrl.errors import ConfigError, require
-from recurrl.keys import ACTION_MASK, HIDDEN, OBSERVATION, PREVIOUS_ACTION, PREVIOUS_REWARD
-from recurrl.specs import bounds_of, leaves_of, limit_of
+from recurrl.keys import ACTION_MASK, HIDDEN, OBSERVATION, PREVIOUS_REWARD
+from recurrl.specs import bounds_of, leaves_of
 
 Path = tuple[str, ...]
-FLOAT32 = torch.finfo(torch.float32)
 
 
 @dataclass(frozen=True)
@@ -45,7 +43,7 @@ class Interface(nn.Module):
     """Turns raw observations into what a policy observes, and the policy's actions into the environment's.
 
     Raw entries are ``observation`` and the leaves within it; beside it ``action_mask`` and ``hidden``, if the
-    environment has them, and the previous action and reward. What ``env.mask`` names is hidden: entries of a vector, or
+    environment has them, and the previous reward. What ``env.mask`` names is hidden: entries of a vector, or
     of a dict. An observation of several entries is a dict, else it stays plain. ``action_mask`` has one number per
     choice; those of several discrete actions are concatenated.
 
@@ -106,9 +104,6 @@ class Interface(nn.Module):
         )
         beside = [ACTION_MASK] * masked + [HIDDEN] * (hidden and HIDDEN in present)
         specs = {name: observation[name] for name in beside}
-        if self.env.previous_action:
-            low, high = map(torch.cat, zip(*(part.flat_bounds for part in self.parts), strict=True))
-            specs[PREVIOUS_ACTION] = box_spec(low, high)
         if self.env.previous_reward:
             specs[PREVIOUS_REWARD] = Unbounded((1,))
         for name in specs.keys() & {each.path[0] for each in own}:
@@ -149,14 +144,6 @@ class Interface(nn.Module):
         """The reverse of :meth:`env_action`, for the parts of the environment's action by path."""
         return {part.path: part.from_env(action[part.path]) for part in self.parts}
 
-    def previous_action(self, action: Any) -> Tensor:
-        """The policy's action as it sees it at the next step, ``[N, A]``.
-
-        It is the action that the environment received, after clipping: continuous entries normalised, discrete ones as
-        one-hot vectors, the parts concatenated.
-        """
-        return torch.cat([part.flat(part.of(action)) for part in self.parts], -1)
-
 
 class ActionPart(nn.Module):
     """One part of an action, or all of it.
@@ -173,26 +160,17 @@ class ActionPart(nn.Module):
         path: the part's place within the action; empty for all of it.
         raw: the spec of one environment's action.
         spec: the spec of the policy's action.
-        flat_bounds: the lowest and highest numbers of what :meth:`flat` returns, ``[A]`` each.
     """
 
     _scaling: Tensor
-    _bounds: Tensor
 
     def __init__(self, path: Path, raw: TensorSpec) -> None:
         super().__init__()
         self.path, self.raw, self.spec = path, raw, raw
         self.is_continuous = raw.dtype.is_floating_point
-        limit = None if isinstance(raw, Binary) else limit_of(raw)
-        self._sizes = limit if isinstance(limit, tuple) else () if limit is None else (limit,)
-        size = sum(self._sizes) or raw.shape.numel()
-        self.flat_bounds = torch.zeros(size, device=raw.device), torch.ones(size, device=raw.device)
         if self.is_continuous:
             self.spec, scaling = normalised(raw)
-            low, high = bounds_of(self.spec)
-            self.flat_bounds = low.flatten().float(), high.flatten().float()
             self.register_buffer("_scaling", scaling)
-            self.register_buffer("_bounds", torch.stack(self.flat_bounds).clamp(FLOAT32.min, FLOAT32.max))
 
     def of(self, action: Any) -> Tensor:
         """This part of the policy's action."""
@@ -212,15 +190,6 @@ class ActionPart(nn.Module):
             return action.to(self.raw.dtype)
         middle, half, _, _ = self._scaling
         return torch.where(half > 0, (action.double() - middle) / half, 0.0).to(torch.get_default_dtype())
-
-    def flat(self, chosen: Tensor) -> Tensor:
-        """The policy's action as it sees it at the next step, ``[N, A]``."""
-        if self.is_continuous:
-            return chosen.flatten(1).float().maximum(self._bounds[0]).minimum(self._bounds[1])
-        if not self._sizes:
-            return chosen.flatten(1).float()
-        columns = zip(chosen.long().view(-1, len(self._sizes)).unbind(-1), self._sizes, strict=True)
-        return torch.cat([functional.one_hot(each, size) for each, size in columns], -1).float()
 
 
 def normalised(raw: TensorSpec) -> tuple[TensorSpec, Tensor]:

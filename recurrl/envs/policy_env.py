@@ -22,7 +22,6 @@ from recurrl.keys import (
     FINAL_UNKNOWN,
     INSERTED,
     OBSERVATION,
-    PREVIOUS_ACTION,
     PREVIOUS_REWARD,
     path_of,
 )
@@ -38,7 +37,7 @@ class PolicyEnv(BatchedEnv):
     """Environments behind the :class:`~recurrl.envs.interface.Interface` to a policy.
 
     A call takes no longer than :func:`recurrl.runtime.time_limit.time_limit` allows, and errors name the environment.
-    The previous action and reward are zero at an episode's first step. What the policy sees is checked: at every step
+    The previous reward is zero at an episode's first step. What the policy sees is checked: at every step
     if the environments can say which of them failed (``raw.checks``), else by :meth:`check_rows`, because looking at
     every step takes longer than a light environment on tensors, and would wait for a GPU.
 
@@ -76,8 +75,7 @@ class PolicyEnv(BatchedEnv):
         specs = {each.raw: each.spec for each in interface.entries}
         self._previous: Tensors = {
             key: specs[key].expand(count, *specs[key].shape).zero().to(raw.device)
-            for key in (PREVIOUS_ACTION, PREVIOUS_REWARD)
-            if key in specs
+            for key in specs.keys() & {PREVIOUS_REWARD}
         }
 
     @contextmanager
@@ -96,8 +94,6 @@ class PolicyEnv(BatchedEnv):
             parts = self.interface.env_action(action)
             after = self.raw.step_tensors(parts[()] if () in parts else TensorDict(parts, self.batch_size))
             results: Tensors = {key: after[key] for key in _RESULTS if key in after}
-            if PREVIOUS_ACTION in self._previous:
-                self._previous[PREVIOUS_ACTION] = self.interface.previous_action(action)
             if PREVIOUS_REWARD in self._previous:
                 self._previous[PREVIOUS_REWARD] = results["reward"].float()
             return {**self._observed(after, ~results["done"]), **results}
@@ -163,7 +159,7 @@ class PolicyEnv(BatchedEnv):
         return self.raw.stateful
 
     def episodes(self) -> dict[str, Any]:
-        """The state of the environments, and the previous actions and rewards."""
+        """The state of the environments, and the previous rewards."""
         with limited():
             return {"raw": self.raw.episodes(), "previous": dict(self._previous)}
 

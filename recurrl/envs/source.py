@@ -21,7 +21,7 @@ from recurrl.envs.single import SingleEnv
 from recurrl.errors import ConfigError
 
 _ALWAYS = (
-    *("name", "source", "id", "ids", "num_envs", "mask", "previous_action", "previous_reward"),
+    *("name", "source", "id", "ids", "num_envs", "mask", "previous_reward"),
     *("reward_scale", "normalize_observation", "normalize_reward"),
 )
 """Options that every source supports. Others have the values of ``env=gym`` when they are not used."""

@@ -11,7 +11,7 @@ from recurrl.config.cell import NO_CELL, BackendConfig
 from recurrl.config.options import BOUNDED, CONTINUOUS, IMAGES, NO_IMAGES, NUMBERS, SINGLE_CONTINUOUS, Condition
 from recurrl.config.plugins import factory, is_custom
 from recurrl.errors import require, user_code
-from recurrl.keys import ACTION_MASK, HIDDEN, OBSERVATION, PREVIOUS_ACTION, PREVIOUS_REWARD
+from recurrl.keys import ACTION_MASK, HIDDEN, OBSERVATION, PREVIOUS_REWARD
 from recurrl.policy.encoders.checked import make_encoder
 from recurrl.policy.encoders.images import kind_of_network
 from recurrl.policy.heads import make_actor
@@ -19,6 +19,7 @@ from recurrl.policy.initialization import HEAD_GAIN, TANH_GAIN, linear
 from recurrl.policy.noise import CorrelatedNoise
 from recurrl.policy.policy import Policy, Trunk
 from recurrl.policy.preprocessing import make_preprocessing
+from recurrl.policy.previous_action import PreviousAction
 from recurrl.recurrent import RecurrentModule
 from recurrl.recurrent.backends import Backend
 from recurrl.recurrent.cell import Cell, orthogonal
@@ -42,18 +43,19 @@ def make_policy(config: TrainConfig, observation_spec: Composite, action_spec: T
     cell, critic = make_cell(config.cell), config.algorithm.critic_kind
     # The actor gets no spec of the critic's entries, so it cannot read them.
     seen = _without(observation, config.algorithm.critic_only)
-    trunk = _make_trunk(config, seen, cell)
+    previous = PreviousAction(action_spec) if _sees_action(config, action_spec) else None
+    trunk = _make_trunk(config, seen, cell, previous)
     actor_head = make_actor(config.policy, config.cell.hidden_size, seen, action_spec)
     critic_head = critic_trunk = None
     if critic is not None:
         critic_head = linear(config.cell.hidden_size, 1, HEAD_GAIN)
         if critic != "shared":
             own = cell if critic == "recurrent" else None
-            critic_trunk = _make_trunk(config, observation, own, prefix="critic_")
+            critic_trunk = _make_trunk(config, observation, own, previous, prefix="critic_")
     # Only for continuous actions of a single part: that is a condition of the option.
     correlation = config.policy.noise_correlation
     noise = CorrelatedNoise(actor_head.noise_size, correlation) if correlation else None
-    policy = Policy(trunk, actor_head, critic_head, critic_trunk, noise, config.algorithm.critic_only)
+    policy = Policy(trunk, actor_head, critic_head, critic_trunk, noise, config.algorithm.critic_only, previous)
     policy.observation_spec, policy.action_spec = observation, action_spec
     return policy.to(torch.device(config.device))
 
@@ -115,13 +117,23 @@ def make_backend(options: BackendConfig) -> str | Backend:
     return backend
 
 
-def _make_trunk(config: TrainConfig, observation: TensorSpec, cell: Cell | None, prefix: str = "") -> Trunk:
+def _sees_action(config: TrainConfig, action: TensorSpec) -> bool:
+    """Whether the policy sees its previous action."""
+    is_discrete = not any(spec.dtype.is_floating_point for _, spec in leaves_of(action))
+    wanted = config.policy.previous_action
+    return is_discrete and config.cell.name != NO_CELL if wanted is None else wanted
+
+
+def _make_trunk(
+    config: TrainConfig, observation: TensorSpec, cell: Cell | None, previous: PreviousAction | None, prefix: str = ""
+) -> Trunk:
     """The configured trunk, with ``cell.hidden_size`` features.
 
     Args:
         config: the configuration.
         observation: the spec of an unbatched observation.
         cell: the recurrent cell; None puts a feed-forward network in its place.
+        previous: the previous action, if the trunk sees it.
         prefix: put before the names of its states, which tells them from those of another trunk.
 
     Raises:
@@ -129,8 +141,9 @@ def _make_trunk(config: TrainConfig, observation: TensorSpec, cell: Cell | None,
     """
     preprocess, preprocessed = make_preprocessing(observation, config.env.normalize_observation)
     encoder, width = make_encoder(config.encoder, preprocessed)
+    width += 0 if previous is None else previous.size
     core = _feedforward(config.cell, width) if cell is None else _recurrent(config, width, cell, prefix)
-    return Trunk(encoder, core, preprocess)
+    return Trunk(encoder, core, preprocess, sees_action=previous is not None)
 
 
 def _feedforward(options: CellConfig, width: int) -> nn.Module:
@@ -173,11 +186,11 @@ def kinds(observation: TensorSpec, action: TensorSpec) -> set[Condition]:
         if path == (ACTION_MASK,):
             continue
         image = is_image(spec)
-        if image or path not in ((PREVIOUS_ACTION,), (PREVIOUS_REWARD,)):
+        if path != (PREVIOUS_REWARD,):
             met.add(IMAGES if image else NO_IMAGES)
             # The bits of a small image enter dense layers.
             met |= {NO_IMAGES} if image and kind_of_network("auto", spec) == "bits" else set()
-        if not (image or isinstance(spec, Categorical) or path == (PREVIOUS_ACTION,)):
+        if not (image or isinstance(spec, Categorical)):
             met.add(NUMBERS)
     for path, spec in leaves_of(action):
         if not isinstance(spec, Categorical):

@@ -17,10 +17,11 @@ from torch import Size, Tensor, nn
 from torch.distributions import Distribution
 from torchrl.data import TensorSpec
 
-from recurrl.keys import OBSERVATION
+from recurrl.keys import OBSERVATION, PREVIOUS_ACTION
 from recurrl.policy.distributions import most_probable
 from recurrl.policy.noise import NOISE, CorrelatedNoise
 from recurrl.policy.normalization import observe
+from recurrl.policy.previous_action import SCALE, PreviousAction
 from recurrl.recurrent import RecurrentModule
 from recurrl.recurrent.layer import reset_state, state_shapes
 from recurrl.recurrent.module.keys import IS_INIT
@@ -38,10 +39,18 @@ class Trunk(nn.Module):
             for running statistics.
         core: from there to the features: a :class:`RecurrentModule`, or any module, which then has no states.
         preprocess: applied to observations before the encoder; None for nothing.
+        sees_action: the core reads the previous action beside the encoder's vectors.
     """
 
-    def __init__(self, encoder: nn.Module, core: nn.Module | None = None, preprocess: nn.Module | None = None) -> None:
+    def __init__(
+        self,
+        encoder: nn.Module,
+        core: nn.Module | None = None,
+        preprocess: nn.Module | None = None,
+        sees_action: bool = False,
+    ) -> None:
         super().__init__()
+        self.sees_action = sees_action
         self.preprocess = nn.Identity() if preprocess is None else preprocess
         self.encoder = encoder
         self.core = nn.Identity() if core is None else core
@@ -72,6 +81,8 @@ class Trunk(nn.Module):
     def _features(
         self, encoded: Tensor, state: State, is_init: Tensor | None, sequence: bool
     ) -> tuple[Tensor, NewState]:
+        if self.sees_action:
+            encoded = torch.cat((encoded, SCALE * state[PREVIOUS_ACTION]), -1)
         if not isinstance(self.core, RecurrentModule):
             return self.core(encoded), {}
         entering = tuple([state[key] for key in self.state_keys])
@@ -86,7 +97,7 @@ class StepOutput(NamedTuple):
         action: ``[B, ...]``; a TensorDict for actions of several parts.
         log_prob: the log-probability of the action, ``[B]``.
         value: ``[B, 1]``; None without a critic.
-        state: for the next step, with the noise of the actions if that is correlated.
+        state: for the next step, with what ``carried_keys`` of the policy names.
         distribution: of the actions.
         features: ``[B, F]``, which the actor's head reads.
     """
@@ -134,13 +145,14 @@ class Policy(nn.Module):
         critic_trunk: the critic's own trunk; None if it shares the actor's.
         noise: the noise of actions, if it is correlated from step to step.
         critic_only: the entries of observations that only the critic reads.
+        previous_action: makes the previous action from an action, if a trunk reads it.
 
     Attributes:
         observation_spec: of one environment, set by :func:`recurrl.policy.build.make_policy`.
         action_spec: likewise.
         state_keys: keys of the recurrent states.
-        carried_keys: keys of what a step passes to the next: the recurrent states, and the noise of actions if
-            correlated.
+        input_keys: keys of what :meth:`step` and :meth:`sequence` read of a state: these, and the previous action.
+        carried_keys: keys of what a step passes to the next: these, and the noise of actions if correlated.
 
     Raises:
         ValueError: two states have the same name.
@@ -157,9 +169,11 @@ class Policy(nn.Module):
         critic_trunk: nn.Module | None = None,
         noise: CorrelatedNoise | None = None,
         critic_only: tuple[str, ...] = (),
+        previous_action: PreviousAction | None = None,
     ) -> None:
         super().__init__()
         self.critic_only = critic_only
+        self.previous_action = previous_action
         self.noise = noise
         self.trunk = _trunk(trunk)
         self.actor_head = actor_head
@@ -171,11 +185,12 @@ class Policy(nn.Module):
                 f"Two recurrent states of a policy have the same name: {self.state_keys}. Give the critic's cell its "
                 "own in_keys and out_keys."
             )
-        self.carried_keys: list[NestedKey] = [*self.state_keys, *([] if noise is None else [NOISE])]
+        self.input_keys = [*self.state_keys, *([] if previous_action is None else [PREVIOUS_ACTION])]
+        self.carried_keys = [*self.input_keys, *([] if noise is None else [NOISE])]
 
     def actor(self) -> Policy:
         """The policy without its critic, on the same modules: it needs neither the critic's entries nor its states."""
-        return Policy(self.trunk, self.actor_head, noise=self.noise)
+        return Policy(self.trunk, self.actor_head, noise=self.noise, previous_action=self.previous_action)
 
     def _trunks(self) -> list[Trunk]:
         return [self.trunk] if self.critic_trunk is None else [self.trunk, self.critic_trunk]
@@ -197,8 +212,9 @@ class Policy(nn.Module):
 
     @property
     def state_shapes(self) -> dict[NestedKey, tuple[int, ...]]:
-        """The shape ``[layers, ...]`` of each recurrent state, by its name; empty for a feed-forward policy."""
-        return {key: shape for trunk in self._trunks() for key, shape in trunk.state_shapes.items()}
+        """The shape ``[layers, ...]`` of each recurrent state, and ``[A]`` of the previous action, by name."""
+        shapes = {key: shape for trunk in self._trunks() for key, shape in trunk.state_shapes.items()}
+        return shapes if self.previous_action is None else {**shapes, PREVIOUS_ACTION: (self.previous_action.size,)}
 
     def initial_state(self, batch: int) -> dict[NestedKey, Tensor]:
         """The zero states ``[B, layers, ...]`` that episodes start from."""
@@ -211,9 +227,9 @@ class Policy(nn.Module):
         Raises:
             KeyError: an entry is missing.
         """
-        if not self.state_keys:
+        if not self.input_keys:
             return data[OBSERVATION], {}, None
-        return data[OBSERVATION], {key: data[key] for key in self.state_keys}, data[IS_INIT].squeeze(-1)
+        return data[OBSERVATION], {key: data[key] for key in self.input_keys}, data[IS_INIT].squeeze(-1)
 
     def reset(self, state: State, is_init_B: Tensor) -> NewState:
         """The state that enters a step: zero where an episode starts.
@@ -254,6 +270,8 @@ class Policy(nn.Module):
                 noise_BZ = self.noise(state[NOISE], noise_BZ)
             new_state[NOISE] = noise_BZ
         action = self.action(distribution, noise_BZ)
+        if self.previous_action is not None:
+            new_state[PREVIOUS_ACTION] = self.previous_action(action)
         return StepOutput(action, distribution.log_prob(action), value, new_state, distribution, features)
 
     def action(self, distribution: Any, noise_Z: Tensor | None) -> Any:
@@ -268,7 +286,8 @@ class Policy(nn.Module):
         Args:
             observation: ``[B, T, ...]``.
             state: ``[B, T, layers, ...]`` each: the stored state of each step. It is read at ``t = 0`` and where
-                ``is_init`` is true; other steps start from the state that the previous step produced.
+                ``is_init`` is true; other steps start from the state that the previous step produced. The previous
+                action is read at all steps.
             is_init_BT: bool; true where an episode starts. None for a feed-forward policy.
         """
         features, new_state = self.trunk.sequence(observation, state, is_init_BT)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torchrl.data import Binary, Categorical, Composite, TensorSpec, Unbounded
 
 from recurrl.errors import require
-from recurrl.keys import ACTION_MASK, PREVIOUS_ACTION, nested
+from recurrl.keys import ACTION_MASK, nested
 from recurrl.policy.normalization import ObservationNormalizer, observe
 from recurrl.specs import is_image, leaves_of
 
@@ -37,7 +37,7 @@ def make_preprocessing(observation: TensorSpec, normalize: bool) -> tuple[nn.Mod
         "The observation holds only an action mask, so the policy has no input. Have the environment return "
         "something else too, if only a constant.",
     )
-    prepared = {path: _prepare(spec, normalize and path != (PREVIOUS_ACTION,)) for path, spec in leaves.items()}
+    prepared = {path: _prepare(spec, normalize) for path, spec in leaves.items()}
     specs = Composite({path: spec for path, (_, spec) in prepared.items()})
     return Preprocessing({path: module for path, (module, _) in prepared.items()}), specs
 

@@ -9,7 +9,7 @@ from tensordict.nn.probabilistic import interaction_type
 from torch import Size, Tensor
 from torch.distributions import Distribution
 
-from recurrl.keys import ACTION, LOG_PROB, OBSERVATION, VALUE
+from recurrl.keys import ACTION, LOG_PROB, OBSERVATION, PREVIOUS_ACTION, VALUE
 from recurrl.policy.noise import NOISE
 from recurrl.policy.policy import Policy, SequenceOutput, StepOutput
 from recurrl.recurrent import recurrent_mode
@@ -27,8 +27,8 @@ class PolicyModule(TensorDictModuleBase):
     def __init__(self, policy: Policy) -> None:
         super().__init__()
         self.policy = policy
-        states = policy.state_keys
-        self.in_keys = [OBSERVATION, *([IS_INIT, *states] if states else [])]
+        states, read = policy.state_keys, policy.input_keys
+        self.in_keys = [OBSERVATION, *([IS_INIT, *read] if read else [])]
         values = [] if policy.critic_head is None else [VALUE]
         self.out_keys = [ACTION, LOG_PROB, *values, *(("next", state) for state in states)]
 
@@ -48,7 +48,9 @@ class PolicyModule(TensorDictModuleBase):
             action, log_prob = output.action, output.log_prob
         written: dict[NestedKey, Any] = {ACTION: action, LOG_PROB: log_prob, VALUE: output.value}
         written |= {("next", key): state for key, state in output.state.items()}
-        for key in (*self.out_keys, *([("next", NOISE)] if NOISE in output.state else [])):
+        # Only a step has them.
+        passed = [("next", key) for key in (PREVIOUS_ACTION, NOISE) if key in output.state]
+        for key in (*self.out_keys, *passed):
             tensordict.set(key, written[key].reshape((*batch, *written[key].shape[log_prob.ndim :])))
         return tensordict
 

@@ -2,13 +2,13 @@
 
 from collections.abc import Sequence
 from itertools import cycle
-from statistics import fmean, pstdev
+from statistics import fmean
 
 import numpy as np
 import plotly.graph_objects as go  # type: ignore[import-untyped]
 
 from recurrl.reporting.runs import Group
-from recurrl.returns import return_format
+from recurrl.returns import deviation, return_format
 from recurrl.tracking.csv import Curve
 
 # Distinct for colour-blind readers (Paul Tol, https://personal.sron.nl/~pault/), on a light and on a dark page.
@@ -43,7 +43,7 @@ def memory_bars(groups: Sequence[Group]) -> go.Figure | None:
     for color, (of, label) in zip(_COLORS, _BARS.items(), strict=False):
         values = {group.name: returns for group in groups if (returns := group.numbers(f"eval_return_mean{of}"))}
         if values:
-            spreads = {"type": "data", "array": [pstdev(returns) for returns in values.values()], "color": "#808080"}
+            spreads = {"type": "data", "array": [deviation(returns) for returns in values.values()], "color": "#808080"}
             means = [fmean(returns) for returns in values.values()]
             figure.add_bar(x=list(values), y=means, name=label, marker_color=color, error_y=spreads)
     return figure if len(figure.data) > 1 else None

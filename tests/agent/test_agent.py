@@ -18,7 +18,7 @@ from recurrl.errors import ConfigError
 from recurrl.evaluation import SEED_OFFSET, evaluate
 from recurrl.runtime.seeds import seeds
 
-PREVIOUS = ("env.previous_action=true", "env.previous_reward=true")
+PREVIOUS = ("policy.previous_action=true", "env.previous_reward=true")
 PENDULUM = ("Pendulum-v1", "env.mask=[2]", "env.max_episode_steps=30")
 
 
@@ -91,8 +91,14 @@ def test_an_agent_returns_bit_for_bit_what_an_evaluation_does(agent_of, env, ove
 def test_an_agent_says_what_it_is_and_plays_episodes(agent_of):
     agent, config = agent_of("CartPole-v1", "env.mask=[1,3]")
     assert re.fullmatch(r"Agent\(CartPole-v1, Box\(.*\) to Discrete\(2\), [\d,]+ parameters on cpu\)", repr(agent))
-    assert repr(agent.initial_state()) == "AgentState(recurrent_state [1, 1, 8], begins [1], batch=None)"
-    assert repr(agent.initial_state(5)) == "AgentState(recurrent_state [5, 1, 8], begins [5], batch=5)"
+    assert (
+        repr(agent.initial_state())
+        == "AgentState(recurrent_state [1, 1, 8], previous_action [1, 2], begins [1], batch=None)"
+    )
+    assert (
+        repr(agent.initial_state(5))
+        == "AgentState(recurrent_state [5, 1, 8], previous_action [5, 2], begins [5], batch=5)"
+    )
     assert agent.evaluate(3, seed=7) == evaluate(config.env, agent.policy, 3, 7)
     assert agent.evaluate(3, seed=7, deterministic=False) != agent.evaluate(3, seed=7)
     with pytest.raises(ConfigError, match=r"episodes must be at least 1 \(got 0\)"):

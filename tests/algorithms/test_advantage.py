@@ -44,7 +44,7 @@ def plain_vtrace(rewards, values, bootstraps, ends, ratios, lmbda):
 class ValueOfObservation:
     """Stands in for a policy: the value of an observation is the observation."""
 
-    state_keys = ()
+    input_keys = ()
 
     def step(self, observation, *_):
         return StepOutput(None, observation, observation, {}, None, observation)
@@ -131,7 +131,7 @@ def test_the_bootstrap_is_the_critics_value_of_what_followed(cell, compose):
                 kinds["terminated"] += 1
                 assert values[row, t] == 0
                 continue
-            state = {key: step[key].unsqueeze(0) for key in policy.state_keys}
+            state = {key: step[key].unsqueeze(0) for key in policy.input_keys}
             with torch.no_grad():
                 expected = policy.step(step["observation"].unsqueeze(0), state).value
             torch.testing.assert_close(values[row, t], expected.squeeze(), rtol=1e-5, atol=1e-6)

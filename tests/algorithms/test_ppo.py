@@ -30,14 +30,12 @@ def make(small, *overrides):
         {
             "observation": torch.randn(B, T, 2, dtype=torch.float64),
             "is_init": torch.rand(B, T, 1) < 0.2,
-            "recurrent_state": torch.randn(B, T, 1, 4, dtype=torch.float64),
+            **{key: torch.randn(B, T, *shape, dtype=torch.float64) for key, shape in policy.state_shapes.items()},
             "advantage": torch.randn(B, T, 1, dtype=torch.float64),
             "value_target": torch.randn(B, T, 1, dtype=torch.float64),
         },
         [B, T],
     )
-    if config.algorithm.critic == "recurrent":
-        batch["critic_recurrent_state"] = torch.randn(B, T, 1, 4, dtype=torch.float64)
     with torch.no_grad():
         distribution, value, *_ = policy.sequence(*policy.inputs(batch))
         batch["action"] = distribution.sample()

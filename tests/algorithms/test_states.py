@@ -14,6 +14,7 @@ from recurrl.build import make_algorithm, make_policy_for
 from recurrl.config import BufferConfig
 from recurrl.config.plugins import options_class
 from recurrl.config.run import STATE_POLICIES
+from recurrl.keys import PREVIOUS_ACTION
 from recurrl.policy import ACTION, LOG_PROB, OBSERVATION, VALUE
 
 NARROW = ("cell.hidden_size=5", "cell.num_layers=2", "encoder.sizes=[4]", "backend=reference")
@@ -77,6 +78,7 @@ def one_by_one(policy, row, entering):
         step = row[t : t + 1].select(OBSERVATION, ACTION)
         stored = {key: row[key][t : t + 1] for key in policy.state_keys}
         state = stored if t > 0 and bool(row["is_init"][t]) else entering
+        state = {**state, PREVIOUS_ACTION: row[PREVIOUS_ACTION][t : t + 1]}  # recorded, whatever the weights
         _, _, step[VALUE], entering, distribution, _ = policy.step(step[OBSERVATION], state)
         step[LOG_PROB], step["next"] = distribution.log_prob(step[ACTION]), TensorDict(entering, [1])
         done.append(step)
@@ -165,7 +167,7 @@ def test_a_refresh_gives_the_values_and_the_bootstraps_of_the_current_weights(po
                 torch.testing.assert_close(bootstraps[n, t], values[t + 1], rtol=1e-9, atol=1e-9)
                 continue
             after = row[t : t + 1].select(ACTION, *policy.state_keys)
-            after[OBSERVATION] = row["next", OBSERVATION][t : t + 1]
+            after.update(row["next"][t : t + 1].select(OBSERVATION, PREVIOUS_ACTION))
             with torch.no_grad():
                 (last,), _ = one_by_one(policy, after, {key: step["next", key] for key in policy.state_keys})
             torch.testing.assert_close(bootstraps[n, t], last[VALUE][0], rtol=1e-9, atol=1e-9)

@@ -46,18 +46,21 @@ def test_a_run_starts_at_no_frames_from_a_run_directory_or_a_checkpoint(train, t
     assert metrics(tmp_path / LAST)[0]["policy/entropy"] != metrics(tmp_path / first.name)[0]["policy/entropy"]
 
 
-def test_what_does_not_fit_stays_as_initialised_and_is_named_with_both_shapes(small, finished_run):
+def test_what_does_not_fit_stays_as_initialised_and_is_named_with_both_shapes(small, train, tiny, tmp_path):
+    blind, source = "policy.previous_action=false", tmp_path / "source"
+    train(*tiny, "cell=lstm", blind, f"hydra.run.dir={source}").succeeded()
     # Observations of 4 numbers instead of 2, and 3 actions instead of 2.
-    config = small("cell=lstm", "env=gym", "env.id=Acrobot-v1", "env.mask=[4,5]", "algorithm.critic=feedforward")
+    other = ("env=gym", "env.id=Acrobot-v1", "env.mask=[4,5]")
+    config = small("cell=lstm", blind, *other, "algorithm.critic=feedforward")
     policy = make_policy_for(config)
     before = {name: value.clone() for name, value in policy.state_dict().items()}
-    loaded, differing, lacking = copy_weights(policy, finished_run)
+    loaded, differing, lacking = copy_weights(policy, source)
     assert loaded.endswith("frames_000000000064: trunk.core.lstm, critic_head")
     assert "does not fit, and stays as initialised: trunk.preprocess (" in differing
     assert "trunk.encoder.1.weight is 8×2 there and 8×4 here" in differing
     assert "actor_head.network.weight is 2×8 there and 3×8 here" in differing
     assert "is not in the checkpoint, and stays as initialised: critic_trunk." in lacking
-    saved = state_of(finished_run)
+    saved = state_of(source)
     for name, value in policy.state_dict().items():
         expected = saved if name.startswith(("trunk.core.", "critic_head.")) else before
         # The counts of the statistics would fit by their shape, but belong to those of another observation.

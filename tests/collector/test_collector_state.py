@@ -27,7 +27,7 @@ CASES = {
     ),
     "repeat_first": ("env=repeat_first",),
     "without memory": ("cell=none",),
-    "previous action": ("env.previous_action=true", "env.previous_reward=true"),
+    "previous action": ("policy.previous_action=true", "env.previous_reward=true"),
     "in torch": ("env=repeat_previous_torch",),
     "groups": ("algorithm=grpo", "algorithm.group_size=2", "env.max_episode_steps=10"),
 }

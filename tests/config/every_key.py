@@ -94,8 +94,8 @@ def others(key, kind, meaning, value):
         alternatives = [name for name in names(group) if name not in SLOW.get(group, ())]
     elif meaning.choices:
         alternatives = list(meaning.choices)
-    elif kind is bool:
-        alternatives = [not value]
+    elif kind is bool or bool in get_args(kind):
+        alternatives = [True, False]
     elif "list" in str(kind):
         alternatives = [[], [0], [4], [1, 2]]
     else:

@@ -13,6 +13,7 @@ from recurrl.envs.inline import InlineEnv
 from recurrl.envs.interface import ActionPart
 from recurrl.envs.policy_env import PolicyEnv
 from recurrl.envs.spaces import spec_of
+from recurrl.policy.previous_action import PreviousAction
 
 DTYPES = (np.float16, np.float32, np.float64)
 
@@ -92,10 +93,12 @@ class Recording(gymnasium.Env):
 def test_each_dimension_obeys_its_own_bounds(size, compose):
     inner = Recording()
     raw = InlineEnv([inner], "Recording-v0")
-    env = PolicyEnv(raw, compose("env.mask=[]", "env.previous_action=true").env)
+    env = PolicyEnv(raw, compose("env.mask=[]").env)
+    seen = PreviousAction(env.interface.action_spec)
     env.reset_tensors(None)
     for sign in (-1, 1):
-        shown = env.step_tensors(torch.full((1, 4), sign * size))["observation", "previous_action"][0].numpy()
+        action = torch.full((1, 4), sign * size)
+        env.step_tensors(action)
         a = np.float32(sign * size)
         assert inner.received[1:].tolist() == [2.0, min(a, 1), max(a, 0)]
-        assert shown.tolist() == [np.clip(a, -1, 1), 0.0, min(a, 1), max(a, 0)]
+        assert seen(action)[0].tolist() == [np.clip(a, -1, 1), 0.0, min(a, 1), max(a, 0)]

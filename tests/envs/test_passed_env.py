@@ -141,7 +141,7 @@ USERS = {
     "a function of a vector environment": (lambda mine: lambda num_envs: mine.Many(num_envs), "", "<lambda>"),
     "an environment of TorchRL": (attrgetter("of_torchrl"), "", "envs_of_mine:of_torchrl"),
     "many of TorchRL": (attrgetter("many_of_torchrl"), "", "envs_of_mine:many_of_torchrl"),
-    "a lambda": (lambda mine: lambda: mine.Plain(size=2), "env.previous_action=true", "<lambda>"),
+    "a lambda": (lambda mine: lambda: mine.Plain(size=2), "policy.previous_action=true", "<lambda>"),
     "a package's id": (cartpole, "", "CartPole-v1"),
 }
 

@@ -118,7 +118,7 @@ MADE_BY = {
     "TorchRL": f"env.id={__name__}:of_torchrl",
     "torch": f"env.source={__name__}:OnTensors env.id=Ramp",
 }
-OPTIONS = ("env.mask=[1]", "env.previous_action=true", "env.previous_reward=true")
+OPTIONS = ("env.mask=[1]", "env.previous_reward=true")
 
 
 @pytest.fixture
@@ -133,17 +133,17 @@ def test_a_policy_sees_and_does_the_same_whatever_makes_the_environment(made_by,
     for size in (0.5, -3.0, 1.0, 0.0):
         after = env.step_tensors(torch.full((COUNT, 1), size))
         seen += [after, env.reset_tensors(after["done"])]
-    times, pushes, rewards, actions = ([] for _ in range(4))
+    times, pushes, rewards = [], [], []
     for each in seen:
         time, push = each["observation", "observation"].unbind(-1)
-        parts = (time, push, each["observation", "previous_reward"], each["observation", "previous_action"])
-        for values, part in zip((times, pushes, rewards, actions), parts, strict=True):
+        for values, part in zip(
+            (times, pushes, rewards), (time, push, each["observation", "previous_reward"]), strict=True
+        ):
             assert len(set(part.flatten().tolist())) == 1
             values.append(part.flatten()[0].item())
     assert times == [0, 1, 1, 2, 2, 3, 0, 1, 1]
     # −1 and 1 stand for the bounds, beyond which actions are clipped.
     assert pushes == rewards == [0, 4, 4, -2, -2, 6, 0, 2, 2]
-    assert actions == [0, 0.5, 0.5, -1, -1, 1, 0, 0, 0]
     assert [each["done"].all().item() for each in seen if "done" in each] == [False, False, True, False]
     env.close()
 
@@ -197,7 +197,7 @@ def test_a_step_and_a_reset_read_nothing_from_a_device(compose):
     after = env.step_tensors(torch.zeros(COUNT, 1, device="meta"))
     now = env.reset_tensors(after["done"])
     assert all(value.is_meta for value in (*after.values(), *now.values()))
-    names = ("hidden", "observation", "previous_action", "previous_reward")
+    names = ("hidden", "observation", "previous_reward")
     assert {key: tuple(value.shape) for key, value in now.items()} == {
         ("observation", name): (COUNT, 2 if name == "observation" else 1) for name in names
     }
@@ -242,7 +242,7 @@ FROM_INFO = "env.action_mask_from_info=true"
 
 @pytest.mark.parametrize("made_by", ["Gates", "gates_in_one", "gates_on_request", "gates_in_the_next_step"])
 def test_a_mask_in_the_info_forbids_actions_in_training_evaluation_and_use(made_by, small):
-    config = small("env=gym", f"env.id={__name__}:{made_by}", FROM_INFO, "env.previous_action=true")
+    config = small("env=gym", f"env.id={__name__}:{made_by}", FROM_INFO, "policy.previous_action=true")
     rows = SingleCollector(make_rollout_spec(config, policy := fresh_policy(config))).collect()
     assert torch.equal(rows["action"], rows["observation", "observation"][..., 0].long() % 3)
     assert torch.equal(rows["observation", "action_mask"].argmax(-1), rows["action"])

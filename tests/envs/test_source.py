@@ -117,7 +117,7 @@ def train(recurrl_train, tiny, tmp_path):
 @pytest.mark.parametrize(
     "overrides",
     [
-        ("env=mine:OnTensors", "env.size=3", "env.mask=[1]", "env.previous_action=true", "env.previous_reward=true"),
+        ("env=mine:OnTensors", "env.size=3", "env.mask=[1]", "policy.previous_action=true", "env.previous_reward=true"),
         ("env=mine:OfTorchRL",),
         ("env=gym", "env.source=memory", "env.id=mine:Recall", "env.kwargs.values=4"),
         pytest.param(("env=mine:OnTensors", "collector=multi_sync", "collector.num_workers=2"), marks=pytest.mark.slow),

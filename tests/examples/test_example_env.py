@@ -20,7 +20,7 @@ def test_it_trains_with_or_without_a_yaml(how, length, train, tiny):
     [
         (
             "env.wrappers=[{wrapper:gymnasium.wrappers:RescaleObservation,min_obs:-2,max_obs:2}]",
-            *("env.previous_action=true", "env.previous_reward=true", "env.max_episode_steps=4"),
+            *("policy.previous_action=true", "env.previous_reward=true", "env.max_episode_steps=4"),
         ),
         ("algorithm=grpo", "algorithm.group_size=2"),
         pytest.param(("collector=multi_sync", "collector.num_workers=2"), marks=pytest.mark.slow),

@@ -33,7 +33,7 @@ def test_a_run_with_a_collector_resumes_as_if_it_had_not_stopped(train, tiny, on
 
 @pytest.mark.parametrize(
     ("chosen", "previous"),
-    [(FOURIER, ()), (FOURIER_BY_NAME, ("env.previous_action=true", "env.previous_reward=true"))],
+    [(FOURIER, ()), (FOURIER_BY_NAME, ("policy.previous_action=true", "env.previous_reward=true"))],
     ids=["by yaml, a tensor", "by name, a mapping"],
 )
 def test_a_run_with_an_encoder_resumes_as_if_it_had_not_stopped(chosen, previous, train, evaluated, tiny):

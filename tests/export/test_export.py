@@ -22,7 +22,7 @@ from recurrl.export.checking import examples, largest_difference, recorded_input
 from recurrl.export.export import export, load_onnx, load_pt2
 from recurrl.recurrent.cells import cell_names
 
-PREVIOUS = ("env.previous_action=true", "env.previous_reward=true")
+PREVIOUS = ("policy.previous_action=true", "env.previous_reward=true")
 RUNNER = Path(__file__).parent.parent.parent / "examples" / "deployment" / "act.py"
 WITHOUT_TORCH = "import sys, runpy; sys.modules.update(torch=None, recurrl=None, gymnasium=None); "
 
@@ -47,7 +47,7 @@ def test_the_command_writes_files_and_what_they_take_and_give(exported, finished
     assert description["files"]["policy.onnx"]["opset"] == 18
     assert description["run"]["directory"] == str(finished_run)
     assert description["inputs"]["observation"]["shape"] == ["batch", 4]  # with the hidden entries
-    assert list(description["states"]) == ["recurrent_state_h", "recurrent_state_c"]
+    assert list(description["states"]) == ["recurrent_state_h", "recurrent_state_c", "previous_action"]
     import onnx
 
     model = onnx.load(exported / "policy.onnx")
@@ -80,7 +80,7 @@ def test_the_runner_needs_neither_torch_nor_recurrl(exported, finished_run, tmp_
 
 
 def test_the_runner_takes_dicts_and_returns_the_parts_of_actions(agent_of, tmp_path):
-    agent, _ = agent_of(CUE, "env.previous_action=true", observation="dict", action="dict")
+    agent, _ = agent_of(CUE, "policy.previous_action=true", observation="dict", action="dict")
     export(agent, tmp_path, {}, formats=["onnx"])
     policy, state = runpy.run_path(str(RUNNER))["Policy"](tmp_path), agent.initial_state(1)
     with closing(agent.make_env()) as env:
@@ -230,7 +230,8 @@ NOT_OF_RSL_RL = [
     ((CUE,), {"observation": "dict", "action": "bounded"}, "observes one vector of numbers"),
     ((CUE,), {"observation": "image", "action": "bounded"}, "observes one vector of numbers"),
     ((CUE,), {"action": "discrete"}, "acts by one vector of numbers"),
-    (("Pendulum-v1", "env.previous_action=true"), {}, "observes nothing but one vector (got previous_action)"),
+    (("Pendulum-v1", "policy.previous_action=true"), {}, "has one or two states, a vector in each layer"),
+    (("Pendulum-v1", "env.previous_reward=true"), {}, "observes nothing but one vector (got previous_reward)"),
     (("Pendulum-v1", "cell=lru"), {}, "has one or two states, a vector in each layer"),
 ]
 

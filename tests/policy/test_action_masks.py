@@ -33,7 +33,7 @@ def test_whether_reset_seeds_are_heeded_is_found_by_actions_that_are_allowed(act
 
 def test_a_mask_changes_the_action_and_nothing_else(configure, collect):
     policy, batch = collect(configure(MASKED, mask_in="observation", action="discrete"))
-    other = batch.select(OBSERVATION, "is_init", *policy.state_keys)[:, 0].clone()
+    other = batch.select(OBSERVATION, "is_init", *policy.input_keys)[:, 0].clone()
     other[OBSERVATION, "action_mask"] = 1 - other[OBSERVATION, "action_mask"]
     with torch.no_grad():
         _, log_prob, value, *_ = policy.step(*policy.inputs(other))

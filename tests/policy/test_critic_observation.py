@@ -19,7 +19,7 @@ SEES = "algorithm.critic_observation=[hidden]"
 DICT = ("env=gym", "env.packages=[tasks]", f"env.id={CUE}", "+env.kwargs.observation=dict")
 TASKS = {
     "masked vector": ("env=cartpole_no_velocity", "env.max_episode_steps=5", SEES),
-    "with the previous action": ("env=cartpole_no_velocity", "env.previous_action=true", SEES),
+    "with the previous action": ("env=cartpole_no_velocity", "policy.previous_action=true", SEES),
     "vector environment": (*VECTOR, "env.kwargs.max_episode_steps=5", SEES),
     "memory task": ("env=t_maze", "env.kwargs.length=3", "env.max_episode_steps=5", SEES),
     "memory task, masked": ("env=t_maze", "env.kwargs.length=3", "env.max_episode_steps=5", "env.mask=[1]", SEES),

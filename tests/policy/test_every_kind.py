@@ -17,7 +17,7 @@ from recurrl.evaluation import evaluate
 from recurrl.policy import ACTION, LOG_PROB, VALUE, make_policy
 
 IMPALA = "encoder.images=impala"
-PREVIOUS = ("env.previous_action=true", "env.previous_reward=true")
+PREVIOUS = ("policy.previous_action=true", "env.previous_reward=true")
 SEES = "algorithm.critic_observation=[hidden]"
 
 REPLAYED = [

@@ -98,7 +98,7 @@ def test_a_step_is_a_pure_function(action, noise, small):
     assert bool(same.all())
     assert torch.equal(first.log_prob, again.log_prob)
     assert torch.equal(first.value, again.value)
-    assert list(first.state) == [*policy.state_keys, *([NOISE] if noise == "correlated" else [])]
+    assert set(first.state) == {*policy.input_keys, *([NOISE] if noise == "correlated" else [])}
     assert all(torch.equal(value, again.state[key]) for key, value in first.state.items())
     reset = policy.step(observation, policy.reset(state, is_init), None, drawn)
     assert torch.equal(reset.log_prob, first.log_prob)
@@ -176,7 +176,8 @@ class Buffered(nn.Module):
 def test_an_ordinary_module_collects_learns_is_checked_and_is_evaluated(where, kind, small):
     config = small("env.max_episode_steps=11", *(["cell=none"] if where == "trunk" else []))
     made, own = fresh_policy(config), kind()
-    policy = Policy(own if where == "trunk" else Trunk(own, made.trunk.core), made.actor_head, made.critic_head)
+    trunk = own if where == "trunk" else Trunk(own, made.trunk.core, sees_action=True)
+    policy = Policy(trunk, made.actor_head, made.critic_head, previous_action=made.previous_action)
     (batch,) = rollouts(config, policy)
     assert "log-probability" in check_consistency(policy, batch, config)
     before = [parameter.clone() for parameter in policy.parameters()]
@@ -224,8 +225,8 @@ def test_the_tensordict_module_is_the_policy(critic, small):
 
 def test_the_tensordict_module_takes_a_single_environment(small):
     policy = make_policy_for(small())
-    starts, state = torch.ones(1, dtype=torch.bool), torch.zeros(1, 8)
-    alone = TensorDict({"observation": torch.randn(2), "is_init": starts, "recurrent_state": state})
+    states = {key: torch.zeros(shape) for key, shape in policy.state_shapes.items()}
+    alone = TensorDict({"observation": torch.randn(2), "is_init": torch.ones(1, dtype=torch.bool), **states})
     written = PolicyModule(policy)(alone)
     assert written["action"].shape == written["action_log_prob"].shape == ()
     assert written["state_value"].shape == (1,)

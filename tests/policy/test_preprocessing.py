@@ -18,9 +18,8 @@ MAPPING = Composite(
     bits=Binary(3),
     camera=Unbounded((36, 36, 1), dtype=torch.uint8),
     picture=Bounded(0, 1, (4, 4, 3), dtype=torch.float64),
-    inner=Composite(number=Unbounded((1,)), previous_action=Unbounded((1,))),
+    inner=Composite(number=Unbounded((1,)), other=Unbounded((1,))),
     action_mask=Binary(6),
-    previous_action=Bounded(-1, 1, (2,)),
     previous_reward=Unbounded((1,)),
 )
 AS_THEY_ARE = {"symbol": torch.int64, "symbols": torch.int64, "camera": torch.uint8}
@@ -43,7 +42,7 @@ def test_what_reaches_the_encoder_is_what_its_spec_says(batch, normalize):
 def test_statistics_are_of_numbers_only():
     preprocess, _ = make_preprocessing(MAPPING, normalize=True)
     shapes = [tuple(module.mean.shape) for module in preprocess.modules() if isinstance(module, ObservationNormalizer)]
-    # The vector, the matrix, the bytes, two numbers within, and the previous reward; not the previous action.
+    # The vector, the matrix, the bytes, two numbers within, and the previous reward.
     assert shapes == [(3,), (2, 2), (5,), (1,), (1,), (1,)]
     without, _ = make_preprocessing(MAPPING, normalize=False)
     assert not any(isinstance(module, ObservationNormalizer) for module in without.modules())

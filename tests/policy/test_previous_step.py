@@ -1,19 +1,16 @@
 """The previous action and reward: those of the step before, zero at an episode's first step."""
 
-import gymnasium
-import numpy as np
 import pytest
 import torch
-from gymnasium import spaces
 from tasks import ACTIONS, CUE
+from torch import nn
 from torch.nn import functional
 
 from recurrl.algorithms.advantages import next_values
-from recurrl.envs import make_env
-from recurrl.errors import ConfigError
-from recurrl.policy import ACTION, OBSERVATION
+from recurrl.build import make_policy_for
+from recurrl.policy import ACTION, OBSERVATION, Trunk
 
-PREVIOUS = ("env.previous_action=true", "env.previous_reward=true")
+PREVIOUS = ("policy.previous_action=true", "env.previous_reward=true")
 
 
 def flat(kind, action):
@@ -34,7 +31,10 @@ def flat(kind, action):
 def test_the_previous_step_is_shown_and_forgotten_where_an_episode_starts(kind, configure, collect):
     _, batch = collect(configure(CUE, *PREVIOUS, action=kind))
     done = flat(kind, batch[ACTION])
-    after, now = batch["next", OBSERVATION], batch[OBSERVATION]
+    after, now = (
+        {"previous_action": rows["previous_action"], "previous_reward": rows[OBSERVATION, "previous_reward"]}
+        for rows in (batch["next"], batch)
+    )
     # What follows a step shows it, also where it was the episode's last one: the bootstrap sees that.
     if kind == "dict":  # compared without regard to the order of the parts
         shown, expected = after["previous_action"].sort(-1).values, done.sort(-1).values
@@ -54,13 +54,12 @@ def test_the_bootstrap_sees_the_step_that_was_cut_off(configure, collect):
     policy, batch = collect(config)
     truncated = batch["next", "truncated"].squeeze(-1)
     assert truncated.any()
-    step = batch["next"].select(OBSERVATION, *policy.state_keys)[truncated]
-    state = {key: step[key] for key in policy.state_keys}
+    step = batch["next"].select(OBSERVATION, *policy.input_keys)[truncated]
+    state = {key: step[key] for key in policy.input_keys}
     value = policy.step(step[OBSERVATION], state)[2].detach()
     torch.testing.assert_close(next_values(batch, policy)[truncated], value)
-    blind = step[OBSERVATION].clone()
-    blind["previous_action"] = torch.zeros_like(blind["previous_action"])
-    assert (policy.step(blind, state)[2] != value).any()
+    blind = {**state, "previous_action": torch.zeros_like(state["previous_action"])}
+    assert (policy.step(step[OBSERVATION], blind)[2] != value).any()
 
 
 def test_the_cell_takes_action_and_reward_as_they_are(configure, collect):
@@ -68,15 +67,20 @@ def test_the_cell_takes_action_and_reward_as_they_are(configure, collect):
     assert policy.trunk.core.layers.weight_ih_l0.shape[1] == 8 + 4 + 1
 
 
-class Shown(gymnasium.Env):
-    """An environment that shows a previous action by itself."""
+@pytest.mark.parametrize("cell", ["gru", "none"])
+@pytest.mark.parametrize("kind", ACTIONS)
+def test_by_default_a_recurrent_policy_sees_an_action_that_is_discrete(kind, cell, configure):
+    policy = make_policy_for(configure(CUE, f"cell={cell}", action=kind))
+    is_discrete = kind in ("discrete", "multi_discrete", "binary")
+    assert (policy.previous_action is not None) == (is_discrete and cell == "gru")
+    assert policy.input_keys == policy.state_keys + ["previous_action"] * (is_discrete and cell == "gru")
 
-    observation_space = spaces.Dict({"previous_action": spaces.Box(0, 1, (2,), np.float32)})
-    action_space = spaces.Discrete(2)
 
-
-def test_an_environment_that_shows_the_previous_action_itself_is_not_overruled(configure):
-    gymnasium.register("recurrl-test/Shown-v0", entry_point=Shown)
-    config = configure("recurrl-test/Shown-v0", "env.previous_action=true")
-    with pytest.raises(ConfigError, match=r"env\.previous_action adds the entry previous_action .* already has one"):
-        make_env(config.env, 1, seed=0)
+def test_a_tenth_of_it_enters_the_core():
+    trunk = Trunk(nn.Identity(), sees_action=True)
+    observation, state = torch.ones(2, 3, 1), {"previous_action": torch.full((2, 3, 2), 5.0)}
+    expected = torch.tensor([1, 0.5, 0.5]).expand(2, 3, 3)
+    assert torch.equal(trunk.sequence(observation, state, None)[0], expected)
+    assert torch.equal(
+        trunk.step(observation[:, 0], {"previous_action": state["previous_action"][:, 0]})[0], expected[:, 0]
+    )

@@ -21,7 +21,7 @@ def test_layer_normalisation_normalises_the_encoders_layers(configure, collect):
 
 @pytest.mark.parametrize("cell", ["gru", "none"])
 def test_a_policy_in_float64_is_made_and_acts_the_same_each_time(cell, configure):
-    options = (f"cell={cell}", "env.previous_action=true")
+    options = (f"cell={cell}", "policy.previous_action=true")
     config = configure(CUE, *options, observation="dict", action="dict")
     torch.set_default_dtype(torch.float64)
     try:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torchrl.data import Composite, TensorSpec
 
 from recurrl.errors import naming
-from recurrl.keys import PREVIOUS_ACTION, PREVIOUS_REWARD
+from recurrl.keys import PREVIOUS_REWARD
 from recurrl.policy.preprocessing import PerEntry
 from recurrl.specs import leaves_of
 
@@ -19,7 +19,7 @@ from recurrl.specs import leaves_of
 def per_entry(observation: TensorSpec, make_network: Callable[[TensorSpec], nn.Module]) -> nn.Module:
     """The encoder of an observation from networks for tensors: one, or for a mapping one per entry.
 
-    The previous action and reward of a mapping reach the cell as they are.
+    The previous reward of a mapping reaches the cell as it is.
 
     Args:
         observation: the spec of an unbatched observation.
@@ -33,8 +33,7 @@ def per_entry(observation: TensorSpec, make_network: Callable[[TensorSpec], nn.M
     networks: dict[tuple[str, ...], nn.Module] = {}
     for path, spec in leaves_of(observation):
         with naming(f"Observation entry {'.'.join(path)}"):
-            as_it_is = path in ((PREVIOUS_ACTION,), (PREVIOUS_REWARD,))
-            networks[path] = nn.Identity() if as_it_is else make_network(spec)
+            networks[path] = nn.Identity() if path == (PREVIOUS_REWARD,) else make_network(spec)
     return DictEncoder(networks)
 
 

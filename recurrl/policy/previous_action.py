@@ -1,0 +1,71 @@
+"""The previous action, as a policy sees it.
+
+Shape legend: B batch, A numbers of an action.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torchrl.data import Binary, TensorSpec, Unbounded
+from torchrl.envs import TensorDictPrimer
+
+from recurrl.keys import PREVIOUS_ACTION
+from recurrl.specs import bounds_of, leaves_of, limit_of
+
+SCALE = 0.1
+"""The factor with which it enters the recurrent layer: with 1, tasks that are learnt without it are learnt more slowly
+(docs/measurements/recipe.md)."""
+FLOAT32 = torch.finfo(torch.float32)
+
+
+class PreviousAction(nn.Module):
+    """What a policy did in its last step, which it cannot infer from observations if it samples.
+
+    It passes from step to step like a recurrent state, zero where an episode begins.
+
+    Args:
+        spec: of one environment's action, as the policy chooses it.
+
+    Attributes:
+        size: how many numbers it has, A.
+    """
+
+    def __init__(self, spec: TensorSpec) -> None:
+        super().__init__()
+        leaves = list(leaves_of(spec))
+        self._paths = [path for path, _ in leaves]
+        parts = [_Part(leaf) for _, leaf in leaves]
+        self._parts, self.size = nn.ModuleList(parts), sum(part.size for part in parts)
+
+    def forward(self, action: Any) -> Tensor:
+        """``[B, A]``: numbers, clipped to their bounds, and choices as one-hot vectors; the parts are concatenated."""
+        parts = zip(self._paths, self._parts, strict=True)
+        return torch.cat([part(action[path] if path else action) for path, part in parts], -1)
+
+    def make_tensordict_primer(self) -> TensorDictPrimer:
+        """A transform that adds it to an environment: its spec, and zeros at resets."""
+        return TensorDictPrimer({PREVIOUS_ACTION: Unbounded((self.size,))}, default_value=0.0, expand_specs=True)
+
+
+class _Part(nn.Module):
+    """One part of an action, or all of it."""
+
+    def __init__(self, spec: TensorSpec) -> None:
+        super().__init__()
+        limit = None if isinstance(spec, Binary) else limit_of(spec)
+        self._choices = limit if isinstance(limit, tuple) else () if limit is None else (limit,)
+        self.size = sum(self._choices) or spec.shape.numel()
+        self._is_number = spec.dtype.is_floating_point
+        if self._is_number:
+            bounds = [bound.flatten().float() for bound in bounds_of(spec)]
+            self._bounds = nn.Buffer(torch.stack(bounds).clamp(FLOAT32.min, FLOAT32.max), persistent=False)
+
+    def forward(self, chosen: Tensor) -> Tensor:
+        if self._is_number:
+            return chosen.flatten(1).float().maximum(self._bounds[0]).minimum(self._bounds[1])
+        if not self._choices:
+            return chosen.flatten(1).float()
+        columns = zip(chosen.long().view(-1, len(self._choices)).unbind(-1), self._choices, strict=True)
+        return torch.cat([functional.one_hot(each, size) for each, size in columns], -1).float()
