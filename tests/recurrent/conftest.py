@@ -1,9 +1,10 @@
-"""Fixtures for tests of the triton kernels."""
+"""Fixtures for tests of the triton kernels, and of the compiled loop."""
 
 import pytest
 import torch
 from triton_layers import small_tiles
 
+from recurrl.recurrent.backends.native import library
 from recurrl.recurrent.backends.triton import tiles
 
 
@@ -22,3 +23,12 @@ def poisoned_memory():
 def one_launch_a_step(monkeypatch):
     """Use one launch per step for more than 16 features."""
     monkeypatch.setattr(tiles, "configuration", small_tiles)
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """The folder of kernels, in a cache that does not exist yet."""
+    monkeypatch.setenv("RECURRL_CACHE_DIR", str(tmp_path / "cache"))
+    library.kernel.cache_clear()
+    yield tmp_path / "cache" / "native"
+    library.kernel.cache_clear()

@@ -1,9 +1,10 @@
-"""What ``backend=auto`` chooses, and the log line that says so."""
+"""What ``backend=auto`` chooses, and the log line that says so; what ``backend=native`` says where it cannot run."""
 
 import logging
 
 import pytest
 import torch
+from found import CELLS
 from tensordict import TensorDict
 
 from recurrl.recurrent import RecurrentModule, auto, set_recurrent_mode
@@ -77,3 +78,41 @@ def test_it_logs_its_choice_once_and_what_is_missing(no_compiler, caplog):
         "backend auto is scan: backend=native needs a C compiler, and there is no no-such-compiler in PATH. Install "
         "one (on Debian and Ubuntu: apt install gcc libc6-dev), or choose backend=scan."
     ]
+
+
+def test_without_a_compiler_native_is_rejected_with_what_to_install(folder, monkeypatch):
+    monkeypatch.delenv("CC", raising=False)
+    monkeypatch.setenv("PATH", "")
+    assert library.problem() == (
+        "backend=native needs a C compiler, and there is no cc, gcc, clang in PATH. Install one (on Debian and Ubuntu: "
+        "apt install gcc libc6-dev), or choose backend=scan."
+    )
+
+
+def compiler(tmp_path, script):
+    path = tmp_path / "compiler"
+    path.write_text(f"#!/bin/sh\n{script}\n", encoding="utf-8")
+    path.chmod(0o755)
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("script", "message"),
+    [
+        ("echo 'warning: odd' >&2; echo 'error: no stdlib.h' >&2; exit 1", "fails with: error: no stdlib.h Repair it"),
+        ("touch $(echo \"$@\" | sed 's/.* -o //')", "cannot be stored and loaded: .*file too short"),
+        ("echo 'int a;' | cc -shared -x c - -o $(echo \"$@\" | sed 's/.* -o //')", "is another library"),
+        ("echo 'cc1: fatal error: error writing to /tmp/a.s: No space left on device' >&2; exit 1", "Set TMPDIR to a"),
+    ],
+)
+def test_a_compiler_that_fails_is_named(folder, tmp_path, monkeypatch, script, message):
+    monkeypatch.setenv("CC", compiler(tmp_path, script))
+    with pytest.raises(ValueError, match=message):
+        run("gru", recurrent_backend="native")
+
+
+def test_what_native_has_no_kernel_for_is_rejected():
+    with pytest.raises(ValueError, match="no kernel for cell=several, only for gru"):
+        RecurrentModule(CELLS["Several"](5), 3, recurrent_backend="native", in_key="x", out_key="y")
+    with pytest.raises(ValueError, match="proj_size=2 is not"):
+        run("lstm", recurrent_backend="native", proj_size=2)

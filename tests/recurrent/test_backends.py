@@ -239,9 +239,9 @@ def test_a_compiled_module_equals_eager_with_and_without_gradients(cell, backend
     compiled = torch.compile(module, fullgraph=True)
     assert_equal(outputs_and_gradients(compiled, data), outputs_and_gradients(module, data))
     with set_recurrent_mode(True), torch.no_grad():
-        outputs, expected = compiled(data.clone()), module(data.clone())
-    for key in ("y", *(("next", key) for key in module.state_keys)):
-        torch.testing.assert_close(outputs[key], expected[key], rtol=1e-10, atol=1e-12)
+        results = [each(data.clone()) for each in (compiled, module)]
+    outputs, expected = ([result[key] for key in module.out_keys] for result in results)
+    torch.testing.assert_close(outputs, expected, rtol=1e-10, atol=1e-12)
 
 
 @pytest.mark.slow
@@ -265,14 +265,11 @@ def test_a_compiled_scan_that_recomputes_keeps_less():
 
 
 STEP_ONLY = sorted(CELLS.keys() - WITH_DERIVATIVE)
-
-
-def assert_a_compiled_scan_equals_the_reference(cell, steps, compiler):
-    """Random resets and stored states; every cell's weights enter its step, of which torch's scan gets some wrong."""
-    assert ensure_scan_backward("cpu")
-    size = (3, steps, 2, 4)
-    reference, module = (layers_of(cell, backend, "none", size) for backend in ("reference", "scan"))
-    assert_compiled_equals(module, reference, resets("random", *size[:2]), compiler)
+TRACED = [
+    pytest.param(cell, *how, marks=() if cell == "indrnn" and "inductor" not in how else pytest.mark.slow)
+    for cell in STEP_ONLY
+    for how in ((7, "aot_eager"), (1, "aot_eager"), (7, "inductor"))
+]
 
 
 def assert_compiled_equals(module, reference, is_init, compiler):
@@ -282,17 +279,13 @@ def assert_compiled_equals(module, reference, is_init, compiler):
 
 
 @pytest.mark.usefixtures("fresh_compiler")
-@pytest.mark.parametrize("steps", [7, 1])
-@pytest.mark.parametrize("cell", [pytest.param(c, marks=() if c == "indrnn" else pytest.mark.slow) for c in STEP_ONLY])
-def test_a_traced_scan_of_a_cell_that_defines_only_a_step_equals_the_reference(cell, steps):
-    assert_a_compiled_scan_equals_the_reference(cell, steps, "aot_eager")
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("fresh_compiler")
-@pytest.mark.parametrize("cell", STEP_ONLY)
-def test_a_compiled_scan_of_a_cell_that_defines_only_a_step_equals_the_reference(cell):
-    assert_a_compiled_scan_equals_the_reference(cell, 7, "inductor")
+@pytest.mark.parametrize(("cell", "steps", "compiler"), TRACED)
+def test_a_compiled_scan_of_a_cell_that_defines_only_a_step_equals_the_reference(cell, steps, compiler):
+    """Random resets and stored states; every cell's weights enter its step, of which torch's scan gets some wrong."""
+    assert ensure_scan_backward("cpu")
+    size = (3, steps, 2, 4)
+    reference, module = (layers_of(cell, backend, "none", size) for backend in ("reference", "scan"))
+    assert_compiled_equals(module, reference, resets("random", *size[:2]), compiler)
 
 
 @pytest.mark.slow

@@ -143,8 +143,7 @@ def test_a_module_compiles_without_graph_breaks(cell):
     data = batch(module, resets("random", 5, 7))
     expected = outputs_and_gradients(module, data)
     compiled = outputs_and_gradients(torch.compile(module, fullgraph=True, backend="aot_eager"), data)
-    for name, value in compiled.items():
-        torch.testing.assert_close(value, expected[name], rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(compiled, expected, rtol=1e-4, atol=1e-5)
 
 
 def test_another_dtype_is_rejected():
