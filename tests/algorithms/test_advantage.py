@@ -67,17 +67,9 @@ def rows_with_ends(draw):
     rewards, values, afters = (torch.tensor(draw(numbers)).double().reshape(rows, steps) for _ in range(3))
     kinds = st.lists(st.sampled_from((CONTINUES, TERMINATED, TRUNCATED)), min_size=count, max_size=count)
     ends = torch.tensor(draw(kinds)).reshape(rows, steps)
-    batch = TensorDict(
-        {
-            "state_value": values.unsqueeze(-1),
-            "next": {
-                "observation": afters.unsqueeze(-1),
-                "done": (ends != CONTINUES).unsqueeze(-1),
-                "terminated": (ends == TERMINATED).unsqueeze(-1),
-            },
-        },
-        [rows, steps],
-    )
+    done, terminated = (ends != CONTINUES).unsqueeze(-1), (ends == TERMINATED).unsqueeze(-1)
+    after = {"observation": afters.unsqueeze(-1), "done": done, "terminated": terminated}
+    batch = TensorDict({"state_value": values.unsqueeze(-1), "next": after}, [rows, steps])
     return batch, rewards, list(zip(*(x.tolist() for x in (rewards, values, afters, ends)), strict=True))
 
 

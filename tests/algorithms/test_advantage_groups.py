@@ -74,31 +74,26 @@ def plain(starts, rewards, size, gamma, kind, std, drop):
     return advantages, counted
 
 
+KINDS = st.sampled_from(["outcome", "process"])
+CHOICES = st.tuples(st.integers(2, 4), st.sampled_from([1.0, 0.9]), KINDS, st.booleans(), st.booleans())
+"""The size of groups, gamma, and the other options."""
+
+
 @settings(max_examples=100, deadline=None)
-@given(
-    data=st.data(),
-    groups=st.integers(1, 3),
-    size=st.integers(2, 4),
-    steps=st.integers(1, 12),
-    gamma=st.sampled_from([1.0, 0.9]),
-    kind=st.sampled_from(["outcome", "process"]),
-    std=st.booleans(),
-    drop=st.booleans(),
-)
-def test_group_advantages_equal_the_definition(data, groups, size, steps, gamma, kind, std, drop):
-    rows = groups * size
+@given(data=st.data(), groups=st.integers(1, 3), steps=st.integers(1, 12), chosen=CHOICES)
+def test_group_advantages_equal_the_definition(data, groups, steps, chosen):
+    rows = groups * chosen[0]
     starts = [
         [0, *sorted(data.draw(st.sets(st.integers(1, steps - 1), max_size=4)))] if steps > 1 else [0]
         for _ in range(rows)
     ]
     rewards = [[float(data.draw(st.integers(-2, 2))) for _ in range(steps)] for _ in range(rows)]
     batch = rows_of(starts, steps)
-    add_group_advantages(batch, torch.tensor(rewards, dtype=torch.float64), options(size, gamma, kind, std, drop))
-    advantages, counted = plain(starts, rewards, size, gamma, kind, std, drop)
+    add_group_advantages(batch, torch.tensor(rewards, dtype=torch.float64), options(*chosen))
+    advantages, counted = plain(starts, rewards, *chosen)
     assert batch[LOSS_MASK].squeeze(-1).tolist() == counted
-    torch.testing.assert_close(
-        batch[ADVANTAGE].squeeze(-1), torch.tensor(advantages, dtype=torch.float64), rtol=1e-9, atol=1e-9
-    )
+    expected = torch.tensor(advantages, dtype=torch.float64)
+    torch.testing.assert_close(batch[ADVANTAGE].squeeze(-1), expected, rtol=1e-9, atol=1e-9)
 
 
 def test_a_group_without_spread_has_no_advantage_and_is_counted_as_dropped():

@@ -81,10 +81,7 @@ def test_an_update_is_that_of_a_plain_loop_bit_for_bit(kind, small):
             update(algorithm, rollout, number / ITERATIONS)
             algorithm.policy.zero_grad()  # as a callback may
         algorithms.append(algorithm)
-    learnt, expected = (algorithm.state_dict() for algorithm in algorithms)
-    assert set(learnt) == set(expected)
-    for name, value in expected.items():
-        assert torch.equal(learnt[name], value), name
+    torch.testing.assert_close(*(algorithm.state_dict() for algorithm in algorithms), rtol=0, atol=0)
 
 
 def test_parameters_that_are_frozen_or_a_loss_without_them_are_an_error(small):
@@ -138,39 +135,28 @@ def test_an_algorithms_own_parameters_are_optimised_saved_and_restored(small, tm
     path = checkpoint.save(tmp_path, 64, {}, checkpoint.components(algorithm))
     loaded, _ = made(small, Predicting, "seed=1")
     checkpoint.Checkpoint(path).load(checkpoint.components(loaded), {"seed": 0})
-    for name, value in algorithm.state_dict().items():
-        assert torch.equal(loaded.state_dict()[name], value), name
-    for parameter, copy in zip(algorithm.parameters(), loaded.parameters(), strict=True):
-        for name, value in algorithm.optimizer.state[parameter].items():
-            assert torch.equal(loaded.optimizer.state[copy][name], value)
+    torch.testing.assert_close(loaded.state_dict(), algorithm.state_dict(), rtol=0, atol=0)
+    torch.testing.assert_close(loaded.optimizer.state_dict(), algorithm.optimizer.state_dict(), rtol=0, atol=0)
 
 
-class Unused(PPO):
-    def __init__(self, *arguments):
-        super().__init__(*arguments)
-        self.head = nn.Linear(2, 1)
+def holding(name, make):
+    """PPO that holds something more."""
+
+    class Holding(PPO):
+        def __init__(self, *arguments):
+            super().__init__(*arguments)
+            setattr(self, name, make())
+
+    return Holding
 
 
-class Unregistered(PPO):
-    def __init__(self, *arguments):
-        super().__init__(*arguments)
-        self.heads = [nn.Linear(2, 1)]
+def altered(**methods):
+    """PPO with other methods."""
+    return type("Altered", (PPO,), methods)
 
 
-class PlainTensor(PPO):
-    def __init__(self, *arguments):
-        super().__init__(*arguments)
-        self.weight = torch.zeros(2, requires_grad=True)
-
-
-class NoMetrics(PPO):
-    def prepare(self, rows_NT, reward_NT):
-        super().prepare(rows_NT, reward_NT)
-
-
-class TextMetric(PPO):
-    def prepare(self, rows_NT, reward_NT):
-        return {**super().prepare(rows_NT, reward_NT), "mine/phase": "warmup"}
+def text_metric(self, rows_NT, reward_NT):
+    return {**PPO.prepare(self, rows_NT, reward_NT), "mine/phase": "warmup"}
 
 
 class Late(PPO):
@@ -183,23 +169,18 @@ class Late(PPO):
         return losses._replace(terms={**losses.terms, "late": self.late(output.features).square().mean()})
 
 
-class OneTensor(PPO):
-    def loss(self, slices_SK, output):
-        return output.value.mean()
+NOT_LEARNT_OR_LOGGED = [
+    (holding("head", lambda: nn.Linear(2, 1)), "head.weight, head.bias of algorithm=ppo get no gradient from the loss"),
+    (holding("heads", lambda: [nn.Linear(2, 1)]), "heads of algorithm=ppo are not registered"),
+    (holding("weight", lambda: torch.zeros(2, requires_grad=True)), "weight of algorithm=ppo are not registered"),
+    (Late, r"those after its constructor \(got late.weight, late.bias later, which would not be trained\)"),
+    (altered(prepare=lambda *_: None), r"prepare of algorithm=ppo must return its metrics \(got None\)"),
+    (altered(prepare=text_metric), r"The metric mine/phase must be a number \(got 'warmup'\)"),
+    (altered(loss=lambda *of: of[-1].value.mean()), r"must be recurrl.algorithms.Losses \(got a Tensor\)"),
+]
 
 
-@pytest.mark.parametrize(
-    ("kind", "message"),
-    [
-        (Unused, "head.weight, head.bias of algorithm=ppo get no gradient from the loss"),
-        (Unregistered, "heads of algorithm=ppo are not registered"),
-        (PlainTensor, "weight of algorithm=ppo are not registered"),
-        (Late, r"those after its constructor \(got late.weight, late.bias later, which would not be trained\)"),
-        (NoMetrics, r"prepare of algorithm=ppo must return its metrics \(got None\)"),
-        (TextMetric, r"The metric mine/phase must be a number \(got 'warmup'\)"),
-        (OneTensor, r"must be recurrl.algorithms.Losses \(got a Tensor\)"),
-    ],
-)
+@pytest.mark.parametrize(("kind", "message"), NOT_LEARNT_OR_LOGGED)
 def test_what_would_not_be_learnt_or_logged_is_an_error_in_the_first_update(kind, message, small):
     algorithm, batches = made(small, kind)
     with pytest.raises(ConfigError, match=message):
@@ -248,16 +229,13 @@ def sometimes(losses, slices):
     return plus(rare=ZERO)(losses, slices) if (slices["index"] == 0).any() else losses
 
 
-def ratios_of_every_pair(losses, _):
+def of_every_pair(losses, _):
     return losses._replace(log_ratio=losses.log_ratio.unsqueeze(1) * losses.log_ratio.unsqueeze(-1))
 
 
 ERRORS = {
     "a term without gradient": (plus(aside=torch.ones(())), "returns the term aside without gradient, so it would not"),
-    "ratios that were broadcast": (
-        ratios_of_every_pair,
-        r"log_ratio of shape \(2, 8, 8\) for slices of shape \(2, 8\)",
-    ),
+    "ratios that were broadcast": (of_every_pair, r"log_ratio of shape \(2, 8, 8\) for slices of shape \(2, 8\)"),
     "no terms": (lambda losses, _: losses._replace(terms={}), "The loss of algorithm=ppo has no terms."),
     "a term per slice": (plus(foo=torch.zeros(8)), r"returns loss/foo of shape \(8,\). Return a scalar tensor"),
     "a term that is a number": (plus(foo=0.0), "returns loss/foo of shape float. Return a scalar tensor"),
@@ -280,35 +258,21 @@ def test_losses_that_cannot_be_minimised_and_logged_are_rejected(change, message
         algorithm.update(batches[0], 0.0)
 
 
-class ReadsStoredValues(OneTerm):
-    def prepare(self, rows_NT, reward_NT):
-        return {"value/mean": float(rows_NT["state_value"].mean())}
+MISTAKES = [
+    ("prepare", lambda _, rows_NT, __: {"value/mean": float(rows_NT["state_value"].mean())}, KeyError, "state_value"),
+    ("loss", lambda *of: of[-1].value.square(), AttributeError, "'NoneType' object has no attribute 'square'"),
+    ("loss", lambda *of: Losses({"features": of[-1].features.mean() + None}), TypeError, "'NoneType'"),
+]
 
 
-class ReadsValues(OneTerm):
-    def loss(self, slices_SK, output):
-        return Losses({"value": output.value.square().mean()})
-
-
-class Mistaken(OneTerm):
-    def loss(self, slices_SK, output):
-        return Losses({"features": output.features.square().mean() + None})
-
-
-@pytest.mark.parametrize(
-    ("kind", "error", "message"),
-    [
-        (ReadsStoredValues, KeyError, "state_value"),
-        (ReadsValues, AttributeError, "'NoneType' object has no attribute 'square'"),
-        (Mistaken, TypeError, "'NoneType'"),
-    ],
-)
-def test_mistakes_of_an_algorithm_without_a_critic_are_their_own_errors(kind, error, message, small):
+@pytest.mark.parametrize(("method", "does", "error", "message"), MISTAKES)
+def test_mistakes_of_an_algorithm_without_a_critic_are_their_own_errors(method, does, error, message, small):
     config = small(*OPTIONS, "algorithm=grpo", "algorithm.group_size=2")
     policy = fresh_policy(config)
     (batch,) = rollouts(config, policy)
+    algorithm = type("Mistaken", (OneTerm,), {method: does})(config.algorithm, policy, config)
     with pytest.raises(error, match=message):
-        kind(config.algorithm, policy, config).update(batch, 0.0)
+        algorithm.update(batch, 0.0)
 
 
 def test_metrics_of_several_parts_keep_their_order_and_may_not_share_a_name():

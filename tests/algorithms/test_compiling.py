@@ -54,12 +54,12 @@ def test_the_compiler_takes_the_loss_whole_and_its_gradient_is_the_same(compose,
     check_equal(compose, (*tiny, *overrides))
 
 
+CELLS = ("lstm", "mingru", "indrnn", "none")
+COMPILED = [(), *((f"cell={cell}",) for cell in CELLS), CONTINUOUS, ("state=burn_in",), GRPO]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "overrides",
-    [(), ("cell=lstm",), ("cell=mingru",), ("cell=indrnn",), ("cell=none",), CONTINUOUS, ("state=burn_in",), GRPO],
-    ids=lambda overrides: " ".join(overrides) or "default",
-)
+@pytest.mark.parametrize("overrides", COMPILED, ids=lambda overrides: " ".join(overrides) or "default")
 def test_compiled_to_machine_code_its_gradient_is_the_same(compose, tiny, overrides):
     check_equal(compose, (*tiny, *overrides))
 

@@ -2,11 +2,10 @@
 
 import pytest
 import torch
-from collected import fresh_policy, rollouts
+from collected import with_rollout
 from torch import nn
 
 from recurrl.algorithms.gradient_signal import ENOUGH_SIGNAL, GradientSignal
-from recurrl.build import make_algorithm
 
 SIZES = (3, 197)
 
@@ -63,18 +62,13 @@ def test_the_share_ignores_single_minibatches_and_non_finite_gradients(value):
     assert measured(signal, [torch.full_like(gradient, value), gradient]) == 0.0
 
 
-@pytest.mark.parametrize(
-    ("share", "most", "least_fraction", "expected"),
-    [
-        (1.0, 10, 0.4, 10),
-        (ENOUGH_SIGNAL, 10, 0.4, 10),
-        (ENOUGH_SIGNAL / 4, 10, 0.4, 5),
-        (0.0, 10, 0.4, 4),
-        (0.0, 10, 1.0, 10),
-        (0.0, 10, 0.0, 1),
-        (0.0, 1, 0.4, 1),
-    ],
-)
+EPOCHS = [
+    *((1.0, 10, 0.4, 10), (ENOUGH_SIGNAL, 10, 0.4, 10), (ENOUGH_SIGNAL / 4, 10, 0.4, 5)),
+    *((0.0, 10, 0.4, 4), (0.0, 10, 1.0, 10), (0.0, 10, 0.0, 1), (0.0, 1, 0.4, 1)),
+]
+
+
+@pytest.mark.parametrize(("share", "most", "least_fraction", "expected"), EPOCHS)
 def test_epochs_follow_the_square_root_of_the_share(share, most, least_fraction, expected):
     signal = GradientSignal()
     signal.averages.copy_(torch.tensor([share, 1.0]))
@@ -84,8 +78,7 @@ def test_epochs_follow_the_square_root_of_the_share(share, most, least_fraction,
 @pytest.mark.parametrize(("least_fraction", "epochs"), [("0.4", 2), ("1", 5)])
 def test_an_update_takes_fewer_epochs_where_gradients_are_noise(least_fraction, epochs, small):
     config = small("frames_per_batch=64", "slice_len=8", "epochs=5", f"min_epochs_fraction={least_fraction}")
-    algorithm = make_algorithm(config, fresh_policy(config))
-    (batch,) = rollouts(config, algorithm.policy)
+    algorithm, batch = with_rollout(config)
     algorithm.gradient_signal.averages.copy_(torch.tensor([-1e6, 1e6]))
     metrics = algorithm.update(batch, progress=0.0)
     assert metrics["optim/signal"] == 0.0

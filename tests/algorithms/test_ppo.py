@@ -1,5 +1,7 @@
 """PPO's loss and its options against TorchRL's, with one policy and critic in float64."""
 
+from functools import partial
+
 import pytest
 import torch
 from tensordict import TensorDict
@@ -26,22 +28,16 @@ def make(small, *overrides):
     policy = make_policy_for(config).double()
     for parameter in policy.parameters():
         torch.nn.init.normal_(parameter, std=0.5)
-    batch = TensorDict(
-        {
-            "observation": torch.randn(B, T, 2, dtype=torch.float64),
-            "is_init": torch.rand(B, T, 1) < 0.2,
-            **{key: torch.randn(B, T, *shape, dtype=torch.float64) for key, shape in policy.state_shapes.items()},
-            "advantage": torch.randn(B, T, 1, dtype=torch.float64),
-            "value_target": torch.randn(B, T, 1, dtype=torch.float64),
-        },
-        [B, T],
-    )
+    random = partial(torch.randn, B, T, dtype=torch.float64)
+    states = {key: random(*shape) for key, shape in policy.state_shapes.items()}
+    seen = {"observation": random(2), "is_init": torch.rand(B, T, 1) < 0.2, **states}
+    batch = TensorDict({**seen, "advantage": random(1), "value_target": random(1)}, [B, T])
     with torch.no_grad():
         distribution, value, *_ = policy.sequence(*policy.inputs(batch))
         batch["action"] = distribution.sample()
     log_prob = distribution.log_prob(batch["action"])
-    batch["action_log_prob"] = log_prob + 0.3 * torch.randn(B, T, dtype=torch.float64)
-    batch["state_value"] = value + 0.5 * torch.randn(B, T, 1, dtype=torch.float64)
+    batch["action_log_prob"] = log_prob + 0.3 * random()
+    batch["state_value"] = value + 0.5 * random(1)
     algorithm = make_algorithm(config, policy)
     return algorithm, policy, batch
 
@@ -110,25 +106,15 @@ CASES = {
 def test_losses_and_gradients_are_those_of_torchrl(overrides, env, small):
     algorithm, policy, batch = make(small, f"env={env}", *overrides)
     options = algorithm.options
-    witness = ClipPPOLoss(
-        PolicyModule(policy),
-        Critic(policy),
-        clip_epsilon=options.clip_range,
-        entropy_coeff=options.entropy_coeff,
-        critic_coeff=options.critic_coeff,
-        normalize_advantage=options.normalize_advantage == "minibatch",
-        loss_critic_type="l2",
-        clip_value=options.clip_value,
-        functional=False,
-    )
+    same = {name: getattr(options, name) for name in ("entropy_coeff", "critic_coeff", "clip_value")}
+    same |= {"clip_epsilon": options.clip_range, "normalize_advantage": options.normalize_advantage == "minibatch"}
+    witness = ClipPPOLoss(PolicyModule(policy), Critic(policy), **same, loss_critic_type="l2", functional=False)
     witness.set_keys(value="state_value", sample_log_prob="action_log_prob")
     losses, expected = flat(algorithm, loss_of(algorithm, batch)), witness(batch)
-    for name in ("loss_objective", "loss_critic", "loss_entropy", "entropy", "clip_fraction"):
-        torch.testing.assert_close(
-            losses[name], expected[name], rtol=1e-7, atol=1e-9, msg=lambda m, n=name: f"{n}: {m}"
-        )
-    for ours, theirs in zip(gradients(losses, policy), gradients(expected, policy), strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=1e-7, atol=1e-9)
+    names = ("loss_objective", "loss_critic", "loss_entropy", "entropy", "clip_fraction")
+    ours, theirs = ({name: of[name] for name in names} for of in (losses, expected))
+    torch.testing.assert_close(ours, theirs, rtol=1e-7, atol=1e-9)
+    torch.testing.assert_close(gradients(losses, policy), gradients(expected, policy), rtol=1e-7, atol=1e-9)
 
 
 OF_THE_LOSS = {name: each for name, each in CASES.items() if each and "critic" not in name}
@@ -149,9 +135,10 @@ def collected(batch, value_scale):
     return batch.set("next", {"done": ended, "terminated": ended})
 
 
-@pytest.mark.parametrize(
-    ("normalize", "expected"), [("none", [0.5, 50.0]), ("batch", [0.5, 0.5]), ("minibatch", [0.5, 0.5])]
-)
+UNITS = [("none", [0.5, 50.0]), ("batch", [0.5, 0.5]), ("minibatch", [0.5, 0.5])]
+
+
+@pytest.mark.parametrize(("normalize", "expected"), UNITS)
 def test_the_entropys_weight_is_in_units_of_the_advantages(normalize, expected, small):
     reward = torch.randn(B, T, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     coefficients = []

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from collected import fresh_policy, rollouts, weights_of
+from collected import fresh_policy, rollouts, weights_of, with_rollout
 from in_ranks import in_ranks, met
 
 from recurrl.build import config_of_rank, make_algorithm
@@ -63,8 +63,7 @@ def test_two_ranks_learn_from_halves_what_one_process_learns_from_all(small, ove
         return learnt(algorithm_of(share), [batch[rows] for batch in batches], torch.arange(per_rank))
 
     of_ranks = in_ranks(2, met(of_a_rank))
-    for name, value in of_ranks[0]["policy"].items():
-        assert torch.equal(value, of_ranks[1]["policy"][name]), name
+    torch.testing.assert_close(of_ranks[0]["policy"], of_ranks[1]["policy"], rtol=0, atol=0)
     for together in of_ranks:
         torch.testing.assert_close(together["gradients"][0], alone["gradients"][0], rtol=0, atol=1e-6)
         torch.testing.assert_close(together["gradients"], alone["gradients"], rtol=1e-3, atol=1e-5)
@@ -84,8 +83,7 @@ def test_a_step_that_is_not_finite_on_one_rank_is_skipped_by_all(small, where):
 
     def of_a_rank():
         share = config_of_rank(config, world())
-        algorithm = algorithm_of(share)
-        (batch,) = rollouts(share, algorithm.policy)
+        algorithm, batch = with_rollout(share)
         before = weights_of(algorithm.policy)
         backward = algorithm.backward
 
@@ -111,8 +109,7 @@ def test_ranks_take_a_step_if_any_step_counts_on_any_of_them(small, masked, opti
 
     def of_a_rank():
         share = config_of_rank(config, world())
-        algorithm = algorithm_of(share)
-        (batch,) = rollouts(share, algorithm.policy)
+        algorithm, batch = with_rollout(share)
         algorithm.update(batch, 0.0)  # the optimizer then has momentum
         before = weights_of(algorithm.policy)
         (slices, *_) = algorithm.buffer.minibatches(algorithm.rows)

@@ -28,9 +28,8 @@ def policy(request, small):
     config = small(*NARROW)
     config.cell = options_class("cell", request.param)(name=request.param, hidden_size=5, num_layers=2)
     policy = make_policy_for(config).double()
-    with torch.no_grad():
-        for parameter in policy.parameters():
-            parameter.normal_(std=0.7)
+    for parameter in policy.parameters():
+        torch.nn.init.normal_(parameter, std=0.7)
     yield policy
     torch.set_default_dtype(torch.float32)
 
@@ -52,23 +51,11 @@ def rows_of(policy, rows, per_row, slice_len, resets):
     states = {key: torch.randn(rows, steps, *shape) for key, shape in policy.state_shapes.items()}
     for state in states.values():
         state[is_init.squeeze(-1)] = 0.0
-    return TensorDict(
-        {
-            OBSERVATION: torch.randn(rows, steps, 2),
-            "is_init": is_init,
-            ACTION: torch.randint(2, (rows, steps)),
-            LOG_PROB: torch.randn(rows, steps),
-            VALUE: torch.randn(rows, steps, 1),
-            **states,
-            "next": {
-                OBSERVATION: torch.randn(rows, steps, 2),
-                "done": done,
-                "terminated": torch.zeros_like(done),
-                **{key: torch.randn_like(state) for key, state in states.items()},
-            },
-        },
-        [rows, steps],
-    )
+    after = {OBSERVATION: torch.randn(rows, steps, 2), "done": done, "terminated": torch.zeros_like(done)}
+    after |= {key: torch.randn_like(state) for key, state in states.items()}
+    entries = {OBSERVATION: torch.randn(rows, steps, 2), "is_init": is_init, ACTION: torch.randint(2, (rows, steps))}
+    entries |= {LOG_PROB: torch.randn(rows, steps), VALUE: torch.randn(rows, steps, 1), "next": after}
+    return TensorDict(entries | states, [rows, steps])
 
 
 def one_by_one(policy, row, entering):
@@ -83,10 +70,6 @@ def one_by_one(policy, row, entering):
         step[LOG_PROB], step["next"] = distribution.log_prob(step[ACTION]), TensorDict(entering, [1])
         done.append(step)
     return done, entering
-
-
-def detached(states):
-    return {key: state.detach() for key, state in states.items()}
 
 
 def stored_at(policy, row, t):
@@ -139,8 +122,9 @@ def test_losses_and_gradients_are_those_of_a_loop_from_a_constant_state(policy, 
     expected = torch.zeros(())
     for row in rows.clone().unbind(0):
         for begin in range(0, row.shape[0], slice_len):
-            start = detached(expected_start(policy, state, slice_len, row, begin))
-            expected = expected + plain_loss(one_by_one(policy, row[begin : begin + slice_len], start)[0])
+            start = expected_start(policy, state, slice_len, row, begin)
+            detached = {key: value.detach() for key, value in start.items()}
+            expected = expected + plain_loss(one_by_one(policy, row[begin : begin + slice_len], detached)[0])
     minibatch = slices_of(SliceStates(policy, state, slice_len), rows, slice_len)
     assert not any(minibatch[key].requires_grad for key in policy.state_keys)
     loss = sequence_loss(policy, minibatch)

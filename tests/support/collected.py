@@ -1,8 +1,10 @@
 """Policies and what they collect, made as a run makes them."""
 
+from contextlib import contextmanager
+
 import torch
 
-from recurrl.build import make_collector, make_policy_for, set_process_state
+from recurrl.build import make_algorithm, make_collector, make_policy_for, set_process_state
 
 
 def fresh_policy(config, std=0.0):
@@ -21,17 +23,30 @@ def weights_of(policy):
     return torch.cat([parameter.detach().flatten() for parameter in policy.parameters()])
 
 
-def rollouts(config, policy, count=1):
-    """One rollout after the other, each with the weights of then."""
-    collector = make_collector(config, policy)
+@contextmanager
+def collecting(config, policy, frames=0):
+    """A collector, which is shut down in the end."""
+    collector = make_collector(config, policy, frames)
     try:
-        for _ in range(count):
-            yield collector.collect()
+        yield collector
     finally:
         collector.shutdown()
+
+
+def rollouts(config, policy, count=1):
+    """One rollout after the other, each with the weights of then."""
+    with collecting(config, policy) as collector:
+        for _ in range(count):
+            yield collector.collect()
 
 
 def collected(config, std=0.0):
     """A fresh policy and its first rollout."""
     policy = fresh_policy(config, std)
     return policy, *rollouts(config, policy)
+
+
+def with_rollout(config):
+    """The algorithm of a configuration with a fresh policy, and its first rollout."""
+    policy, rollout = collected(config)
+    return make_algorithm(config, policy), rollout
