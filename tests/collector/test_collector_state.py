@@ -7,9 +7,10 @@ from contextlib import contextmanager
 
 import pytest
 import torch
+from collected import collecting
 from tasks import VECTOR
 
-from recurrl.build import make_collector, make_policy_for, set_process_state
+from recurrl.build import make_policy_for, set_process_state
 from recurrl.collector.worker_errors import WorkerError
 from recurrl.envs.saved_state import UnsavableError
 
@@ -49,16 +50,13 @@ class Parts:
     def collector(self):
         """The next one, in the state of the process that it would find there."""
         set_process_state(self.config)
-        collector = make_collector(self.config, make_policy_for(self.config), self.frames)
-        try:
+        with collecting(self.config, make_policy_for(self.config), self.frames) as collector:
             if self.frames:
                 self.left.seek(0)
                 loaded = torch.load(self.left, weights_only=True)
                 collector.load_state_dict(loaded["collector_state"])
                 torch.set_rng_state(loaded["rng"])
             yield collector
-        finally:
-            collector.shutdown()
 
     def save(self, collector):
         self.left = io.BytesIO()
@@ -82,13 +80,13 @@ def assert_identical(found, expected):
         torch.testing.assert_close(found[key], value, rtol=0, atol=0, msg=str(key))
 
 
-@pytest.mark.parametrize(
-    "overrides",
-    [
-        *(pytest.param(overrides, id=name) for name, overrides in CASES.items()),
-        *(pytest.param(overrides, id=name, marks=pytest.mark.slow) for name, overrides in OF_WORKERS.items()),
-    ],
-)
+RESTORED = [
+    *(pytest.param(overrides, id=name) for name, overrides in CASES.items()),
+    *(pytest.param(overrides, id=name, marks=pytest.mark.slow) for name, overrides in OF_WORKERS.items()),
+]
+
+
+@pytest.mark.parametrize("overrides", RESTORED)
 def test_a_restored_collector_continues_as_one_that_was_never_saved(overrides, small):
     config = small(*OPTIONS, *overrides)
     expected = Parts(config).batches(4, saves=False)
@@ -105,13 +103,13 @@ WITHOUT_STATE = {
 }
 
 
-@pytest.mark.parametrize(
-    ("overrides", "why"),
-    [
-        pytest.param(*case, id=name, marks=pytest.mark.slow if "workers" in name else [])
-        for name, case in WITHOUT_STATE.items()
-    ],
-)
+STARTED_OVER = [
+    pytest.param(*case, id=name, marks=pytest.mark.slow if "workers" in name else [])
+    for name, case in WITHOUT_STATE.items()
+]
+
+
+@pytest.mark.parametrize(("overrides", "why"), STARTED_OVER)
 def test_episodes_that_cannot_be_saved_start_over_with_new_seeds_and_a_log_line(overrides, why, small, caplog):
     parts = Parts(small(*OPTIONS, *overrides))
     begun = []
@@ -136,9 +134,10 @@ def test_workers_keep_their_random_numbers_although_their_episodes_start_over(sm
     assert len(found["action"].unique(dim=0)) == 4
 
 
-@pytest.mark.parametrize(
-    ("collector", "saved", "now"), [("single", 4, 8), pytest.param("multi_sync", 2, 4, marks=pytest.mark.slow)]
-)
+NUMBERS = [("single", 4, 8), pytest.param("multi_sync", 2, 4, marks=pytest.mark.slow)]
+
+
+@pytest.mark.parametrize(("collector", "saved", "now"), NUMBERS)
 def test_the_state_of_another_number_of_environments_does_not_fit(collector, saved, now, small):
     parts = Parts(small(*OPTIONS, f"collector={collector}"))
     parts.batches(1)

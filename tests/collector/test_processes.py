@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from collected import fresh_policy
+from collected import collecting, fresh_policy, rollouts
 
 from recurrl.build import make_collector, make_policy_for
 from recurrl.errors import EnvError
@@ -37,35 +37,26 @@ def make_policy(config):
 def test_synchronous_workers_act_with_the_newest_weights_in_the_environments_of_a_single_collector(small):
     config = small(*OPTIONS, "collector=multi_sync")
     policy = make_policy(config)
-    collector = make_collector(config, policy)
-    try:
-        for iteration in range(4):
-            batch = collector.collect()
-            assert batch.batch_size == (4, 20)
-            assert (batch[VALUE] == iteration).all()
-            if iteration == 0:
-                first = batch["observation"][:, 0].clone()
-            value_everything(policy, iteration + 1.0)
-    finally:
-        collector.shutdown()
+    for iteration, batch in enumerate(rollouts(config, policy, 4)):
+        assert batch.batch_size == (4, 20)
+        assert (batch[VALUE] == iteration).all()
+        if iteration == 0:
+            first = batch["observation"][:, 0].clone()
+        value_everything(policy, iteration + 1.0)
     alone = small(*OPTIONS, "collector=single")
-    single = make_collector(alone, make_policy(alone))
-    assert torch.equal(single.collect()["observation"][:, 0], first)
-    single.shutdown()
+    (batch,) = rollouts(alone, make_policy(alone))
+    assert torch.equal(batch["observation"][:, 0], first)
 
 
 @pytest.mark.slow
 def test_asynchronous_workers_act_with_the_weights_before_the_newest(small):
     config = small(*OPTIONS, "collector=multi_async")
     policy = make_policy(config)
-    collector = make_collector(config, policy)
-    try:
+    with collecting(config, policy) as collector:
         for iteration in range(6):
             assert (collector.collect()[VALUE] == max(0, iteration - 1)).all()
             assert collector.metrics() == {"collect/staleness": min(iteration, 1)}
             value_everything(policy, iteration + 1.0)
-    finally:
-        collector.shutdown()
 
 
 @pytest.mark.slow

@@ -11,13 +11,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from collected import fresh_policy, rollouts
+from collected import collecting, fresh_policy, rollouts
 from run_files import metrics, summary, without_times
 from test_collector_state import Parts, assert_identical
 from test_processes import make_policy, value_everything
 from test_worker_errors import failing
 
-from recurrl.build import make_collector
 from recurrl.errors import ConfigError, EnvError, RunError
 from recurrl.policy import VALUE
 
@@ -99,15 +98,12 @@ def test_the_loss_of_a_machine_costs_the_rows_of_its_workers_only(small, cluster
     there = (*RAY, f"collector.address={cluster.address}", "collector.on_env_error=restart")
     expected = batches(small(*there), 4)
     config = small(*there)
-    collector = make_collector(config, fresh_policy(config))
-    try:
+    with collecting(config, fresh_policy(config)) as collector:
         collect = collector.collect
         found = [collect().clone() for _ in range(2)]
         cluster.remove_node(cluster.other, allow_graceful=False)
         found += [collect().clone() for _ in range(2)]
         assert collector.metrics() == {"collect/restarts": 1.0}
-    finally:
-        collector.shutdown()
     replaced = found[2]["is_init"][:, 0].view(2, 2).all(1)
     assert replaced.sum() == 1
     (lost,) = replaced.nonzero().flatten().tolist()
@@ -212,8 +208,7 @@ def test_workers_have_the_newest_weights_or_stale_ones_as_configured_and_a_kille
     before = of_ray("ray::ActorWorker")
     config = small(*RAY, f"collector.address={cluster.address}", f"collector.ahead={ahead}")
     policy = make_policy(config)
-    collector = make_collector(config, policy)
-    try:
+    with collecting(config, policy) as collector:
         collect = collector.collect
         for iteration in range(6):
             assert (collect()[VALUE] == max(0, iteration - ahead)).all()
@@ -222,8 +217,6 @@ def test_workers_have_the_newest_weights_or_stale_ones_as_configured_and_a_kille
         os.kill(min(of_ray("ray::ActorWorker") - before), signal.SIGKILL)
         with pytest.raises(RunError, match=r"Worker \d of 2 \(environments . to .\) was lost after \d+ of its frames"):
             several(collector, ahead + 1)
-    finally:
-        collector.shutdown()
     assert all_gone("ray::ActorWorker", before)
 
 
@@ -232,9 +225,8 @@ def test_the_staleness_of_a_batch_is_that_of_all_its_rows_also_of_those_kept_thr
     there = (f"collector.address={cluster.address}", "collector.ahead=2", "collector.on_env_error=restart")
     config = small(*RAY, *there)
     policy = make_policy(config)
-    collector = make_collector(config, policy)
     staleness = []
-    try:
+    with collecting(config, policy) as collector:
         for iteration in range(8):
             batch = collector.collect()
             staleness.append(collector.metrics()["collect/staleness"])
@@ -242,8 +234,6 @@ def test_the_staleness_of_a_batch_is_that_of_all_its_rows_also_of_those_kept_thr
             if iteration == 3:
                 os.kill(min(of_ray("ray::ActorWorker") - before), signal.SIGKILL)
             value_everything(policy, iteration + 1.0)
-    finally:
-        collector.shutdown()
     assert 1.0 in staleness[4:], staleness  # half of the rows kept, two updates old, and half of them collected again
 
 
@@ -252,18 +242,15 @@ def test_an_environment_that_fails_is_named_and_replaced_if_configured(by, small
     there = ("collector=ray", f"collector.address={cluster.address}", "collector.timeout_s=3")
     config, policy = failing(small, *there, at=30, by=by)
     says = r"Worker . of 2 \(environments . to .\): Environment 0 of 2 .* raised (ArmError|TimeLimitError) in step"
-    collector = make_collector(config, policy)
-    with pytest.raises(EnvError, match=says) as caught:
+    with collecting(config, policy) as collector, pytest.raises(EnvError, match=says) as caught:
         several(collector, 4)
     assert "in _observe" in caught.value.__notes__[0]
-    collector.shutdown()
     marker = str(tmp_path / "failed")
     config, policy = failing(small, *there, "collector.on_env_error=restart", at=30, by=by, marker=marker)
-    collector = make_collector(config, policy)
-    starts = [collector.collect()["is_init"][:, 0].view(2, 2).all(1).sum().item() for _ in range(4)]
-    assert collector.metrics() == {"collect/restarts": 1.0}
+    with collecting(config, policy) as collector:
+        starts = [collector.collect()["is_init"][:, 0].view(2, 2).all(1).sum().item() for _ in range(4)]
+        assert collector.metrics() == {"collect/restarts": 1.0}
     assert starts == [2, 1, 0, 0]
-    collector.shutdown()
 
 
 @pytest.mark.parametrize("ahead", [0, 2])

@@ -58,18 +58,17 @@ def by_torchrl(config, policy, count=4):
     return found
 
 
-@pytest.mark.parametrize(
-    ("env", "ends"),
-    [
-        (("env=cartpole_no_velocity", SHORT), {"terminated", "truncated"}),
-        ((*VECTOR, "env.kwargs.max_episode_steps=17"), {"terminated", "truncated"}),
-        (("env=pendulum_no_velocity", SHORT, "policy.noise_correlation=0.9"), {"truncated"}),
-        (DISCRETE, {"terminated", "truncated"}),
-        (("env=t_maze_active", "env.kwargs.length=2", "env.max_episode_steps=9"), {"terminated", "truncated"}),
-        (CUE, {"terminated"}),
-    ],
-    ids=["cartpole", "vector", "correlated noise", "discrete", "in torch", "several parts"],
-)
+ENVIRONMENTS = {
+    "cartpole": (("env=cartpole_no_velocity", SHORT), {"terminated", "truncated"}),
+    "vector": ((*VECTOR, "env.kwargs.max_episode_steps=17"), {"terminated", "truncated"}),
+    "correlated noise": (("env=pendulum_no_velocity", SHORT, "policy.noise_correlation=0.9"), {"truncated"}),
+    "discrete": (DISCRETE, {"terminated", "truncated"}),
+    "in torch": (("env=t_maze_active", "env.kwargs.length=2", "env.max_episode_steps=9"), {"terminated", "truncated"}),
+    "several parts": (CUE, {"terminated"}),
+}
+
+
+@pytest.mark.parametrize(("env", "ends"), ENVIRONMENTS.values(), ids=ENVIRONMENTS)
 @pytest.mark.parametrize("cell", ["gru", "lstm", "none"])
 def test_transitions_are_those_of_torchrls_collector(cell, env, ends, small):
     config = small(f"cell={cell}", "cell.num_layers=2", *OPTIONS, *env)
