@@ -18,11 +18,11 @@ OPTIONS = (
 )
 
 
-@pytest.mark.parametrize(
-    ("backend", "env"),
-    [("pad", "pendulum_no_velocity")]
-    + [(backend, "cartpole_no_velocity") for backend in ("reference", "pad", "scan", "triton")],
-)
+REPLAYED = [("pad", "pendulum_no_velocity")]
++[(backend, "cartpole_no_velocity") for backend in ("reference", "pad", "scan", "triton")]
+
+
+@pytest.mark.parametrize(("backend", "env"), REPLAYED)
 @pytest.mark.parametrize("cell", ["gru", "lstm"])
 def test_replayed_log_probs_and_values_equal_the_rollouts(cell, backend, env, small):
     config = small(f"env={env}", f"cell={cell}", f"backend={backend}", "cell.num_layers=2", *OPTIONS)

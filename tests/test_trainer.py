@@ -209,19 +209,19 @@ class LooksSimple(recurrl.Callback):
         pass
 
 
-@pytest.mark.parametrize(
-    ("callback", "message"),
-    [
-        (Counter, r"callbacks must be objects \(got a class\). Give Counter\(\)."),
-        (Misspelt(), "Misspelt has on_iterations, which nothing calls. It may have on_end, on_iteration, on_rollout, "),
-        (NotDerived(), "NotDerived has on_start, .* the others of recurrl.Callback if it derives from that"),
-        (TooMany(), r"TooMany must have on_iteration\(metrics, policy\): missing a required argument: 'frames'"),
-        (object(), r"object must have on_iteration\(metrics, policy\)"),
-        (LooksDerived(), r"on_iteration\(metrics, policy\), because it does not derive from recurrl.Callback"),
-        (LooksSimple(), r"on_iteration\(trainer, metrics\), because it derives from recurrl.Callback"),
-        (OnlySaves(), "OnlySaves must have both state_dict and load_state_dict, or neither"),
-    ],
-)
+NOT_CALLED = [
+    (Counter, r"callbacks must be objects \(got a class\). Give Counter\(\)."),
+    (Misspelt(), "Misspelt has on_iterations, which nothing calls. It may have on_end, on_iteration, on_rollout, "),
+    (NotDerived(), "NotDerived has on_start, .* the others of recurrl.Callback if it derives from that"),
+    (TooMany(), r"TooMany must have on_iteration\(metrics, policy\): missing a required argument: 'frames'"),
+    (object(), r"object must have on_iteration\(metrics, policy\)"),
+    (LooksDerived(), r"on_iteration\(metrics, policy\), because it does not derive from recurrl.Callback"),
+    (LooksSimple(), r"on_iteration\(trainer, metrics\), because it derives from recurrl.Callback"),
+    (OnlySaves(), "OnlySaves must have both state_dict and load_state_dict, or neither"),
+]
+
+
+@pytest.mark.parametrize(("callback", "message"), NOT_CALLED)
 def test_a_callback_that_would_not_be_called_is_an_error_before_the_run(callback, message, tiny):
     with pytest.raises(ConfigError, match=message):
         recurrl.train(tiny, run_dir="run", callbacks=[callback])

@@ -223,14 +223,14 @@ def test_rollout_and_update_are_on_the_policys_gpu(on_gpu, monkeypatch, backend,
     assert {loss.device for loss in losses} == {GPU}
 
 
+EVERYWHERE = [
+    *(pytest.param(GPU, kind, id=f"{name}, on the GPU") for name, kind in ON_THE_GPU.items()),
+    *(pytest.param(torch.device("cpu"), kind, id=f"{name}, on the host") for name, kind in ON_THE_HOST.items()),
+]
+
+
 @needs_cuda_build
-@pytest.mark.parametrize(
-    ("device", "kind"),
-    [
-        *(pytest.param(GPU, kind, id=f"{name}, on the GPU") for name, kind in ON_THE_GPU.items()),
-        *(pytest.param(torch.device("cpu"), kind, id=f"{name}, on the host") for name, kind in ON_THE_HOST.items()),
-    ],
-)
+@pytest.mark.parametrize(("device", "kind"), EVERYWHERE)
 def test_every_kind_of_space_is_used_on_the_policys_gpu(on_gpu, monkeypatch, device, kind):
     env_id, overrides, kwargs = kind
     config, policy = on_gpu(device, env_id, "backend=pad", *overrides, **kwargs)

@@ -66,23 +66,23 @@ def played(agent, seed, episodes):
     return totals.tolist()
 
 
-@pytest.mark.parametrize(
-    ("env", "overrides", "kwargs"),
-    [
-        *((CUE, (*PREVIOUS, "cell=lstm"), {"action": kind, "observation": "dict", "delay": 6}) for kind in ACTIONS),
-        *((CUE, (), {"observation": kind, "delay": 6}) for kind in OBSERVATIONS if kind != "image"),
-        (CUE, ("policy.bounded_action=tanh", "cell.num_layers=2"), {"action": "bounded", "delay": 6}),
-        (CUE, ("algorithm.critic=recurrent",), {"delay": 6}),
-        *((CUE, (f"cell={cell}",), {"observation": "dict", "action": "bounded"}) for cell in ("mingru", "none")),
-        *((MASKED, (), {"mask_in": "observation", "action": kind}) for kind in ("discrete", "multi_discrete")),
-        (MASKED, ("env.action_mask_from_info=true", *PREVIOUS), {"mask_in": "info", "action": "multi_discrete"}),
-        ("recurrl-test/Tuples-v0", PREVIOUS, {}),
-        ("recurrl-test/Tuples-v0", ("env.mask=[0]",), {}),
-        (CUE, ("env.mask=[state]",), {"observation": "dict", "delay": 6}),
-        ("Pendulum-v1", ("env.mask=[2]", "env.max_episode_steps=30", *PREVIOUS), {}),
-        ("Pendulum-v1", ("env.wrappers=[gymnasium.wrappers:FlattenObservation]", "env.max_episode_steps=9"), {}),
-    ],
-)
+KINDS = [
+    *((CUE, (*PREVIOUS, "cell=lstm"), {"action": kind, "observation": "dict", "delay": 6}) for kind in ACTIONS),
+    *((CUE, (), {"observation": kind, "delay": 6}) for kind in OBSERVATIONS if kind != "image"),
+    (CUE, ("policy.bounded_action=tanh", "cell.num_layers=2"), {"action": "bounded", "delay": 6}),
+    (CUE, ("algorithm.critic=recurrent",), {"delay": 6}),
+    *((CUE, (f"cell={cell}",), {"observation": "dict", "action": "bounded"}) for cell in ("mingru", "none")),
+    *((MASKED, (), {"mask_in": "observation", "action": kind}) for kind in ("discrete", "multi_discrete")),
+    (MASKED, ("env.action_mask_from_info=true", *PREVIOUS), {"mask_in": "info", "action": "multi_discrete"}),
+    ("recurrl-test/Tuples-v0", PREVIOUS, {}),
+    ("recurrl-test/Tuples-v0", ("env.mask=[0]",), {}),
+    (CUE, ("env.mask=[state]",), {"observation": "dict", "delay": 6}),
+    ("Pendulum-v1", ("env.mask=[2]", "env.max_episode_steps=30", *PREVIOUS), {}),
+    ("Pendulum-v1", ("env.wrappers=[gymnasium.wrappers:FlattenObservation]", "env.max_episode_steps=9"), {}),
+]
+
+
+@pytest.mark.parametrize(("env", "overrides", "kwargs"), KINDS)
 def test_an_agent_returns_bit_for_bit_what_an_evaluation_does(agent_of, env, overrides, kwargs):
     agent, config = agent_of(env, *overrides, **kwargs)
     assert played(agent, 7, 4) == evaluate(config.env, agent.policy, 4, 7)

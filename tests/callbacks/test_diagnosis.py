@@ -126,37 +126,37 @@ def test_after_the_evaluation_of_random_actions_they_decide(better, improved):
     assert list(of.warnings(metrics)) == ([] if better else [diagnosis.RANDOM, diagnosis.ENTROPY])
 
 
-@pytest.mark.parametrize(
-    ("zeroed", "shuffled", "unused"),
-    [(12.0, 12.0, True), (11.6, 13.0, True), (11.4, 12.0, False), (12.0, 11.4, False), (2.0, 2.0, False)],
-)
+WITHOUT_MEMORY = [(12.0, 12.0, True), (11.6, 13.0, True), (11.4, 12.0, False), (12.0, 11.4, False), (2.0, 2.0, False)]
+
+
+@pytest.mark.parametrize(("zeroed", "shuffled", "unused"), WITHOUT_MEMORY)
 def test_memory_is_of_use_if_a_twentieth_of_what_was_learnt_is_lost_without_it(zeroed, shuffled, unused):
     without = {"eval/return_mean_zeroed_state": zeroed, "eval/return_mean_shuffled_state": shuffled}
     warnings = make_diagnosis().warnings(HEALTHY | EVALUATED | ACTED_AT_RANDOM | without)
     assert list(warnings) == ([diagnosis.MEMORY] if unused else [])
 
 
-@pytest.mark.parametrize(
-    ("trained", "random", "better"),
-    [(12.0, 2.0, False), (13.8, 2.0, False), (14.7, 2.0, True), (14.7, -10.0, False), (math.nan, 2.0, False)],
-)
+LOSSES = [(12.0, 2.0, False), (13.8, 2.0, False), (14.7, 2.0, True), (14.7, -10.0, False), (math.nan, 2.0, False)]
+
+
+@pytest.mark.parametrize(("trained", "random", "better"), LOSSES)
 def test_sampled_actions_are_better_if_a_fifth_of_their_gain_is_lost_without(trained, random, better):
     metrics = EVALUATED | {"train/return_mean": trained, "eval/return_mean_random": random}  # two errors are 1.83
     warnings = make_diagnosis().warnings(HEALTHY | ACTED_AT_RANDOM | metrics)
     assert list(warnings) == ([diagnosis.SAMPLED] if better else [])
 
 
-@pytest.mark.parametrize(
-    ("continuous", "initial_std", "entropy", "gone"),
-    [
-        (0, 1.0, 0.03, False),
-        (1, 1.0, -1.0, False),  # a standard deviation of 0.09
-        (1, 1.0, -2.6, True),  # of 0.018
-        (1, 0.1, -2.6, False),
-        (3, 1.0, -2.6, False),
-        (3, 1.0, -7.8, True),
-    ],
-)
+ENTROPIES = [
+    (0, 1.0, 0.03, False),
+    (1, 1.0, -1.0, False),  # a standard deviation of 0.09
+    (1, 1.0, -2.6, True),  # of 0.018
+    (1, 0.1, -2.6, False),
+    (3, 1.0, -2.6, False),
+    (3, 1.0, -7.8, True),
+]
+
+
+@pytest.mark.parametrize(("continuous", "initial_std", "entropy", "gone"), ENTROPIES)
 def test_the_entropy_of_continuous_actions_is_gone_with_their_deviation(continuous, initial_std, entropy, gone):
     of = make_diagnosis(continuous=continuous, initial_std=initial_std)
     assert ([diagnosis.ENTROPY] in warned(HEALTHY | {"policy/entropy": entropy}, of=of)) == gone

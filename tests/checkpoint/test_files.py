@@ -278,23 +278,23 @@ def test_a_strangers_checkpoint_runs_no_code(written, tmp_path, protocol):
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize(
-    "text", ["", "{}\n", "[]", "null", "[" * 100_000, '{"a": ' * 5_000, "9" * 5_000, "\udcff", "NaN"]
-)
+MALFORMED = ["", "{}\n", "[]", "null", "[" * 100_000, '{"a": ' * 5_000, "9" * 5_000, "\udcff", "NaN"]
+
+
+@pytest.mark.parametrize("text", MALFORMED)
 def test_a_strangers_checkpoint_with_a_malformed_manifest_is_rejected(written, text):
     (written / files.MANIFEST).write_bytes(text.encode("utf-8", "surrogateescape"))
     assert " is damaged: manifest.json " in rejection(written)
 
 
-@pytest.mark.parametrize(
-    "values",
-    [
-        *({"metadata": value} for value in ([], None, 3, "frames")),
-        *({"checksums": value} for value in ([], None, {"../state-policy.pt": ""}, {"/dev/zero": ""})),
-        *({"evaluation": value} for value in ([], 3, {"eval/return_mean": "9"})),
-    ],
-    ids=str,
-)
+OTHER_VALUES = [
+    *({"metadata": value} for value in ([], None, 3, "frames")),
+    *({"checksums": value} for value in ([], None, {"../state-policy.pt": ""}, {"/dev/zero": ""})),
+    *({"evaluation": value} for value in ([], 3, {"eval/return_mean": "9"})),
+]
+
+
+@pytest.mark.parametrize("values", OTHER_VALUES, ids=str)
 def test_a_strangers_checkpoint_of_other_values_is_rejected(written, values):
     resealed(written, lambda manifest: manifest.update(values))
     assert f" is damaged: {files.MANIFEST} was modified or corrupted." in rejection(written)

@@ -15,9 +15,10 @@ def left(run):
     return sorted(int(path.name.partition("_")[2]) for path in (run / "checkpoints").iterdir())
 
 
-@pytest.mark.parametrize(
-    ("keep_last", "kept"), [(1, [2, 5]), (2, [2, 4, 5]), (4, [2, 3, 4, 5]), (None, [1, 2, 3, 4, 5])]
-)
+KEPT = [(1, [2, 5]), (2, [2, 4, 5]), (4, [2, 3, 4, 5]), (None, [1, 2, 3, 4, 5])]
+
+
+@pytest.mark.parametrize(("keep_last", "kept"), KEPT)
 def test_the_last_ones_and_the_best_evaluated_one_are_kept(tmp_path, keep_last, kept):
     for frames, return_mean in enumerate([1.0, 7.0, None, 3.0, 2.0], 1):
         write(tmp_path, frames, return_mean)

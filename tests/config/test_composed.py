@@ -108,15 +108,8 @@ del WORDS["env.source"]  # which is looked up first
 
 WRONG = (
     {"epochs": ["abc", 1.5], "encoder.sizes": [[1.0, 2.5], ["a"]], "total_frames": [math.inf, math.nan]}
-    | {
-        "seed": [True],
-        "lr": ["abc", None],
-        "env.num_envs": [None],
-        "env.kwargs": [3],
-        "cell": [None],
-        "num_threads": [[2]],
-    }
-    | {"env.normalize_observation": ["perhaps"]}
+    | {"seed": [True], "lr": ["abc", None], "env.num_envs": [None], "env.kwargs": [3], "cell": [None]}
+    | {"num_threads": [[2]], "env.normalize_observation": ["perhaps"]}
 )
 
 

@@ -168,15 +168,15 @@ WRONG = [["/proc/nope", "Acrobot-v1"], {"nope": 1}, "/proc/nope", "Acrobot-v1"]
 """A list, a mapping, a path where nothing is, and an id of another environment."""
 
 
-@pytest.mark.parametrize(
-    ("choice", "prefix"),
-    [
-        pytest.param("cell=gru", "", marks=pytest.mark.slow),
-        ("cell=gru", "env."),
-        ("buffer=replay", "buffer."),
-        ("algorithm.critic=recurrent", "algorithm."),
-    ],
-)
+OF_THE_WRONG_KIND = [
+    pytest.param("cell=gru", "", marks=pytest.mark.slow),
+    ("cell=gru", "env."),
+    ("buffer=replay", "buffer."),
+    ("algorithm.critic=recurrent", "algorithm."),
+]
+
+
+@pytest.mark.parametrize(("choice", "prefix"), OF_THE_WRONG_KIND)
 def test_no_value_of_the_wrong_kind_is_silent(compose_untyped, tmp_path, choice, prefix):
     trial, counts = Trial(compose_untyped(*TINY, choice), tmp_path / "run"), Counter()
     _, base, random_names = trial.base()
@@ -219,17 +219,17 @@ def test_no_key_that_spaces_decide_on_is_silent_in_an_environment(compose_untype
     assert not silent
 
 
+CHOICES_OF_SECONDS = [
+    ("collector=multi_sync", ("collector.",)),
+    ("collector=multi_async", ("collector.",)),
+    ("logger=tensorboard", ("logger.",)),
+    ("logger=wandb", ("logger.",)),
+    ("backend=triton", ("cell.", "backend.", "recompute", "precision")),
+]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("choice", "prefixes"),
-    [
-        ("collector=multi_sync", ("collector.",)),
-        ("collector=multi_async", ("collector.",)),
-        ("logger=tensorboard", ("logger.",)),
-        ("logger=wandb", ("logger.",)),
-        ("backend=triton", ("cell.", "backend.", "recompute", "precision")),
-    ],
-)
+@pytest.mark.parametrize(("choice", "prefixes"), CHOICES_OF_SECONDS)
 def test_no_key_of_a_choice_that_takes_seconds_is_silent(compose_untyped, tmp_path, monkeypatch, choice, prefixes):
     monkeypatch.setenv("WANDB_MODE", "offline")
     counts, silent = judged([(choice, compose_untyped(*TINY, choice))], tmp_path, *prefixes)

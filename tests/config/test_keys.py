@@ -28,46 +28,39 @@ def test_the_yamls_of_a_group_give_a_value_to_each_of_its_keys_and_to_no_others(
         assert {*flat(OmegaConf.to_container(composed)), FREE} == known
 
 
-@pytest.mark.parametrize(
-    ("overrides", "error"),
-    [
-        (["+gama=0.9"], "Unknown configuration key 'gama'. Did you mean algorithm.gamma"),
-        (["++xyzzy=1"], "Unknown configuration key 'xyzzy'. recurrl-train --help all lists all keys."),
-        (
-            ["cell.xyzzy=1"],
-            "Unknown configuration key 'cell.xyzzy'. cell has: hidden_size, num_layers. recurrl-train --help all "
-            "cell=... lists those of a choice.",
-        ),
-        (["-m", "sed=0,1"], "Unknown configuration key 'sed'. Did you mean seed?"),
-    ],
-    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
-)
+UNKNOWN = [
+    (["+gama=0.9"], "Unknown configuration key 'gama'. Did you mean algorithm.gamma"),
+    (["++xyzzy=1"], "Unknown configuration key 'xyzzy'. recurrl-train --help all lists all keys."),
+    (
+        ["cell.xyzzy=1"],
+        "Unknown configuration key 'cell.xyzzy'. cell has: hidden_size, num_layers. recurrl-train --help all "
+        "cell=... lists those of a choice.",
+    ),
+    (["-m", "sed=0,1"], "Unknown configuration key 'sed'. Did you mean seed?"),
+]
+
+
+@pytest.mark.parametrize(("overrides", "error"), UNKNOWN, ids=lambda of: "" if isinstance(of, str) else " ".join(of))
 def test_an_unknown_key_is_rejected_with_the_nearest_one(rejected, overrides, error):
     assert rejected(*overrides).startswith(error)
 
 
-@pytest.mark.parametrize(
-    ("key", "hint"),
-    [
-        ("minibatch_slice", "minibatch_slices"),
-        ("env.num_env", "env.num_envs"),
-        ("evn.num_envs", "env.num_envs"),
-        ("hidden_size", "cell.hidden_size"),
-        ("n_layers", "cell.num_layers"),
-        ("algorithm.lr", "lr"),
-        ("timeout", "collector.timeout_s or ranks.timeout_s"),
-        ("entropy", "algorithm.entropy_coeff"),
-        ("id", "env.id or logger.id"),
-        ("track", "logger"),
-        ("n_steps", "frames_per_batch, which is n_steps × env.num_envs"),
-        ("batch_size", "minibatch_slices, which is batch_size / slice_len"),
-        ("num_minibatches", "minibatch_slices, which is frames_per_batch / slice_len / num_minibatches"),
-        ("log_std_init", "policy.initial_std, which is exp(log_std_init) for actions from −1 to 1"),
-        *((far, None) for far in ("tracks", "name", "verbose", "gpu", "n", "save_freq", "log_interval", "anneal_lr")),
-        *((far, None) for far in ("encoder.dropout", "env.render_mode", "encoder.nonlinearity", "cell.dropout")),
-        *((far, None) for far in ("env.kwarg.size", "logger.sizes_of", "capture_video", "torch_deterministic")),
-    ],
-)
+WRONG_KEYS = [
+    *(("minibatch_slice", "minibatch_slices"), ("env.num_env", "env.num_envs"), ("evn.num_envs", "env.num_envs")),
+    *(("hidden_size", "cell.hidden_size"), ("n_layers", "cell.num_layers"), ("algorithm.lr", "lr")),
+    *(("entropy", "algorithm.entropy_coeff"), ("id", "env.id or logger.id"), ("track", "logger")),
+    ("timeout", "collector.timeout_s or ranks.timeout_s"),
+    ("n_steps", "frames_per_batch, which is n_steps × env.num_envs"),
+    ("batch_size", "minibatch_slices, which is batch_size / slice_len"),
+    ("num_minibatches", "minibatch_slices, which is frames_per_batch / slice_len / num_minibatches"),
+    ("log_std_init", "policy.initial_std, which is exp(log_std_init) for actions from −1 to 1"),
+    *((far, None) for far in ("tracks", "name", "verbose", "gpu", "n", "save_freq", "log_interval", "anneal_lr")),
+    *((far, None) for far in ("encoder.dropout", "env.render_mode", "encoder.nonlinearity", "cell.dropout")),
+    *((far, None) for far in ("env.kwarg.size", "logger.sizes_of", "capture_video", "torch_deterministic")),
+]
+
+
+@pytest.mark.parametrize(("key", "hint"), WRONG_KEYS)
 def test_a_wrong_key_is_answered_with_a_near_one_or_none(key, hint):
     assert error_of(check_key, key, packaged_keys()).partition("Did you mean ")[2].removesuffix("?") == (hint or "")
 

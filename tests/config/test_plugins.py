@@ -63,31 +63,31 @@ def test_a_module_in_the_current_folder_does_not_hide_an_installed_one(tmp_path,
     assert factory("cell", "yaml:Dumper").__module__ == "yaml.dumper"
 
 
-@pytest.mark.parametrize(
-    ("name", "reason"),
-    [
-        ("own_package.elman:Elmann", "the module own_package.elman has no Elmann. It is at "),
-        ("own_package.elman:Elman.inner", "the module own_package.elman has no Elman.inner."),
-        ("own_package.lstm:LSTM", "there is no module own_package.lstm. Install its package, or run from the folder"),
-        ("nonesuch.elman:Elman", "there is no module nonesuch."),
-        ("own_package.broken:Cell", "importing own_package.broken fails with ZeroDivisionError: division by zero."),
-        ("own_package.unfinished:Cell", "importing own_package.unfinished fails with SyntaxError: "),
-        ("own_package.needy:Cell", " needs the module nonesuch_package, which is not installed. Install it."),
-        ("own_package.circular:Cell", "importing own_package.circular fails with ImportError: cannot import name"),
-        ("own_package.value:Cell", "importing own_package.value fails with ValueError: no."),
-        ("own_package.elman:without", "its options (got no annotation). examples/extending"),
-        ("own_package.elman:nothing", "its options (got no annotation)."),
-        ("own_package.elman:plain", "derived from recurrl.config.CellConfig, its options (got int)."),
-        ("own_package.elman:unknown", "the parameters of its factory cannot be read: name 'Nonesuch' is not defined."),
-        ("own_package.elman:misspelt", "the parameters of its factory cannot be read: "),
-        ("own_package.elman:NUMBER", "the parameters of its factory cannot be read: "),
-        ("own_package/elman.py:Elman", "is not of the form package.module:Name"),
-        ("own_package.elman:", "is not of the form package.module:Name"),
-        (":Elman", "is not of the form package.module:Name"),
-        ("own package:Elman", "is not of the form package.module:Name"),
-        ("..elman:Elman", "is not of the form package.module:Name"),
-    ],
-)
+UNUSABLE = [
+    ("own_package.elman:Elmann", "the module own_package.elman has no Elmann. It is at "),
+    ("own_package.elman:Elman.inner", "the module own_package.elman has no Elman.inner."),
+    ("own_package.lstm:LSTM", "there is no module own_package.lstm. Install its package, or run from the folder"),
+    ("nonesuch.elman:Elman", "there is no module nonesuch."),
+    ("own_package.broken:Cell", "importing own_package.broken fails with ZeroDivisionError: division by zero."),
+    ("own_package.unfinished:Cell", "importing own_package.unfinished fails with SyntaxError: "),
+    ("own_package.needy:Cell", " needs the module nonesuch_package, which is not installed. Install it."),
+    ("own_package.circular:Cell", "importing own_package.circular fails with ImportError: cannot import name"),
+    ("own_package.value:Cell", "importing own_package.value fails with ValueError: no."),
+    ("own_package.elman:without", "its options (got no annotation). examples/extending"),
+    ("own_package.elman:nothing", "its options (got no annotation)."),
+    ("own_package.elman:plain", "derived from recurrl.config.CellConfig, its options (got int)."),
+    ("own_package.elman:unknown", "the parameters of its factory cannot be read: name 'Nonesuch' is not defined."),
+    ("own_package.elman:misspelt", "the parameters of its factory cannot be read: "),
+    ("own_package.elman:NUMBER", "the parameters of its factory cannot be read: "),
+    ("own_package/elman.py:Elman", "is not of the form package.module:Name"),
+    ("own_package.elman:", "is not of the form package.module:Name"),
+    (":Elman", "is not of the form package.module:Name"),
+    ("own package:Elman", "is not of the form package.module:Name"),
+    ("..elman:Elman", "is not of the form package.module:Name"),
+]
+
+
+@pytest.mark.parametrize(("name", "reason"), UNUSABLE)
 def test_what_cannot_be_used_is_rejected_with_the_reason(package, name, reason):
     package("elman", ELMAN)
     package("broken", "1 / 0")

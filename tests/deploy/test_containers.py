@@ -119,10 +119,11 @@ def test_a_service_has_no_root_and_writes_to_its_volumes_only(service):
     assert all({"mode=1777", "exec"} <= set(options.split(",")) for options in places.values())
 
 
+COMMANDS = ["recurrl-train", "torchrun --standalone --nproc-per-node 2 -m recurrl", "recurrl-evaluate outputs/run"]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "command", ["recurrl-train", "torchrun --standalone --nproc-per-node 2 -m recurrl", "recurrl-evaluate outputs/run"]
-)
+@pytest.mark.parametrize("command", COMMANDS)
 def test_commands_need_no_other_place_to_write_to(tiny, tmp_path, finished_run, command):
     outputs, home = tmp_path / "outputs", tmp_path / "home"
     outputs.mkdir()

@@ -55,20 +55,20 @@ def test_shellcheck_finds_nothing(script):
     assert done.returncode == 0, done.stdout
 
 
-@pytest.mark.parametrize(
-    ("script", "variables", "expected"),
-    [
-        (RUN, {}, ["recurrl-train", "resume=auto", "hydra.run.dir=outputs/slurm/7", "seed=4"]),
-        (
-            RUN,
-            {"SLURM_ARRAY_JOB_ID": "6", "SLURM_ARRAY_TASK_ID": "3"},
-            ["recurrl-train", "resume=auto", "hydra.run.dir=outputs/slurm/6/3", "seed=3", "seed=4"],
-        ),
-        (TORCHRUN, {}, ["--nnodes=2", "--nproc-per-node=2"]),
-        (TORCHRUN, {"SLURM_GPUS_ON_NODE": "8"}, ["--nnodes=2", "--nproc-per-node=8"]),
-        (TORCHRUN, {}, ["-m", "recurrl", "resume=auto", "hydra.run.dir=outputs/slurm/7", "seed=4"]),
-    ],
-)
+COMMANDS = [
+    (RUN, {}, ["recurrl-train", "resume=auto", "hydra.run.dir=outputs/slurm/7", "seed=4"]),
+    (
+        RUN,
+        {"SLURM_ARRAY_JOB_ID": "6", "SLURM_ARRAY_TASK_ID": "3"},
+        ["recurrl-train", "resume=auto", "hydra.run.dir=outputs/slurm/6/3", "seed=3", "seed=4"],
+    ),
+    (TORCHRUN, {}, ["--nnodes=2", "--nproc-per-node=2"]),
+    (TORCHRUN, {"SLURM_GPUS_ON_NODE": "8"}, ["--nnodes=2", "--nproc-per-node=8"]),
+    (TORCHRUN, {}, ["-m", "recurrl", "resume=auto", "hydra.run.dir=outputs/slurm/7", "seed=4"]),
+]
+
+
+@pytest.mark.parametrize(("script", "variables", "expected"), COMMANDS)
 def test_the_command_is_one_that_recurrl_takes(job, recurrl_train, tmp_path, script, variables, expected):
     (tmp_path / "code").write_text("0", encoding="utf-8")
     assert job(script, "seed=4", **variables).wait(timeout=30) == 0

@@ -34,10 +34,10 @@ def check_equal(compiled, module):
     torch.testing.assert_close(outputs[0], outputs[1], rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("kind", "form"),
-    [pytest.param(*item, marks=() if item == ("lstm", "default") else pytest.mark.slow) for item in ONE_GRAPH],
-)
+RUNS = [pytest.param(*item, marks=() if item == ("lstm", "default") else pytest.mark.slow) for item in ONE_GRAPH]
+
+
+@pytest.mark.parametrize(("kind", "form"), RUNS)
 def test_a_module_is_one_graph(kind, form):
     allowed, torch._dynamo.config.allow_rnn = torch._dynamo.config.allow_rnn, False
     module = make(kind, **FORMS[form])

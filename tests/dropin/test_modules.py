@@ -65,14 +65,14 @@ def test_a_torch_module_can_be_wrapped(name):
     wrapped.load_state_dict(getattr(own, name).state_dict())
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"input_size": 3, "wrap": {}}, "takes sizes or a .* to wrap, not both"),
-        ({"wrap": {"batch_first": False}}, "batch_first=False is not possible"),
-        ({"input_size": 3}, "needs input_size and hidden_size"),
-    ],
-)
+EXCLUSIVE = [
+    ({"input_size": 3, "wrap": {}}, "takes sizes or a .* to wrap, not both"),
+    ({"wrap": {"batch_first": False}}, "batch_first=False is not possible"),
+    ({"input_size": 3}, "needs input_size and hidden_size"),
+]
+
+
+@pytest.mark.parametrize(("options", "message"), EXCLUSIVE)
 def test_a_wrapped_module_and_sizes_exclude_each_other(name, options, message):
     options = dict(options)
     wrap = options.pop("wrap", None)

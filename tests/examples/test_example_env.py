@@ -15,17 +15,20 @@ def test_it_trains_with_or_without_a_yaml(how, length, train, tiny):
     assert (env["source"], env["length"]) == ("my_package.corridor:Corridor", length)
 
 
+TOGETHER = [
+    (
+        "env.wrappers=[{wrapper:gymnasium.wrappers:RescaleObservation,min_obs:-2,max_obs:2}]",
+        *("env.previous_action=true", "env.previous_reward=true", "env.max_episode_steps=4"),
+    ),
+    ("algorithm=grpo", "algorithm.group_size=2"),
+    pytest.param(("collector=multi_sync", "collector.num_workers=2"), marks=pytest.mark.slow),
+    pytest.param(("collector=multi_async", "collector.num_workers=2"), marks=pytest.mark.slow),
+]
+
+
 @pytest.mark.parametrize(
     "options",
-    [
-        (
-            "env.wrappers=[{wrapper:gymnasium.wrappers:RescaleObservation,min_obs:-2,max_obs:2}]",
-            *("policy.previous_action=true", "env.previous_reward=true", "env.max_episode_steps=4"),
-        ),
-        ("algorithm=grpo", "algorithm.group_size=2"),
-        pytest.param(("collector=multi_sync", "collector.num_workers=2"), marks=pytest.mark.slow),
-        pytest.param(("collector=multi_async", "collector.num_workers=2"), marks=pytest.mark.slow),
-    ],
+    TOGETHER,
     ids=["options of every environment", "groups that start from the same states", "workers", "workers ahead"],
 )
 def test_it_trains_with(options, train, tiny):
@@ -44,13 +47,13 @@ def test_it_is_checked_without_training(recurrl_check, extending, tiny):
     assert "Checkpoints cannot hold" not in checked.out
 
 
-@pytest.mark.parametrize(
-    ("override", "message"),
-    [
-        ("env.length=0", "env.length must be an integer from 1 to 1_000 (got 0)."),
-        ("env.lenght=3", "Unknown configuration key 'env.lenght'. Did you mean env.length"),
-        ("env.kwargs.length=3", 'does not support env.kwargs={"length": 3}. Give env.kwargs={}.'),
-    ],
-)
+NOT_SUPPORTED = [
+    ("env.length=0", "env.length must be an integer from 1 to 1_000 (got 0)."),
+    ("env.lenght=3", "Unknown configuration key 'env.lenght'. Did you mean env.length"),
+    ("env.kwargs.length=3", 'does not support env.kwargs={"length": 3}. Give env.kwargs={}.'),
+]
+
+
+@pytest.mark.parametrize(("override", "message"), NOT_SUPPORTED)
 def test_options_that_it_does_not_support_are_rejected(override, message, error):
     assert message in error(*BY_NAME, override)

@@ -31,11 +31,10 @@ def test_a_run_with_a_collector_resumes_as_if_it_had_not_stopped(train, tiny, on
     assert [row["collect/reset"] for row in metrics(whole)] == ["1.0", "0.0", "0.0", "1.0", "0.0"]
 
 
-@pytest.mark.parametrize(
-    ("chosen", "previous"),
-    [(FOURIER, ()), (FOURIER_BY_NAME, ("policy.previous_action=true", "env.previous_reward=true"))],
-    ids=["by yaml, a tensor", "by name, a mapping"],
-)
+ENCODERS = [(FOURIER, ()), (FOURIER_BY_NAME, ("env.previous_action=true", "env.previous_reward=true"))]
+
+
+@pytest.mark.parametrize(("chosen", "previous"), ENCODERS, ids=["by yaml, a tensor", "by name, a mapping"])
 def test_a_run_with_an_encoder_resumes_as_if_it_had_not_stopped(chosen, previous, train, evaluated, tiny):
     sizes = [override for override in tiny if not override.startswith("encoder.")]
     options = (*chosen, *sizes, *previous, "encoder.frequencies=5", "checkpoint.every_frames=32", "backend=reference")
@@ -45,16 +44,16 @@ def test_a_run_with_an_encoder_resumes_as_if_it_had_not_stopped(chosen, previous
     evaluated(resumed).succeeded()
 
 
-@pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
-        ((BUFFER, "buffer.exponent=2"), "buffer.exponent must be a number from 0 to 1 (got 2.0)."),
-        (
-            (*FOURIER, "env=gym", "env.id=FrozenLake-v1"),
-            "encoder=my_package.fourier_encoder:make takes continuous observations, not torch.int64.",
-        ),
-    ],
-)
+OUT_OF_RANGE = [
+    ((BUFFER, "buffer.exponent=2"), "buffer.exponent must be a number from 0 to 1 (got 2.0)."),
+    (
+        (*FOURIER, "env=gym", "env.id=FrozenLake-v1"),
+        "encoder=my_package.fourier_encoder:make takes continuous observations, not torch.int64.",
+    ),
+]
+
+
+@pytest.mark.parametrize(("overrides", "message"), OUT_OF_RANGE)
 def test_an_option_out_of_range_is_rejected(overrides, message, error):
     assert error(*overrides, "device=cpu").startswith(message)
 
@@ -64,13 +63,13 @@ def test_options_are_explained(explained):
     assert "  only: []                          # beginnings of the metrics to log" in explained(LINES)
 
 
-@pytest.mark.parametrize(
-    ("chosen", "logged"),
-    [
-        (("--config-dir", "configs", "logger=json_lines"), {"frames", "train", "eval"}),
-        ((LINES, "logger.only=[optim/]"), {"frames", "optim"}),
-    ],
-)
+LOGGERS = [
+    (("--config-dir", "configs", "logger=json_lines"), {"frames", "train", "eval"}),
+    ((LINES, "logger.only=[optim/]"), {"frames", "optim"}),
+]
+
+
+@pytest.mark.parametrize(("chosen", "logged"), LOGGERS)
 def test_a_logger_logs_what_its_option_says(chosen, logged, train, tiny):
     run = train(*chosen, *tiny)
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]

@@ -118,15 +118,15 @@ def files_with_code(folder, marker):
         (folder / name).write_text(code)
 
 
-@pytest.mark.parametrize(
-    ("attack", "message"),
-    [
-        (replace_state, "does not fit this configuration"),
-        (change_config, "names code that would be imported and executed: hostile."),
-        (yaml_with_code, "was not written by a run"),
-        (files_with_code, None),
-    ],
-)
+ATTACKS = [
+    (replace_state, "does not fit this configuration"),
+    (change_config, "names code that would be imported and executed: hostile."),
+    (yaml_with_code, "was not written by a run"),
+    (files_with_code, None),
+]
+
+
+@pytest.mark.parametrize(("attack", "message"), ATTACKS)
 def test_nothing_of_a_strangers_folder_runs(folder, tmp_path, monkeypatch, recurrl_evaluate, attack, message):
     marker = tmp_path / "code has run"
     attack(folder, marker)
@@ -195,13 +195,13 @@ def test_a_card_of_any_environment_keeps_its_header(compose):
     assert "trust_packages=True" in card
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--license", "mit"], "--license belongs to a model card. Add --hub-folder DIR."),
-        (["--hub-folder", "made", "--sampled"], "--sampled has no effect with --hub-folder."),
-        (["--hub-folder", "made", "--output", "other"], "--output has no effect with --hub-folder."),
-    ],
-)
+NOT_TOGETHER = [
+    (["--license", "mit"], "--license belongs to a model card. Add --hub-folder DIR."),
+    (["--hub-folder", "made", "--sampled"], "--sampled has no effect with --hub-folder."),
+    (["--hub-folder", "made", "--output", "other"], "--output has no effect with --hub-folder."),
+]
+
+
+@pytest.mark.parametrize(("options", "message"), NOT_TOGETHER)
 def test_options_that_do_not_go_together_are_rejected(recurrl_export, finished_run, tmp_path, options, message):
     assert recurrl_export(finished_run, *options, cwd=tmp_path).error.startswith(message)

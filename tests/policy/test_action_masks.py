@@ -53,16 +53,16 @@ def test_a_mask_that_the_info_does_not_hold_is_rejected(configure):
         make_env(config.env, 1, seed=0).reset()
 
 
-@pytest.mark.parametrize(
-    ("action", "mask", "sentence"),
-    [
-        (Unbounded((2,)), Binary(2), "Masks need a single discrete or multi-discrete action"),
-        (Binary(2), Binary(2), "Masks need a single discrete or multi-discrete action"),
-        (Composite(a=Categorical(2)), Binary(2), "Masks need a single discrete or multi-discrete action"),
-        (Categorical(3), Binary(4), r"has shape \(4,\), but its actions have 3 choices"),
-        (Categorical(3, shape=(2,)), Binary(3), r"has shape \(3,\), but its actions have 6 choices"),
-    ],
-)
+DO_NOT_GO_TOGETHER = [
+    (Unbounded((2,)), Binary(2), "Masks need a single discrete or multi-discrete action"),
+    (Binary(2), Binary(2), "Masks need a single discrete or multi-discrete action"),
+    (Composite(a=Categorical(2)), Binary(2), "Masks need a single discrete or multi-discrete action"),
+    (Categorical(3), Binary(4), r"has shape \(4,\), but its actions have 3 choices"),
+    (Categorical(3, shape=(2,)), Binary(3), r"has shape \(3,\), but its actions have 6 choices"),
+]
+
+
+@pytest.mark.parametrize(("action", "mask", "sentence"), DO_NOT_GO_TOGETHER)
 def test_a_mask_that_does_not_go_with_the_action_is_rejected(action, mask, sentence, compose):
     observation = Composite(observation=Composite(seen=Unbounded((2,)), action_mask=mask))
     with pytest.raises(ConfigError, match=sentence):

@@ -28,17 +28,17 @@ def run(cell, *, double=False, **options):
     return module.backend_in_use
 
 
+CHOSEN = [
+    ("gru", {}, "native"),
+    ("gru", {"double": True}, "native"),
+    ("gru", {"recurrent_recompute": "full"}, "native"),
+    ("lstm", {"proj_size": 2}, "scan"),
+    ("mingru", {}, "native"),
+]
+
+
 @pytest.mark.native
-@pytest.mark.parametrize(
-    ("cell", "options", "chosen"),
-    [
-        ("gru", {}, "native"),
-        ("gru", {"double": True}, "native"),
-        ("gru", {"recurrent_recompute": "full"}, "native"),
-        ("lstm", {"proj_size": 2}, "scan"),
-        ("mingru", {}, "native"),
-    ],
-)
+@pytest.mark.parametrize(("cell", "options", "chosen"), CHOSEN)
 def test_the_first_that_supports_the_layer_is_chosen(cell, options, chosen):
     assert run(cell, **options) == chosen
 
@@ -50,14 +50,14 @@ def test_on_a_gpu_it_is_the_first_that_can():
     assert unsupported_reason("auto", make_cell("mingru", 5), Options(), device) is None
 
 
-@pytest.mark.parametrize(
-    ("cell", "device", "reason"),
-    [
-        ("slstm", "cpu", "backend=native has no kernel for cell=slstm"),
-        ("mingru", "cuda", "backend=pad does not support cell=mingru"),
-        ("gru", "cuda", None),
-    ],
-)
+WITHOUT_THE_KERNEL = [
+    ("slstm", "cpu", "backend=native has no kernel for cell=slstm"),
+    ("mingru", "cuda", "backend=pad does not support cell=mingru"),
+    ("gru", "cuda", None),
+]
+
+
+@pytest.mark.parametrize(("cell", "device", "reason"), WITHOUT_THE_KERNEL)
 def test_a_choice_that_does_not_depend_on_the_kernel_compiles_none(cell, device, reason, monkeypatch, caplog):
     def compiles():
         pytest.fail("The kernel was compiled.")
@@ -96,15 +96,15 @@ def compiler(tmp_path, script):
     return str(path)
 
 
-@pytest.mark.parametrize(
-    ("script", "message"),
-    [
-        ("echo 'warning: odd' >&2; echo 'error: no stdlib.h' >&2; exit 1", "fails with: error: no stdlib.h Repair it"),
-        ("touch $(echo \"$@\" | sed 's/.* -o //')", "cannot be stored and loaded: .*file too short"),
-        ("echo 'int a;' | cc -shared -x c - -o $(echo \"$@\" | sed 's/.* -o //')", "is another library"),
-        ("echo 'cc1: fatal error: error writing to /tmp/a.s: No space left on device' >&2; exit 1", "Set TMPDIR to a"),
-    ],
-)
+FAILING_COMPILERS = [
+    ("echo 'warning: odd' >&2; echo 'error: no stdlib.h' >&2; exit 1", "fails with: error: no stdlib.h Repair it"),
+    ("touch $(echo \"$@\" | sed 's/.* -o //')", "cannot be stored and loaded: .*file too short"),
+    ("echo 'int a;' | cc -shared -x c - -o $(echo \"$@\" | sed 's/.* -o //')", "is another library"),
+    ("echo 'cc1: fatal error: error writing to /tmp/a.s: No space left on device' >&2; exit 1", "Set TMPDIR to a"),
+]
+
+
+@pytest.mark.parametrize(("script", "message"), FAILING_COMPILERS)
 def test_a_compiler_that_fails_is_named(folder, tmp_path, monkeypatch, script, message):
     monkeypatch.setenv("CC", compiler(tmp_path, script))
     with pytest.raises(ValueError, match=message):

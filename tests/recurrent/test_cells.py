@@ -125,39 +125,33 @@ class OnlyActivated(GatedCell):
         return torch.tanh(x_gates_BG + h_gates_BG)
 
 
-@pytest.mark.parametrize(
-    ("methods", "message"),
-    [
-        (
-            {"step": returning(lambda output, _: output)},
-            r"tuple of states \(got a Tensor\)\. Return \(output, \(state,",
-        ),
-        (
-            {"states": lambda _: {"": 7}},
-            r"wrong fails in a first step with TypeError: .* Look at its parameters\(\), st",
-        ),
-        ({"step": lambda _, weights, *__: weights["bias"]}, "wrong fails in a first step with KeyError: 'bias'"),
-        ({"step": returning(lambda output, states: (output, states[0]))}, r"must return its output and a tuple of st"),
-        (
-            {"step": returning(lambda output, states: (output[:, 1:], states))},
-            r"wrong returns an output of shape \(4,\) .* hidden_size and states\(\) declare \(5,\)",
-        ),
-        (
-            {"step": returning(lambda output, states: (output, (states[0], states[1].mT, states[2])))},
-            r"states of shapes \[\(\), \(3, 2\), \(5,\)\].* declare .*\[\(\), \(2, 3\), \(5,\)\]",
-        ),
-        ({"step": returning(lambda output, states: (output, states[:2]))}, r"states of shapes \[\(\), \(2, 3\)\]"),
-        ({"step": in_place}, r"step of the cell wrong writes into the states it gets\. Return new tensors"),
-        (
-            {"step": returning(lambda output, states: (output, (*states[:2], states[2].double())))},
-            r"returns torch.float64, but its parameters are torch.float32",
-        ),
-        ({"__init__": holding(nn.Parameter)}, r"holds scale, which would be neither trained nor saved\. Declare"),
-        ({"__init__": holding(lambda _: nn.Linear(2, 2))}, "holds scale, which would be neither"),
-        ({"states": lambda _: {}}, "has 3 parameters and 0 states. A cell has at least one of each"),
-        ({"parameters": lambda *_: {}}, "has 0 parameters and 3 states"),
-    ],
-)
+WRONG_CELLS = [
+    ({"step": returning(lambda output, _: output)}, r"tuple of states \(got a Tensor\)\. Return \(output, \(state,"),
+    ({"states": lambda _: {"": 7}}, r"wrong fails in a first step with TypeError: .* Look at its parameters\(\), st"),
+    ({"step": lambda _, weights, *__: weights["bias"]}, "wrong fails in a first step with KeyError: 'bias'"),
+    ({"step": returning(lambda output, states: (output, states[0]))}, r"must return its output and a tuple of st"),
+    (
+        {"step": returning(lambda output, states: (output[:, 1:], states))},
+        r"wrong returns an output of shape \(4,\) .* hidden_size and states\(\) declare \(5,\)",
+    ),
+    (
+        {"step": returning(lambda output, states: (output, (states[0], states[1].mT, states[2])))},
+        r"states of shapes \[\(\), \(3, 2\), \(5,\)\].* declare .*\[\(\), \(2, 3\), \(5,\)\]",
+    ),
+    ({"step": returning(lambda output, states: (output, states[:2]))}, r"states of shapes \[\(\), \(2, 3\)\]"),
+    ({"step": in_place}, r"step of the cell wrong writes into the states it gets\. Return new tensors"),
+    (
+        {"step": returning(lambda output, states: (output, (*states[:2], states[2].double())))},
+        r"returns torch.float64, but its parameters are torch.float32",
+    ),
+    ({"__init__": holding(nn.Parameter)}, r"holds scale, which would be neither trained nor saved\. Declare"),
+    ({"__init__": holding(lambda _: nn.Linear(2, 2))}, "holds scale, which would be neither"),
+    ({"states": lambda _: {}}, "has 3 parameters and 0 states. A cell has at least one of each"),
+    ({"parameters": lambda *_: {}}, "has 0 parameters and 3 states"),
+]
+
+
+@pytest.mark.parametrize(("methods", "message"), WRONG_CELLS)
 def test_a_step_that_does_not_return_what_the_cell_declares_is_rejected(methods, message):
     with pytest.raises(ConfigError, match=message):
         layers(type("Wrong", (Several,), methods)(5), 3)

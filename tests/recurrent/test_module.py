@@ -97,19 +97,19 @@ def test_a_sequence_needs_a_time_dimension(module):
         module(random_batch(module, 1)[0])
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"in_key": "x", "in_keys": ["x", "h"], "out_key": "y"}, "Pass either in_key or in_keys"),
-        ({"in_key": "x"}, "Pass either out_key or out_keys"),
-        ({"in_keys": ["x"], "out_key": "y"}, "reads one input, 1 state"),
-        ({"in_keys": ["x", "h", "resets"], "out_key": "y"}, "'is_init' last"),
-        ({"in_key": "x", "out_keys": ["y"]}, "writes one output and 1 state"),
-        ({"in_key": "x", "out_key": "y", "batch_first": False}, "batch_first=False is not possible"),
-        ({"in_key": "x", "out_key": "y", "recurrent_backend": "fast"}, "Unknown recurrent_backend 'fast'"),
-        ({"in_key": "x", "out_key": "y", "recurrent_recompute": "half"}, "Unknown recompute='half'"),
-    ],
-)
+INVALID = [
+    ({"in_key": "x", "in_keys": ["x", "h"], "out_key": "y"}, "Pass either in_key or in_keys"),
+    ({"in_key": "x"}, "Pass either out_key or out_keys"),
+    ({"in_keys": ["x"], "out_key": "y"}, "reads one input, 1 state"),
+    ({"in_keys": ["x", "h", "resets"], "out_key": "y"}, "'is_init' last"),
+    ({"in_key": "x", "out_keys": ["y"]}, "writes one output and 1 state"),
+    ({"in_key": "x", "out_key": "y", "batch_first": False}, "batch_first=False is not possible"),
+    ({"in_key": "x", "out_key": "y", "recurrent_backend": "fast"}, "Unknown recurrent_backend 'fast'"),
+    ({"in_key": "x", "out_key": "y", "recurrent_recompute": "half"}, "Unknown recompute='half'"),
+]
+
+
+@pytest.mark.parametrize(("options", "message"), INVALID)
 def test_invalid_options_raise_with_a_remedy(options, message):
     with pytest.raises(ValueError, match=message):
         GRUModule(3, 5, **options)

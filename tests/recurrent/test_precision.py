@@ -115,16 +115,16 @@ def test_an_unknown_mode_is_rejected():
         GRUModule(3, 5, in_key="x", out_key="y", recurrent_matmul_precision="fp16")
 
 
+IGNORED = [
+    ("recurrent_matmul_precision", "tf32", "precision=tf32 needs a GPU"),
+    ("recurrent_matmul_precision", "tf32x3", "precision=tf32x3 is not possible"),
+    ("recurrent_matmul_precision", "bf16", "precision=bf16 is not possible"),
+    ("recurrent_compute_dtype", torch.bfloat16, "recurrent_compute_dtype=torch.bfloat16 is not possible"),
+]
+
+
 @pytest.mark.parametrize("backend", ["auto", "native", "reference", "pad", "scan"])
-@pytest.mark.parametrize(
-    ("option", "value", "reason"),
-    [
-        ("recurrent_matmul_precision", "tf32", "precision=tf32 needs a GPU"),
-        ("recurrent_matmul_precision", "tf32x3", "precision=tf32x3 is not possible"),
-        ("recurrent_matmul_precision", "bf16", "precision=bf16 is not possible"),
-        ("recurrent_compute_dtype", torch.bfloat16, "recurrent_compute_dtype=torch.bfloat16 is not possible"),
-    ],
-)
+@pytest.mark.parametrize(("option", "value", "reason"), IGNORED)
 def test_backends_on_torchs_matmuls_warn_once_and_ignore_what_they_cannot_follow(backend, option, value, reason):
     warn_once.cache_clear()
     torch.manual_seed(0)

@@ -98,17 +98,16 @@ FORMS = {  # the shapes of a and of a state, and the dimension of real and imagi
 }
 
 
+RECURRENCES = [
+    linear_recurrence,
+    pytest.param(NativeRecurrence.recurrence, marks=pytest.mark.native),
+    TritonRecurrence.recurrence,
+]
+
+
 @pytest.mark.parametrize("steps", [(2, 7), ()], ids=["of each step", "of all steps"])
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS.keys())
-@pytest.mark.parametrize(
-    "recurrence",
-    [
-        linear_recurrence,
-        pytest.param(NativeRecurrence.recurrence, marks=pytest.mark.native),
-        TritonRecurrence.recurrence,
-    ],
-    ids=["doubling", "native", "triton"],
-)
+@pytest.mark.parametrize("recurrence", RECURRENCES, ids=["doubling", "native", "triton"])
 def test_a_linear_recurrence_equals_its_loop_and_has_its_derivatives(recurrence, form, steps):
     (of_a, of_state, pair), generator = form, torch.Generator().manual_seed(0)
     a = torch.rand((*steps, *of_a), dtype=torch.float64, generator=generator)

@@ -15,14 +15,14 @@ from recurrl.recurrent.cells import make_cell
 CPU = torch.device("cpu")
 
 
-@pytest.mark.parametrize(
-    ("cell", "hidden_size", "options", "message"),
-    [
-        ("indrnn", 4, {}, "has no kernel for cell=indrnn"),
-        ("mingru", 4, {"precision": "bf16"}, "precision=bf16 is not possible .* it needs gru or lstm"),
-        ("gru", 1025, {}, "hidden_size=1025 is not possible .* tested up to 1024"),
-    ],
-)
+UNSUPPORTED = [
+    ("indrnn", 4, {}, "has no kernel for cell=indrnn"),
+    ("mingru", 4, {"precision": "bf16"}, "precision=bf16 is not possible .* it needs gru or lstm"),
+    ("gru", 1025, {}, "hidden_size=1025 is not possible .* tested up to 1024"),
+]
+
+
+@pytest.mark.parametrize(("cell", "hidden_size", "options", "message"), UNSUPPORTED)
 def test_unsupported_options_are_rejected(cell, hidden_size, options, message):
     reason = backends.unsupported_reason("triton", make_cell(cell, hidden_size), Options(**options), CPU)
     assert reason is not None

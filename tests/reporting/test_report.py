@@ -103,14 +103,14 @@ def test_a_failed_and_a_copied_run_count_nowhere_and_are_named(
 DONE = {"status": "completed", "seed": 0, "eval_return_mean": 1.0}
 
 
-@pytest.mark.parametrize(
-    ("key", "groups"),
-    [
-        *((key, 1) for key in ("resume", "consistency_check", "evaluation.memory", "evaluation.every_frames")),
-        *((key, 1) for key in ("logger", "logger.mode", "checkpoint.keep_last")),
-        *((key, 2) for key in ("lr", "env.id", "evaluation.episodes", "checkpoints", "consistency_check_of_mine")),
-    ],
-)
+GROUPS_BY_KEY = [
+    *((key, 1) for key in ("resume", "consistency_check", "evaluation.memory", "evaluation.every_frames")),
+    *((key, 1) for key in ("logger", "logger.mode", "checkpoint.keep_last")),
+    *((key, 2) for key in ("lr", "env.id", "evaluation.episodes", "checkpoints", "consistency_check_of_mine")),
+]
+
+
+@pytest.mark.parametrize(("key", "groups"), GROUPS_BY_KEY)
 def test_what_has_no_influence_on_returns_makes_no_groups(key, groups, tmp_path):
     runs = [Result(value, tmp_path, {key: value}, DONE | {"seed": seed}) for seed, value in enumerate("ab")]
     assert len(grouped(runs)) == groups
@@ -122,15 +122,15 @@ def test_a_run_that_did_not_complete_is_left_out(status, tmp_path):
     assert (group.left_out, group.seeds) == ({"it": status}, [])
 
 
-@pytest.mark.parametrize(
-    ("changed", "why"),
-    [
-        ({}, "a copy of first"),
-        ({"eval_return_mean": 1.1}, "the same seed as first"),
-        ({"seed": 3, "eval_return_mean": None}, "without an evaluation"),
-        ({"seed": 1}, None),
-    ],
-)
+SECOND_RUNS = [
+    ({}, "a copy of first"),
+    ({"eval_return_mean": 1.1}, "the same seed as first"),
+    ({"seed": 3, "eval_return_mean": None}, "without an evaluation"),
+    ({"seed": 1}, None),
+]
+
+
+@pytest.mark.parametrize(("changed", "why"), SECOND_RUNS)
 def test_what_is_not_another_seed_is_left_out(changed, why, tmp_path):
     first, second = Result("first", tmp_path, {}, DONE), Result("second", tmp_path, {}, DONE | changed)
     (group,) = grouped([first, second])

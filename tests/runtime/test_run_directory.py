@@ -13,19 +13,15 @@ def test_a_run_directory_is_found_from_itself_and_from_its_checkpoints(finished_
     assert run_directory_of(finished_run / "checkpoints" / "frames_000000000032") == finished_run
 
 
-@pytest.mark.parametrize(
-    ("name", "kind"),
-    [
-        *(
-            (name, kind)
-            for name in ("config.yaml", "summary.json", "metrics.csv")
-            for kind in ("link", "folder", "pipe")
-        ),
-        *((name, "file") for name in ("checkpoints", "tensorboard", "checkpoints/frames_000000000032")),
-        ("checkpoints/frames_000000000032", "folder"),
-        ("checkpoints", "dangling"),
-    ],
-)
+IN_THE_WAY = [
+    *((name, kind) for name in ("config.yaml", "summary.json", "metrics.csv") for kind in ("link", "folder", "pipe")),
+    *((name, "file") for name in ("checkpoints", "tensorboard", "checkpoints/frames_000000000032")),
+    ("checkpoints/frames_000000000032", "folder"),
+    ("checkpoints", "dangling"),
+]
+
+
+@pytest.mark.parametrize(("name", "kind"), IN_THE_WAY)
 def test_what_is_where_a_run_is_to_write_is_found_before_it_trains(tmp_path, name, kind):
     path = tmp_path / "run" / name
     path.parent.mkdir(parents=True)

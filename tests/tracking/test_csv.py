@@ -52,17 +52,16 @@ def test_whatever_was_logged_is_read_back_to_the_last_digit_under_its_name(rows)
             assert all(cells[name] == value or math.isnan(value) for name, value in logged.items())
 
 
-@pytest.mark.parametrize(
-    ("before", "metric", "after"),
-    [
-        ("frames,a\n8,8.0\n16,16.0\n24,24.0\n", "a", "frames,a\n8,8.0\n16,-1.0\n24,-1.0\n"),
-        ("frames,a\n8,8.0\n", "b", "frames,a,b\n8,8.0,\n16,,-1.0\n24,,-1.0\n"),
-        ("frames,a\n8,8.0\n16,12.3", "a", "frames,a\n8,8.0\n16,-1.0\n24,-1.0\n"),
-        ("", "a", "frames,a\n16,-1.0\n24,-1.0\n"),
-        ("frames,b", "a", "frames,a\n16,-1.0\n24,-1.0\n"),
-    ],
-    ids=["repeated frames", "a new metric", "a row cut off by a crash", "no header", "half a header"],
-)
+RESUMED = {
+    "repeated frames": ("frames,a\n8,8.0\n16,16.0\n24,24.0\n", "a", "frames,a\n8,8.0\n16,-1.0\n24,-1.0\n"),
+    "a new metric": ("frames,a\n8,8.0\n", "b", "frames,a,b\n8,8.0,\n16,,-1.0\n24,,-1.0\n"),
+    "a row cut off by a crash": ("frames,a\n8,8.0\n16,12.3", "a", "frames,a\n8,8.0\n16,-1.0\n24,-1.0\n"),
+    "no header": ("", "a", "frames,a\n16,-1.0\n24,-1.0\n"),
+    "half a header": ("frames,b", "a", "frames,a\n16,-1.0\n24,-1.0\n"),
+}
+
+
+@pytest.mark.parametrize(("before", "metric", "after"), RESUMED.values(), ids=RESUMED)
 def test_a_run_that_resumes_in_its_directory_continues_its_rows(logger_options, tmp_path, before, metric, after):
     (tmp_path / "metrics.csv").write_text(before)
     tracker = make(logger_options(), tmp_path, {})
@@ -79,13 +78,13 @@ def test_a_resumed_run_that_logs_nothing_changes_nothing(logger_options, tmp_pat
     assert (tmp_path / "metrics.csv").read_bytes() == before
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        *("a\n1\n", "frames,a\n8,1,2\n", "frames,a\nx,1\n", "frames,a\n8,many\n", "frames\n-8\n", 'frames,"a\n8,1\n'),
-        f"frames\n{400 * '9'}\n",
-    ],
-)
+FOREIGN = [
+    *("a\n1\n", "frames,a\n8,1,2\n", "frames,a\nx,1\n", "frames,a\n8,many\n", "frames\n-8\n", 'frames,"a\n8,1\n'),
+    f"frames\n{400 * '9'}\n",
+]
+
+
+@pytest.mark.parametrize("text", FOREIGN)
 def test_a_file_that_no_run_wrote_is_rejected_before_anything_is_trained(tmp_path, text):
     path = tmp_path / "metrics.csv"
     path.write_text(text)

@@ -88,9 +88,10 @@ def test_an_evaluation_without_a_spread_is_a_point_without_a_bar(plot, spread):
     assert bars_of(axes) == [(3.0, 5.0)]
 
 
-@pytest.mark.parametrize(
-    "rows", [[], [(10, {TRAIN: math.nan})], [(10, {"loss/critic": 1.0})]], ids=["no row", "nan", "no such column"]
-)
+WITHOUT_EPISODES = [[], [(10, {TRAIN: math.nan})], [(10, {"loss/critic": 1.0})]]
+
+
+@pytest.mark.parametrize("rows", WITHOUT_EPISODES, ids=["no row", "nan", "no such column"])
 def test_a_run_without_a_finished_episode_gives_labelled_axes_that_say_so(plot, tmp_path, rows):
     axes = plot(rows, rendered=True)
     assert [text.get_text() for text in axes.texts] == ["no finished episode yet"]

@@ -125,15 +125,15 @@ def server_that(behaves):
         yield "http://127.0.0.1:9"
 
 
-@pytest.mark.parametrize(
-    ("behaves", "reason"),
-    [
-        ("is unreachable", "connection refused"),
-        ("is silent", "WANDB_INIT_TIMEOUT"),
-        ("rejects the key", "user is not logged in"),
-        ("WANDB_MODE=sometimes", "mode"),
-    ],
-)
+SERVERS = [
+    ("is unreachable", "connection refused"),
+    ("is silent", "WANDB_INIT_TIMEOUT"),
+    ("rejects the key", "user is not logged in"),
+    ("WANDB_MODE=sometimes", "mode"),
+]
+
+
+@pytest.mark.parametrize(("behaves", "reason"), SERVERS)
 def test_a_run_that_wandb_cannot_start_fails_before_training(machine, trained, tmp_path, monkeypatch, behaves, reason):
     monkeypatch.setenv("WANDB_API_KEY", "0" * 40)
     monkeypatch.setenv("WANDB_INIT_TIMEOUT", "1.5")

@@ -82,26 +82,25 @@ def test_what_violates_a_rule_is_an_error_with_the_reason(rejection, changes, me
     assert message in rejection(changes)
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        *({}, {"slice_len": 1}, {"slice_len": 4}, {"minibatch_slices": 1}, {"minibatch_slices": 32}),
-        {"frames_per_batch": 992, "slice_len": 31},
-        {"total_frames": 1024},
-        ONE_STEP,
-        *({**ONE_STEP, "lr_schedule": "adaptive", **more} for more in ({"epochs": 2}, {"minibatch_slices": 16})),
-        *({"env.normalize_reward": normalized, "env.reward_scale": 0.5} for normalized in (False, True)),
-        {"slice_len": 2, "minibatch_slices": 1, NORMALIZE: "minibatch"},
-        {"slice_len": 1, "minibatch_slices": 2, NORMALIZE: "minibatch"},
-        {**ONE_FRAME, NORMALIZE: "batch"},
-        ONE_FRAME_A_BATCH,
-        *({"state": "zero"}, {"state": "refresh"}, BURN_IN, {"precision": "fast"}, {"recompute": "full"}),
-        {"recompute": "full", "backend.name": "reference"},
-        {"compile": True, "cell": MLSTM, "backend.name": "native"},
-        {"collector": workers(4)},
-    ],
-    ids=shown,
-)
+ADVISED = [
+    *({}, {"slice_len": 1}, {"slice_len": 4}, {"minibatch_slices": 1}, {"minibatch_slices": 32}),
+    {"frames_per_batch": 992, "slice_len": 31},
+    {"total_frames": 1024},
+    ONE_STEP,
+    *({**ONE_STEP, "lr_schedule": "adaptive", **more} for more in ({"epochs": 2}, {"minibatch_slices": 16})),
+    *({"env.normalize_reward": normalized, "env.reward_scale": 0.5} for normalized in (False, True)),
+    {"slice_len": 2, "minibatch_slices": 1, NORMALIZE: "minibatch"},
+    {"slice_len": 1, "minibatch_slices": 2, NORMALIZE: "minibatch"},
+    {**ONE_FRAME, NORMALIZE: "batch"},
+    ONE_FRAME_A_BATCH,
+    *({"state": "zero"}, {"state": "refresh"}, BURN_IN, {"precision": "fast"}, {"recompute": "full"}),
+    {"recompute": "full", "backend.name": "reference"},
+    {"compile": True, "cell": MLSTM, "backend.name": "native"},
+    {"collector": workers(4)},
+]
+
+
+@pytest.mark.parametrize("changes", ADVISED, ids=shown)
 def test_what_such_an_error_advises_is_fine(checked, changes):
     checked(changes)
 
@@ -137,16 +136,16 @@ def test_compiling_needs_a_compiler(rejection, monkeypatch):
 # Groups
 
 
-@pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
-        ((*GRPO, "algorithm.group_size=3", "env.num_envs=16"), "(got 3). Give one of: 2, 4, 8, 16."),
-        ((*GRPO, "algorithm.group_size=1", "env.num_envs=16"), "(got 1). Give one of: 2, 4, 8, 16."),
-        ((*GRPO, "algorithm.group_size=8", "env.num_envs=1"), "(got 8). Give a larger env.num_envs."),
-        (("algorithm=grpo",), "Give frames_per_batch=16000, and a slice_len that divides 500; or, if shorter episodes"),
-        (("algorithm=grpo", "collector=multi_sync"), "collector must be single with algorithm=grpo, because"),
-    ],
-)
+AT_THE_COMMAND_LINE = [
+    ((*GRPO, "algorithm.group_size=3", "env.num_envs=16"), "(got 3). Give one of: 2, 4, 8, 16."),
+    ((*GRPO, "algorithm.group_size=1", "env.num_envs=16"), "(got 1). Give one of: 2, 4, 8, 16."),
+    ((*GRPO, "algorithm.group_size=8", "env.num_envs=1"), "(got 8). Give a larger env.num_envs."),
+    (("algorithm=grpo",), "Give frames_per_batch=16000, and a slice_len that divides 500; or, if shorter episodes"),
+    (("algorithm=grpo", "collector=multi_sync"), "collector must be single with algorithm=grpo, because"),
+]
+
+
+@pytest.mark.parametrize(("overrides", "message"), AT_THE_COMMAND_LINE)
 def test_rules_are_checked_at_the_command_line_too(rejected, overrides, message):
     assert message in rejected(*overrides)
 
@@ -190,17 +189,16 @@ def three_ranks(monkeypatch):
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
 
 
+NOT_DIVIDED = [
+    ({}, "env.num_envs must be a multiple of 3 ranks (got 32). Give env.num_envs=33, for example."),
+    ({"env.num_envs": 24, "frames_per_batch": 768}, "minibatch_slices must be a multiple of 3 ranks (got 8)."),
+    ({**DIVIDED, "collector": workers(4)}, "collector.num_workers must be a multiple of 3 ranks (got 4)."),
+    ({**DIVIDED, "pretrain.folder": "episodes"}, "pretrain.folder must be null with several ranks (got episodes)."),
+]
+
+
 @pytest.mark.usefixtures("three_ranks")
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({}, "env.num_envs must be a multiple of 3 ranks (got 32). Give env.num_envs=33, for example."),
-        ({"env.num_envs": 24, "frames_per_batch": 768}, "minibatch_slices must be a multiple of 3 ranks (got 8)."),
-        ({**DIVIDED, "collector": workers(4)}, "collector.num_workers must be a multiple of 3 ranks (got 4)."),
-        ({**DIVIDED, "pretrain.folder": "episodes"}, "pretrain.folder must be null with several ranks (got episodes)."),
-    ],
-    ids=shown,
-)
+@pytest.mark.parametrize(("changes", "message"), NOT_DIVIDED, ids=shown)
 def test_what_ranks_share_must_divide_among_them(rejection, changes, message):
     assert message in rejection(changes)
 

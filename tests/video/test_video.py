@@ -179,16 +179,16 @@ def test_whatever_an_episode_has_is_drawn_and_the_future_is_faded(values, states
     assert darkness[0] < darkness[1]
 
 
-@pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
-        ("env=gym env.id=recurrl-test/Unseen-v0", "its render modes are human, and rgb_array is needed. Leave out"),
-        ("env=gym env.id=tasks:VectorCartPole", "its render modes are none"),
-        ("env=t_maze", "env.source=memory makes environments of tensors, which nothing draws."),
-        ("env=my_package.corridor:Corridor", "its render modes are none"),
-        ("env=test_video:Own", "makes it with render_mode=None. Have it give render_mode=rgb_array."),
-    ],
-)
+NOT_DRAWN = [
+    ("env=gym env.id=recurrl-test/Unseen-v0", "its render modes are human, and rgb_array is needed. Leave out"),
+    ("env=gym env.id=tasks:VectorCartPole", "its render modes are none"),
+    ("env=t_maze", "env.source=memory makes environments of tensors, which nothing draws."),
+    ("env=my_package.corridor:Corridor", "its render modes are none"),
+    ("env=test_video:Own", "makes it with render_mode=None. Have it give render_mode=rgb_array."),
+]
+
+
+@pytest.mark.parametrize(("overrides", "message"), NOT_DRAWN)
 def test_environments_that_cannot_be_drawn_are_rejected(small, overrides, message):
     config = small(*overrides.split())
     error = error_of(drawable, config.env)
@@ -221,14 +221,14 @@ def test_missing_packages_are_named_with_the_command_that_installs_them(agent_of
     assert files_of(tmp_path / "a.gif") == [tmp_path / "a.gif"]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("RUN", "--video", "shown.avi"), "--video shown.avi must be a file named .mp4 or .gif"),
-        (("RUN", "RUN", "--video"), "--video shows one run (got 2)."),
-        (("RUN", "--video", "RUN"), "would write into a run. Give the run before --video"),
-    ],
-)
+WRONG_USES = [
+    (("RUN", "--video", "shown.avi"), "--video shown.avi must be a file named .mp4 or .gif"),
+    (("RUN", "RUN", "--video"), "--video shows one run (got 2)."),
+    (("RUN", "--video", "RUN"), "would write into a run. Give the run before --video"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "message"), WRONG_USES)
 def test_wrong_uses_are_rejected(recurrl_evaluate, finished_run, tmp_path, arguments, message):
     outcome = recurrl_evaluate(*(finished_run if each == "RUN" else each for each in arguments), cwd=tmp_path).failed()
     assert message in outcome.error

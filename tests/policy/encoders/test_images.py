@@ -55,20 +55,14 @@ def test_an_image_is_the_same_with_channels_first_or_last_and_in_any_dtype():
     assert not torch.equal(last(pixels)[0], last(pixels)[1])
 
 
-@pytest.mark.parametrize(
-    ("spec", "kind"),
-    [
-        (image(7, 7, 3), "bits"),
-        (image(3, 13, 13), "bits"),
-        (image(8, 8), "bits"),
-        (image(20, 20, 3), "impala"),
-        (image(35, 80, 3), "impala"),
-        (image(64, 64, 3), "nature"),
-        (image(84, 84, 4), "nature"),
-        (Bounded(0, 1, (7, 7, 3), dtype=torch.float32), "impala"),
-    ],
-    ids=lambda of: of if isinstance(of, str) else "x".join(map(str, of.shape)),
-)
+CHOSEN = {
+    "bits": (image(7, 7, 3), image(3, 13, 13), image(8, 8)),
+    "impala": (image(20, 20, 3), image(35, 80, 3), Bounded(0, 1, (7, 7, 3), dtype=torch.float32)),
+    "nature": (image(64, 64, 3), image(84, 84, 4)),
+}
+
+
+@pytest.mark.parametrize(("spec", "kind"), [(spec, kind) for kind, specs in CHOSEN.items() for spec in specs])
 def test_the_network_is_chosen_by_the_size(spec, kind):
     assert kind_of_network("auto", spec) == kind
     assert kind_of_network("nature", spec) == "nature"
@@ -82,11 +76,9 @@ def test_bits_are_those_of_each_byte_in_order():
     pixels = torch.randint(256, (4, 7, 6, 3), dtype=torch.uint8)
     bits = Bits()(pixels).reshape(4, -1, 8)
     assert torch.equal((bits * 2 ** torch.arange(8)).sum(-1).byte(), pixels.flatten(1))
+    options = MLPConfig(name="mlp", sizes=[], layer_norm=False, activation="tanh", images="bits")
     with pytest.raises(ConfigError, match=r"encoder.images must be nature or impala for torch.float32 \(got bits\)"):
-        make(
-            MLPConfig(name="mlp", sizes=[], layer_norm=False, activation="tanh", images="bits"),
-            Bounded(0, 1, (7, 7, 3), dtype=torch.float32),
-        )
+        make(options, Bounded(0, 1, (7, 7, 3), dtype=torch.float32))
 
 
 def test_an_image_that_is_too_small_is_rejected():

@@ -18,16 +18,15 @@ def options(small):
     return lambda *overrides: small(*overrides).encoder
 
 
-@pytest.mark.parametrize(
-    ("spec", "observation", "vector"),
-    [
-        (Categorical(3), torch.tensor([0, 1, 2, 2, 0]), torch.eye(3)[[0, 1, 2, 2, 0]]),
-        (MultiCategorical([2, 3]), torch.tensor([[0, 2]] * 5), torch.tensor([[1.0, 0, 0, 0, 1]] * 5)),
-        (Categorical(2, shape=(2,)), torch.tensor([[0, 1]] * 5), torch.tensor([[1.0, 0, 0, 1]] * 5)),
-        (Unbounded((2, 2)), torch.ones(5, 2, 2), torch.ones(5, 4)),
-    ],
-    ids=["discrete", "multi-discrete", "equally many values", "matrix"],
-)
+VECTORS = {
+    "discrete": (Categorical(3), torch.tensor([0, 1, 2, 2, 0]), torch.eye(3)[[0, 1, 2, 2, 0]]),
+    "multi-discrete": (MultiCategorical([2, 3]), torch.tensor([[0, 2]] * 5), torch.tensor([[1.0, 0, 0, 0, 1]] * 5)),
+    "equally many values": (Categorical(2, shape=(2,)), torch.tensor([[0, 1]] * 5), torch.tensor([[1.0, 0, 0, 1]] * 5)),
+    "matrix": (Unbounded((2, 2)), torch.ones(5, 2, 2), torch.ones(5, 4)),
+}
+
+
+@pytest.mark.parametrize(("spec", "observation", "vector"), VECTORS.values(), ids=VECTORS)
 def test_every_observation_becomes_a_vector(spec, observation, vector, options):
     torch.testing.assert_close(make(options("encoder.sizes=[]"), spec)(observation), vector)
 
@@ -35,9 +34,8 @@ def test_every_observation_becomes_a_vector(spec, observation, vector, options):
 def test_each_layer_is_followed_by_the_activation(options):
     inputs = torch.randn(5, 3)
     for name in ("", *ACTIVATIONS):
-        encoder = make(
-            options("encoder.sizes=[8,4]", *([f"encoder.activation={name}"] if name else [])), Unbounded((3,))
-        )
+        chosen = [f"encoder.activation={name}"] if name else []
+        encoder = make(options("encoder.sizes=[8,4]", *chosen), Unbounded((3,)))
         function = getattr(functional, name or "tanh")
         first, second = (module for module in encoder.modules() if isinstance(module, nn.Linear))
         torch.testing.assert_close(encoder(inputs), function(second(function(first(inputs)))), rtol=0, atol=0)
@@ -52,9 +50,8 @@ def test_many_values_have_an_embedding_rather_than_one_hot_vectors(options):
 
 
 def test_each_entry_of_a_mapping_has_its_own_network(options):
-    spec = Composite(
-        vector=Unbounded((3,)), symbol=Categorical(4), camera=IMAGE, inner=Composite(number=Unbounded((1,)))
-    )
+    inner = Composite(number=Unbounded((1,)))
+    spec = Composite(vector=Unbounded((3,)), symbol=Categorical(4), camera=IMAGE, inner=inner)
     encoder = make(options("encoder.sizes=[16]"), spec)
     assert encoder(spec.zero((7,))).shape == (7, 16 + 16 + 512 + 16)
 
