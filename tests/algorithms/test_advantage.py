@@ -33,11 +33,10 @@ def plain_vtrace(rewards, values, bootstraps, ends, ratios, lmbda):
             if ends[t] != CONTINUES:
                 break
             trace *= GAMMA * lmbda * min(1.0, ratios[t])
-    advantages = [
-        errors[s]
-        + (GAMMA * lmbda * (targets[s + 1] - values[s + 1]) if ends[s] == CONTINUES and s + 1 < steps else 0.0)
-        for s in range(steps)
-    ]
+    advantages = errors[:]
+    for s in range(steps - 1):
+        if ends[s] == CONTINUES:
+            advantages[s] += GAMMA * lmbda * (targets[s + 1] - values[s + 1])
     return targets, advantages
 
 

@@ -83,10 +83,8 @@ CHOICES = st.tuples(st.integers(2, 4), st.sampled_from([1.0, 0.9]), KINDS, st.bo
 @given(data=st.data(), groups=st.integers(1, 3), steps=st.integers(1, 12), chosen=CHOICES)
 def test_group_advantages_equal_the_definition(data, groups, steps, chosen):
     rows = groups * chosen[0]
-    starts = [
-        [0, *sorted(data.draw(st.sets(st.integers(1, steps - 1), max_size=4)))] if steps > 1 else [0]
-        for _ in range(rows)
-    ]
+    later = st.sets(st.integers(1, steps - 1), max_size=4) if steps > 1 else st.just(())
+    starts = [[0, *sorted(data.draw(later))] for _ in range(rows)]
     rewards = [[float(data.draw(st.integers(-2, 2))) for _ in range(steps)] for _ in range(rows)]
     batch = rows_of(starts, steps)
     add_group_advantages(batch, torch.tensor(rewards, dtype=torch.float64), options(*chosen))

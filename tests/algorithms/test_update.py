@@ -158,10 +158,8 @@ STARTS_OVER = {
 @pytest.mark.parametrize("override", STARTS_OVER.values(), ids=STARTS_OVER.keys())
 def test_the_discounted_return_starts_anew_where_collection_starts_over(override, small, register, monkeypatch):
     monkeypatch.setattr(Paying, "fails_at", 20 if "on_env_error" in override else None)
-    config = small(
-        *(*OPTIONS, "env=gym", f"env.id={register(Paying)}", "env.normalize_reward=true", override),
-        *(["algorithm.group_size=2"] if "grpo" in override else []),
-    )
+    paying = ("env=gym", f"env.id={register(Paying)}", "env.normalize_reward=true")
+    config = small(*OPTIONS, *paying, override, *(["algorithm.group_size=2"] if "grpo" in override else []))
     policy = fresh_policy(config)
     collector, algorithm = make_collector(config, policy), make_algorithm(config, policy)
     algorithm.update(collector.collect(), progress=0.0)

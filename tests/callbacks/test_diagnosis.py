@@ -173,20 +173,13 @@ def test_an_algorithm_need_not_have_a_critic_or_an_entropy():
 
 
 def test_a_resumed_run_warns_like_one_that_was_not_interrupted():
-    phases = (
-        {"train/return_mean": 12.0},
-        ILL[diagnosis.ADVANTAGES],
-        ILL[diagnosis.CRITIC] | ILL[diagnosis.TRUNCATED],
-        ILL[diagnosis.CRITIC] | ILL[diagnosis.ENTROPY],
-    )
+    better, critic = {"train/return_mean": 12.0}, ILL[diagnosis.CRITIC]
+    phases = (better, ILL[diagnosis.ADVANTAGES], critic | ILL[diagnosis.TRUNCATED], critic | ILL[diagnosis.ENTROPY])
     run = [HEALTHY | phase for phase, count in zip(phases, (1, 2, 22, 30), strict=True) for _ in range(count)]
     whole = make_diagnosis()
     expected = [whole.update(metrics) for metrics in run]
-    assert [title for due in expected for title in titles(due)] == [
-        diagnosis.TRUNCATED,
-        diagnosis.ENTROPY,
-        diagnosis.CRITIC,
-    ]
+    found = [title for due in expected for title in titles(due)]
+    assert found == [diagnosis.TRUNCATED, diagnosis.ENTROPY, diagnosis.CRITIC]
     of = make_diagnosis()
     for metrics, due in zip(run, expected, strict=True):
         resumed = make_diagnosis()

@@ -86,13 +86,17 @@ RESTORED = [
 ]
 
 
-@pytest.mark.parametrize("overrides", RESTORED)
-def test_a_restored_collector_continues_as_one_that_was_never_saved(overrides, small):
-    config = small(*OPTIONS, *overrides)
+def check_continues(config):
+    """Two collectors one after the other collect what one does that is never saved."""
     expected = Parts(config).batches(4, saves=False)
     parts = Parts(config)
     for found, whole in zip(parts.batches(2) + parts.batches(2), expected, strict=True):
         assert_identical(found, whole)
+
+
+@pytest.mark.parametrize("overrides", RESTORED)
+def test_a_restored_collector_continues_as_one_that_was_never_saved(overrides, small):
+    check_continues(small(*OPTIONS, *overrides))
 
 
 HANDLE = "TimeLimit.env.env.handle is a builtins.list_iterator, which is not a plain value"

@@ -12,9 +12,7 @@ RETURNS_NT = torch.tensor([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]], dtype=torch.float6
 
 
 def batch(terminated_NT, truncated_NT):
-    terminated, truncated = (
-        torch.tensor(flags, dtype=torch.bool).unsqueeze(-1) for flags in (terminated_NT, truncated_NT)
-    )
+    terminated, truncated = (torch.tensor(flags).bool().unsqueeze(-1) for flags in (terminated_NT, truncated_NT))
     after = {
         EPISODE_RETURN: RETURNS_NT.unsqueeze(-1),
         EPISODE_LENGTH: torch.tensor([[7, 8, 9]] * 2).unsqueeze(-1),

@@ -13,7 +13,7 @@ import pytest
 import torch
 from collected import collecting, fresh_policy, rollouts
 from run_files import metrics, summary, without_times
-from test_collector_state import Parts, assert_identical
+from test_collector_state import assert_identical, check_continues
 from test_processes import make_policy, value_everything
 from test_worker_errors import failing
 
@@ -99,10 +99,9 @@ def test_the_loss_of_a_machine_costs_the_rows_of_its_workers_only(small, cluster
     expected = batches(small(*there), 4)
     config = small(*there)
     with collecting(config, fresh_policy(config)) as collector:
-        collect = collector.collect
-        found = [collect().clone() for _ in range(2)]
+        found = [collector.collect().clone() for _ in range(2)]
         cluster.remove_node(cluster.other, allow_graceful=False)
-        found += [collect().clone() for _ in range(2)]
+        found += [collector.collect().clone() for _ in range(2)]
         assert collector.metrics() == {"collect/restarts": 1.0}
     replaced = found[2]["is_init"][:, 0].view(2, 2).all(1)
     assert replaced.sum() == 1
@@ -155,7 +154,7 @@ def test_a_run_continues_after_the_loss_of_a_machine(ahead, cluster, start, tmp_
 
 
 @pytest.mark.parametrize("collector", [("collector=ray", "collector.ahead=1"), ("collector=multi_async",)])
-def test_a_run_that_is_resumed_with_another_collector_says_that_rows_collected_ahead_are_dropped(
+def test_a_run_resumed_with_another_collector_says_that_rows_ahead_are_dropped(
     collector, recurrl_train, tiny, tmp_path
 ):
     recurrl_train(*tiny, *collector, "hydra.run.dir=run", cwd=tmp_path).succeeded()
@@ -172,10 +171,8 @@ AHEAD = {
 }
 
 
-@pytest.mark.parametrize("overrides", [pytest.param(overrides, id=name) for name, overrides in AHEAD.items()])
-def test_a_resumed_run_checks_its_first_rollout_of_known_weights_and_continues_as_before(
-    overrides, recurrl_train, tiny, tmp_path
-):
+@pytest.mark.parametrize("overrides", AHEAD.values(), ids=AHEAD)
+def test_a_resumed_run_checks_its_first_rollout_of_known_weights_and_goes_on(overrides, recurrl_train, tiny, tmp_path):
     options = [*tiny, *overrides, "total_frames=192", "checkpoint.every_frames=64", "checkpoint.keep_last=null"]
     recurrl_train(*options, "hydra.run.dir=whole", cwd=tmp_path).succeeded()
     half = "resume=whole/checkpoints/frames_000000000064"
@@ -209,9 +206,8 @@ def test_workers_have_the_newest_weights_or_stale_ones_as_configured_and_a_kille
     config = small(*RAY, f"collector.address={cluster.address}", f"collector.ahead={ahead}")
     policy = make_policy(config)
     with collecting(config, policy) as collector:
-        collect = collector.collect
         for iteration in range(6):
-            assert (collect()[VALUE] == max(0, iteration - ahead)).all()
+            assert (collector.collect()[VALUE] == max(0, iteration - ahead)).all()
             assert collector.metrics().get("collect/staleness", 0) == min(iteration, ahead)
             value_everything(policy, iteration + 1.0)
         os.kill(min(of_ray("ray::ActorWorker") - before), signal.SIGKILL)
@@ -255,11 +251,7 @@ def test_an_environment_that_fails_is_named_and_replaced_if_configured(by, small
 
 @pytest.mark.parametrize("ahead", [0, 2])
 def test_a_restored_collector_continues_as_one_that_was_never_saved(ahead, small, cluster):
-    config = small(*RAY, f"collector.address={cluster.address}", f"collector.ahead={ahead}")
-    expected = Parts(config).batches(4, saves=False)
-    parts = Parts(config)
-    for found, whole in zip(parts.batches(2) + parts.batches(2), expected, strict=True):
-        assert_identical(found, whole)
+    check_continues(small(*RAY, f"collector.address={cluster.address}", f"collector.ahead={ahead}"))
 
 
 def test_workers_without_free_machines_are_an_error_message(small, cluster, monkeypatch):

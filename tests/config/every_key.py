@@ -11,6 +11,7 @@ import time
 from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import asdict, fields, is_dataclass
+from operator import attrgetter
 from types import UnionType
 from typing import Union, get_args, get_origin
 
@@ -43,19 +44,14 @@ TINY = (
 TEXTS = {
     "env.id": ["Acrobot-v1"],
     "env.source": ["gymnasium", "memory"],
-    "env.name": ["another"],
     "env.packages": [["noticed"]],
     "env.wrappers": [["every_key_env:Doubled"]],
     "env.kwargs": [{"length": 4}, {"g": 5.0}, {"sutton_barto_reward": True}, {"decks": 2}],
     "device": ["cuda"],
-    "logger.project": ["another"],
     "logger.id": ["another-id"],
-    "logger.group": ["another"],
     "logger.tags": [["another"]],
-    "resume": ["nonesuch"],
-    "init_from": ["nonesuch"],
-    "algorithm.teacher": ["nonesuch"],
-    "pretrain.folder": ["nonesuch"],
+    **{key: ["another"] for key in ("env.name", "logger.project", "logger.group")},
+    **{key: ["nonesuch"] for key in ("resume", "init_from", "algorithm.teacher", "pretrain.folder")},
 }
 """Other values of keys that take any text, list or mapping."""
 
@@ -63,14 +59,9 @@ EVENTS = {
     "algorithm.advantage": {"algorithm.divide_by_std": False},
     "algorithm.target_kl": {"lr": 0.1, "epochs": 4},
     "buffer.frames": {"buffer.frames": 32, "total_frames": 96},
-    "min_epochs_fraction": {  # with rewards that are noise, and a critic
-        "env.kwargs": {},
-        "algorithm.critic_coeff": 0.5,
-        "epochs": 10,
-        "lr": 0.05,
-        "minibatch_slices": 1,
-        "total_frames": 128,
-    },
+    # With rewards that are noise, and a critic.
+    "min_epochs_fraction": {"env.kwargs": {}, "algorithm.critic_coeff": 0.5, "epochs": 10, "lr": 0.05}
+    | {"minibatch_slices": 1, "total_frames": 128},
     "checkpoint.keep_last": {"total_frames": 96, "checkpoint.every_frames": 32},
     "collector.on_env_error": {"env.kwargs": {"failure": "raise"}},
 }
@@ -226,10 +217,8 @@ def _of_algorithm(made):
     if made is None:
         return {}
     state = {"policy": made.policy.state_dict(), "optimizer": made.optimizer.state_dict()["state"]}
-    layers = [
-        (module.recurrent_backend, module.recurrent_recompute, module.recurrent_matmul_precision)
-        for module in made.policy.recurrent_modules
-    ]
+    of_layers = attrgetter("recurrent_backend", "recurrent_recompute", "recurrent_matmul_precision")
+    layers = list(map(of_layers, made.policy.recurrent_modules))
     return {**{name: _digest(value) for name, value in state.items()}, "layers": layers}
 
 

@@ -51,9 +51,7 @@ def composed_options(compose):
 
 
 @pytest.mark.parametrize(("group", "option"), YAMLS)
-def test_every_choice_of_every_group_composes_and_is_valid_where_it_can_run(
-    defaults, composed_options, group, option, monkeypatch
-):
+def test_every_choice_composes_and_is_valid_where_it_can_run(defaults, composed_options, group, option, monkeypatch):
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     monkeypatch.syspath_prepend(Path(__file__).parents[1] / "envs")
     chosen = composed_options[group, option]

@@ -103,10 +103,9 @@ def test_a_cell_without_a_torch_module_cannot_be_converted():
 
 
 def test_a_projection_is_rejected_by_layers_without_one():
-    with pytest.raises(ValueError, match="proj_size=2 is not possible for cell 'gru'"):
-        RecurrentModule("gru", 3, 5, proj_size=2, in_key="x", out_key="y")
-    with pytest.raises(ValueError, match="proj_size=2 is not possible for cell 'mingru'"):
-        RecurrentModule("mingru", 3, 5, proj_size=2, in_key="x", out_key="y")
+    for cell in ("gru", "mingru"):
+        with pytest.raises(ValueError, match=f"proj_size=2 is not possible for cell '{cell}'"):
+            RecurrentModule(cell, 3, 5, proj_size=2, in_key="x", out_key="y")
 
 
 @pytest.mark.parametrize("options", [{}, {"python_based": True}, {"python_based": True, "recurrent_backend": "pad"}])
@@ -132,12 +131,8 @@ def test_tensors_can_be_passed_without_a_tensordict(name):
 
 def test_keys_may_be_nested(name):
     states = [("memory", key) for key in make(name, 3, 5).state_keys]
-    module = MODULES[name](
-        3,
-        5,
-        in_keys=[("agents", "x"), *states, ("agents", "is_init")],
-        out_keys=[("agents", "y"), *(("next", *key) for key in states)],
-    )
+    in_keys = [("agents", "x"), *states, ("agents", "is_init")]
+    module = MODULES[name](3, 5, in_keys=in_keys, out_keys=[("agents", "y"), *(("next", *key) for key in states)])
     data = batch(make(name, 3, 5), 4, 7)
     nested = TensorDict({"agents": {"x": data["x"], "is_init": data["is_init"]}}, [4, 7])
     nested.update({("memory", key[1]): data[key[1]] for key in states})
@@ -182,10 +177,8 @@ def test_canonicalizing_affects_only_the_modules_entries(name, inplace):
     module = make(name, 3, 5)
     gaps = torch.randn(5, 4, 3).transpose(0, 1)
     data = TensorDict({"x": gaps, "reward": gaps}, [4, 5])
-    for result in (
-        module.canonicalize(data, inplace=inplace),
-        canonicalize_rnn_subset(data, [module], inplace=inplace),
-    ):
+    by_function = canonicalize_rnn_subset(data, [module], inplace=inplace)
+    for result in (module.canonicalize(data, inplace=inplace), by_function):
         assert (result is data) is inplace
         assert result["x"].is_contiguous()
         assert not result["reward"].is_contiguous()

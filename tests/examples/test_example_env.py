@@ -15,22 +15,16 @@ def test_it_trains_with_or_without_a_yaml(how, length, train, tiny):
     assert (env["source"], env["length"]) == ("my_package.corridor:Corridor", length)
 
 
-TOGETHER = [
-    (
-        "env.wrappers=[{wrapper:gymnasium.wrappers:RescaleObservation,min_obs:-2,max_obs:2}]",
-        *("env.previous_action=true", "env.previous_reward=true", "env.max_episode_steps=4"),
-    ),
-    ("algorithm=grpo", "algorithm.group_size=2"),
-    pytest.param(("collector=multi_sync", "collector.num_workers=2"), marks=pytest.mark.slow),
-    pytest.param(("collector=multi_async", "collector.num_workers=2"), marks=pytest.mark.slow),
-]
-
-
-@pytest.mark.parametrize(
-    "options",
-    TOGETHER,
-    ids=["options of every environment", "groups that start from the same states", "workers", "workers ahead"],
+OF_EVERY_ENVIRONMENT = (
+    "env.wrappers=[{wrapper:gymnasium.wrappers:RescaleObservation,min_obs:-2,max_obs:2}]",
+    *("env.previous_action=true", "env.previous_reward=true", "env.max_episode_steps=4"),
 )
+IN_GROUPS = ("algorithm=grpo", "algorithm.group_size=2")
+WORKERS = [(f"collector={name}", "collector.num_workers=2") for name in ("multi_sync", "multi_async")]
+SLOW = [pytest.param(workers, marks=pytest.mark.slow) for workers in WORKERS]
+
+
+@pytest.mark.parametrize("options", [OF_EVERY_ENVIRONMENT, IN_GROUPS, *SLOW], ids=lambda options: options[0])
 def test_it_trains_with(options, train, tiny):
     assert summary(train(*tiny, *BY_NAME, *options))["status"] == "completed"
 

@@ -6,6 +6,7 @@ import runpy
 import subprocess
 import sys
 from contextlib import closing
+from functools import partial
 from itertools import islice
 from pathlib import Path
 
@@ -22,7 +23,8 @@ from recurrl.export.checking import examples, largest_difference, recorded_input
 from recurrl.export.export import export, load_onnx, load_pt2
 from recurrl.recurrent.cells import cell_names
 
-PREVIOUS = ("policy.previous_action=true", "env.previous_reward=true")
+PREVIOUS = ("env.previous_action=true", "env.previous_reward=true")
+IN_INFO = "env.action_mask_from_info=true"
 RUNNER = Path(__file__).parent.parent.parent / "examples" / "deployment" / "act.py"
 WITHOUT_TORCH = "import sys, runpy; sys.modules.update(torch=None, recurrl=None, gymnasium=None); "
 
@@ -107,23 +109,18 @@ def test_a_program_of_torch_export_runs_any_batch(exported, finished_run):
             assert torch.equal(outputs[f"next.{name}"], value)
 
 
+slow = partial(pytest.param, marks=pytest.mark.slow)
 KINDS = [
-    pytest.param(
-        *(CUE, (*PREVIOUS, "cell=lstm", "cell.num_layers=2"), {"action": "dict", "observation": "dict"}, False),
-        marks=pytest.mark.slow,
-    ),
-    pytest.param(CUE, (), {"action": "binary", "observation": "multi_discrete"}, True, marks=pytest.mark.slow),
-    pytest.param(CUE, ("cell=none", "policy.bounded_action=tanh"), {"action": "bounded"}, True, marks=pytest.mark.slow),
-    pytest.param(
-        *(MASKED, ("env.action_mask_from_info=true", *PREVIOUS), {"mask_in": "info", "action": "multi_discrete"}, True),
-        marks=pytest.mark.slow,
-    ),
-    pytest.param("Pendulum-v1", ("env.mask=[2]", "policy.noise_correlation=0.9"), {}, True),
+    slow(CUE, (*PREVIOUS, "cell=lstm", "cell.num_layers=2"), {"action": "dict", "observation": "dict"}, False),
+    slow(CUE, (), {"action": "binary", "observation": "multi_discrete"}, True),
+    slow(CUE, ("cell=none", "policy.bounded_action=tanh"), {"action": "bounded"}, True),
+    slow(MASKED, (IN_INFO, *PREVIOUS), {"mask_in": "info", "action": "multi_discrete"}, True),
+    ("Pendulum-v1", ("env.mask=[2]", "policy.noise_correlation=0.9"), {}, True),
 ]
 
 
 @pytest.mark.parametrize(("env", "overrides", "kwargs", "sampled"), KINDS)
-@pytest.mark.parametrize("form", ["pt2", pytest.param("onnx", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("form", ["pt2", slow("onnx")])
 def test_every_kind_can_be_exported(agent_of, tmp_path, env, overrides, kwargs, sampled, form):
     agent, _ = agent_of(env, *overrides, **kwargs)
     description = export(agent, tmp_path, {}, sampled, [form])

@@ -75,10 +75,8 @@ def test_the_card_says_what_an_evaluation_of_the_folder_finds(written, finished_
 
 def test_the_folder_holds_everything_and_acts_as_the_run_does(written, finished_run):
     names = {path.name for path in written.iterdir()}
-    assert names == {
-        *("README.md", "config.yaml", "checkpoints", "policy.onnx", "policy.pt2", "policy.json"),
-        *("replay.mp4", "replay.gif"),
-    }
+    of_policy, of_video = {"policy.onnx", "policy.pt2", "policy.json"}, {"replay.mp4", "replay.gif"}
+    assert names == {"README.md", "config.yaml", "checkpoints"} | of_policy | of_video
     run, weights = recurrl.load(finished_run), recurrl.load(written).policy.state_dict()
     assert all(torch.equal(value, weights[name]) for name, value in run.policy.state_dict().items())
     assert open_run(written).evaluate(2, 7) == open_run(finished_run).evaluate(2, 7)
@@ -170,9 +168,7 @@ def test_without_the_package_there_is_no_video_and_the_reason(finished_run, tmp_
 
 
 @pytest.mark.parametrize("evaluation", [{}, {"collect/restarts": 1.0}], ids=str)
-def test_a_folder_of_a_checkpoint_without_a_return_has_the_one_that_was_found_for_it(
-    finished_run, tmp_path, not_installed, evaluation
-):
+def test_a_checkpoint_without_a_return_gets_the_one_found_for_it(finished_run, tmp_path, not_installed, evaluation):
     not_installed("imageio_ffmpeg")
     path = find(shutil.copytree(finished_run, tmp_path / "run"))
     add_evaluation(path, evaluation)
@@ -185,10 +181,8 @@ def test_a_card_of_any_environment_keeps_its_header(compose):
     env = 'mine:A "quoted": name'
     config = compose()
     config.env.id = env
-    facts = {"frames": 64, "evaluation_seed": 1, "version": "0.1.0"}
-    card = model_card(
-        config, summarized([0.5, 1.0, 1.5]), **facts, license="mit", files=["policy.onnx"], needs_trust=True
-    )
+    facts = {"frames": 64, "evaluation_seed": 1, "version": "0.1.0", "license": "mit", "files": ["policy.onnx"]}
+    card = model_card(config, summarized([0.5, 1.0, 1.5]), **facts, needs_trust=True)
     header = yaml.safe_load(card.split("---\n")[1])
     check_header(header)
     assert header["tags"][0] == env

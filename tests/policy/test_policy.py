@@ -78,9 +78,8 @@ ACTIONS = {
 @pytest.mark.parametrize("action", ACTIONS)
 def test_a_step_is_a_pure_function(action, noise, small):
     correlation = 0.9 if noise == "correlated" else 0.0
-    config = small(
-        f"policy.noise_correlation={correlation}", "policy.bounded_action=tanh", "algorithm.critic=recurrent"
-    )
+    of_policy = (f"policy.noise_correlation={correlation}", "policy.bounded_action=tanh")
+    config = small(*of_policy, "algorithm.critic=recurrent")
     policy = make_policy(config, Composite(observation=Unbounded((3,))), ACTIONS[action])
     observation, drawn = torch.randn(B, 3), None if noise == "none" else torch.randn(B, policy.noise_size)
     state = {key: torch.randn(B, *shape) for key, shape in policy.state_shapes.items()}
@@ -191,11 +190,8 @@ def test_an_ordinary_module_collects_learns_is_checked_and_is_evaluated(where, k
 def test_nested_observations_may_be_dicts_or_tensordicts(small):
     spec = Composite(observation=Composite(inner=Composite(a=Unbounded((2,))), b=Categorical(3), action_mask=Binary(4)))
     policy = make_policy(small(), spec, Categorical(4))
-    plain = {
-        "inner": {"a": torch.randn(B, 2)},
-        "b": torch.randint(3, (B,)),
-        "action_mask": torch.tensor([[1, 0, 1, 0]] * B),
-    }
+    plain = {"inner": {"a": torch.randn(B, 2)}, "b": torch.randint(3, (B,))}
+    plain["action_mask"] = torch.tensor([[1, 0, 1, 0]] * B)
     outputs = [policy.step(observation, policy.initial_state(B)) for observation in (plain, TensorDict(plain, [B]))]
     assert torch.equal(outputs[0][1], outputs[1][1])
     assert torch.equal(outputs[0][2], outputs[1][2])

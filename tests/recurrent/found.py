@@ -77,13 +77,5 @@ RUNS = [
 def layers_of(cell, backend, recompute, size, num_layers=1, **options):
     """Layers in float64, of a size (rows, steps, inputs, hidden)."""
     torch.manual_seed(0)
-    return RecurrentModule(
-        CELLS[cell](size[3]),
-        size[2],
-        num_layers=num_layers,
-        recurrent_backend=backend,
-        recurrent_recompute=recompute,
-        in_key="x",
-        out_key="y",
-        **options,
-    ).double()
+    options |= {"num_layers": num_layers, "recurrent_backend": backend, "recurrent_recompute": recompute}
+    return RecurrentModule(CELLS[cell](size[3]), size[2], in_key="x", out_key="y", **options).double()

@@ -207,12 +207,8 @@ def test_a_gated_cell_needs_its_gates_only():
     module = layers(UpdateGate(5), 3, recurrent_backend="reference").double()
     data = batch(module, resets("random", 4, 9))
     weights = {name.removesuffix("_l0"): value for name, value in module.layers.named_parameters()}
-    assert {name: tuple(value.shape) for name, value in weights.items()} == {
-        "weight_ih": (10, 3),
-        "weight_hh": (10, 5),
-        "bias_ih": (10,),
-        "bias_hh": (10,),
-    }
+    shapes = {"weight_ih": (10, 3), "weight_hh": (10, 5), "bias_ih": (10,), "bias_hh": (10,)}
+    assert {name: tuple(value.shape) for name, value in weights.items()} == shapes
     x, h = data["x"][:, 0], data["recurrent_state"][:, 0, 0]
     gates = functional.linear(x, weights["weight_ih"], weights["bias_ih"])
     z, n = (gates + functional.linear(h, weights["weight_hh"], weights["bias_hh"])).chunk(2, -1)

@@ -20,16 +20,9 @@ SIGNIFICANT_BITS = {"tf32": 11, "bf16": 8}
 def make(cell, hidden, backend="triton", precision="ieee", **options):
     """A layer with four inputs and fixed weights."""
     torch.manual_seed(0)
-    return RecurrentModule(
-        cell,
-        4,
-        hidden,
-        in_key="x",
-        out_key="y",
-        recurrent_backend=backend,
-        recurrent_matmul_precision=precision if backend == "triton" else "auto",
-        **options,
-    )
+    precision = precision if backend == "triton" else "auto"
+    options |= {"recurrent_backend": backend, "recurrent_matmul_precision": precision}
+    return RecurrentModule(cell, 4, hidden, in_key="x", out_key="y", **options)
 
 
 def small_tiles(*_):
@@ -50,15 +43,9 @@ def errors(module, data, rounding_of=None):
         data: its inputs.
         rounding_of: a precision to which the reference rounds its recurrent operands.
     """
-    layers = module.layers
-    truth = make(
-        module.cell.name,
-        layers.hidden_size,
-        "reference",
-        num_layers=layers.num_layers,
-        bias=module.cell.bias,
-        bidirectional=layers.bidirectional,
-    ).double()
+    layers, cell = module.layers, module.cell
+    options = {"num_layers": layers.num_layers, "bias": cell.bias, "bidirectional": layers.bidirectional}
+    truth = make(cell.name, layers.hidden_size, "reference", **options).double()
     truth.load_state_dict(module.state_dict())
     with _products_rounded(SIGNIFICANT_BITS.get(rounding_of or "")):
         expected = outputs_and_gradients(truth.to(next(module.parameters()).device), data)
