@@ -36,10 +36,10 @@ def complaint(config, policy, batch):
 # What is right
 
 
-@pytest.mark.parametrize(
-    ("env", "cell"),
-    [("pendulum_no_velocity", "gru"), *(("cartpole_no_velocity", cell) for cell in ("gru", "lstm", "mingru", "none"))],
-)
+CARTPOLES = [("cartpole_no_velocity", cell) for cell in ("gru", "lstm", "mingru", "none")]
+
+
+@pytest.mark.parametrize(("env", "cell"), [("pendulum_no_velocity", "gru"), *CARTPOLES])
 def test_a_batch_that_is_right_gives_one_line(small, env, cell):
     config = small(*OPTIONS, f"env={env}", f"cell={cell}", "cell.num_layers=2", "backend=scan")
     policy, batch = collected(config, std=0.5)
@@ -264,9 +264,8 @@ def test_a_sequence_that_computes_something_else_than_steps_is_caught(config, mo
     right = cell._sequence
     monkeypatch.setattr(cell, "_sequence", lambda x, is_init, states: right(x, torch.zeros_like(is_init), states))
     sentence = complaint(config, policy, batch)
-    assert sentence.endswith(
-        "The cell computes different results in sequence mode and step by step. Choose another backend."
-    )
+    advice = "The cell computes different results in sequence mode and step by step. Choose another backend."
+    assert sentence.endswith(advice)
 
 
 def test_rounding_is_far_below_the_tolerance_and_a_lost_state_far_above(small):

@@ -33,10 +33,8 @@ class Cue(Counting):
 @pytest.fixture
 def remembering(compose, register):
     """A policy, set by hand, that remembers the cue without fail."""
-    config = compose(
-        *("env=gym", f"env.id={register(Cue)}", "env.normalize_observation=false", "cell.hidden_size=1", "device=cpu"),
-        "encoder.sizes=[]",
-    )
+    task = ("env=gym", f"env.id={register(Cue)}", "env.normalize_observation=false")
+    config = compose(*task, "cell.hidden_size=1", "encoder.sizes=[]", "device=cpu")
     policy = make_policy_for(config)
     with torch.no_grad():
         # The gates r, z, n of a GRU: a cue closes z, which lets the candidate in; without one z stays open, and keeps.
@@ -59,10 +57,9 @@ def test_a_memory_that_is_needed_and_used_shows_in_the_returns(remembering):
     assert set(zeroed) == {0.0, 4.0}  # the same side whatever the cue
     shuffled = evaluate(config.env, policy, 40, 0, SHUFFLED)
     assert 1.0 < sum(shuffled) / 40 < 3.0
-    assert memory_metrics(config.env, policy, 40, 0) == {
-        "eval/return_mean_zeroed_state": sum(zeroed) / 40,
-        "eval/return_mean_shuffled_state": sum(shuffled) / 40,
-    }
+    of_zeroed, of_shuffled = sum(zeroed) / 40, sum(shuffled) / 40
+    expected = {"eval/return_mean_zeroed_state": of_zeroed, "eval/return_mean_shuffled_state": of_shuffled}
+    assert memory_metrics(config.env, policy, 40, 0) == expected
 
 
 def test_the_same_evaluation_gives_the_same_returns(remembering):

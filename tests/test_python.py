@@ -93,10 +93,8 @@ def test_a_mapping_is_a_configuration_too(tiny):
 @pytest.mark.parametrize("options", ["-m", "--multirun", "-m --config-dir=mine"])
 def test_a_call_is_one_run(tmp_path, monkeypatch, options):
     monkeypatch.chdir(tmp_path)
-    error = error_of(recurrl.train, "seed=0,1")
-    assert error.startswith(
-        "seed=0,1 has several values. Add -m before it to run each; in Python, call train for each."
-    )
+    several = "seed=0,1 has several values. Add -m before it to run each; in Python, call train for each."
+    assert error_of(recurrl.train, "seed=0,1").startswith(several)
     assert error_of(recurrl.train, f"{options} seed=0,1") == (
         f"{options} must be left out in Python, where a call is one run. Call train for each value."
     )

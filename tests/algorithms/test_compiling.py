@@ -10,10 +10,8 @@ from run_files import summary
 from recurrl.build import make_algorithm
 from recurrl.runtime.report import Report
 
-GRPO = (
-    *("algorithm=grpo", "algorithm.group_size=2", "frames_per_batch=256", "total_frames=512"),
-    *("env.max_episode_steps=64", "minibatch_slices=32"),
-)
+SIZES = ("frames_per_batch=256", "total_frames=512", "env.max_episode_steps=64", "minibatch_slices=32")
+GRPO = ("algorithm=grpo", "algorithm.group_size=2", *SIZES)
 CONTINUOUS = ("env.id=Pendulum-v1", "env.mask=[2]")
 
 

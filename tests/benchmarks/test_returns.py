@@ -36,10 +36,8 @@ def test_suites_have_their_tasks_and_a_quick_selection_of_them():
         assert set(tasks) <= set(suites[suite])
         assert all(tasks_frames <= 300_000 for tasks_frames in (task.frames for task in tasks))
     assert len(TASKS) == len(all_tasks()), "one name for two tasks"
-    assert chosen(["memory"], ["t_maze", "repeat_first_medium"], quick=False) == {
-        "memory": [TASKS["t_maze"]],
-        "popgym": [TASKS["repeat_first_medium"]],
-    }
+    expected = {"memory": [TASKS["t_maze"]], "popgym": [TASKS["repeat_first_medium"]]}
+    assert chosen(["memory"], ["t_maze", "repeat_first_medium"], quick=False) == expected
 
 
 def test_a_suite_or_task_that_does_not_exist_is_an_error_with_those_that_do():
@@ -64,9 +62,8 @@ def velocities(env):
     """What the simulation of a task with hidden velocities says they are, in the units of its observation."""
     inner = env.unwrapped
     if hasattr(inner, "data"):
-        return np.clip(
-            inner.data.qvel, *((-10, 10) if inner.spec.name in ("Hopper", "Walker2d") else (-np.inf, np.inf))
-        )
+        bound = 10 if inner.spec.name in ("Hopper", "Walker2d") else np.inf
+        return np.clip(inner.data.qvel, -bound, bound)
     if inner.spec.name == "LunarLander":
         linear, fps, scale = inner.lander.linearVelocity, 50, 30
         units = 600 / scale / 2 / fps, 400 / scale / 2 / fps, 20 / fps
@@ -129,9 +126,8 @@ def test_the_table_has_a_row_for_each_task_and_cell_with_its_control():
     control = Result(40.0, 30.0, math.nan, 10.0, {1000: 30.0, 2000: 40.0}, 4.0)
     jobs = {Job(task, "gru", 0): run_of(), Job(task, "gru", 1): run_of(), Job(task, "none", 0): control}
     text = report({"control": [task], "noise": [other]}, jobs, ["lr=1"])
-    row, unmeasured = (
-        [cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if "000 |" in line
-    )
+    lines = [line.strip("|").split("|") for line in text.splitlines() if "000 |" in line]
+    row, unmeasured = ([cell.strip() for cell in line] for line in lines)
     assert row[2:6] == ["gru", "2", "400.0 (400.0 to 400.0)", "390.0 (390.0 to 390.0)"]
     assert row[6:12] == ["475", "2 of 2", "1,000", "4.0", "40.0 (40.0 to 40.0)", "20.0"]
     assert row[12:] == ["10.0", "500", "500 (100,000; rl-zoo3, sb3-contrib RecurrentPPO)"]
@@ -142,9 +138,8 @@ def test_the_table_has_a_row_for_each_task_and_cell_with_its_control():
 
 @pytest.mark.parametrize("suite", ["control", "memory", "minigrid", "noise", "popgym"])
 def test_the_page_has_the_tasks_of_each_suite_and_their_published_figures(suite):
-    section = (
-        (DOCS / "returns.md").read_text(encoding="utf-8").partition(f"## Suite: {suite}\n")[2].partition("\n## ")[0]
-    )
+    page = (DOCS / "returns.md").read_text(encoding="utf-8")
+    section = page.partition(f"## Suite: {suite}\n")[2].partition("\n## ")[0]
     rows = [line for line in section.splitlines() if line.startswith("| ")][1:]
     expected = report(chosen([suite], None, quick=False), {}, []).splitlines()
     known = [(line.split(" | ")[0], line.split(" | ")[-1]) for line in expected if line.startswith("| ")][1:]

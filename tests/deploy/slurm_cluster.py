@@ -77,7 +77,5 @@ def on_a_cluster(folder, script, cwd, timeout_s):
     (folder / "munge.key").chmod(0o400)
     own = ["unshare", "--mount", "--uts", "--pid", "--fork", "--kill-child", "--mount-proc"]
     command = [*own, "bash", "-c", START, str(folder), "bash", "-euc", script]
-    path = f"{os.environ['PATH']}:/usr/sbin"
-    return subprocess.run(
-        command, cwd=cwd, env=os.environ | {"PATH": path}, capture_output=True, text=True, timeout=timeout_s
-    )
+    env = os.environ | {"PATH": f"{os.environ['PATH']}:/usr/sbin"}
+    return subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=timeout_s)

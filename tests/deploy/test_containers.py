@@ -58,11 +58,8 @@ def test_a_pod_has_no_root_writes_to_its_volumes_only_and_limits_its_gpu(path):
     (container,) = pod["containers"]
     assert pod["securityContext"]["runAsNonRoot"] is True
     assert pod["securityContext"]["fsGroup"] == pod["securityContext"]["runAsGroup"]
-    assert container["securityContext"] == {
-        "allowPrivilegeEscalation": False,
-        "readOnlyRootFilesystem": True,
-        "capabilities": {"drop": ["ALL"]},
-    }
+    allowed = {"allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]}}
+    assert container["securityContext"] == allowed
     assert {mount["mountPath"] for mount in container["volumeMounts"]} == {*WRITABLE, "/dev/shm"}
     assert {mount["name"] for mount in container["volumeMounts"]} == {volume["name"] for volume in pod["volumes"]}
     assert container["resources"]["limits"]["nvidia.com/gpu"] == 1
@@ -74,9 +71,8 @@ def test_a_pod_that_ends_is_replaced_and_continues_in_the_same_claim(path):
     job, pod = by_kind["Job"]["spec"], by_kind["Job"]["spec"]["template"]["spec"]
     assert pod["restartPolicy"] == "Never"
     assert job["backoffLimit"] > 0
-    assert {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]} in job[
-        "podFailurePolicy"
-    ]["rules"]
+    ignored = {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]}
+    assert ignored in job["podFailurePolicy"]["rules"]
     claims = {each["persistentVolumeClaim"]["claimName"] for each in pod["volumes"] if "persistentVolumeClaim" in each}
     assert claims == {by_kind["PersistentVolumeClaim"]["metadata"]["name"]}
     arguments = pod["containers"][0]["args"]

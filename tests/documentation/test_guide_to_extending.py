@@ -37,9 +37,8 @@ def test_a_command_trains_with_the_file_above_it_resumes_and_can_be_evaluated(
 ):
     run = [*words[1:], *tiny]
     recurrl_train(*run, f"hydra.run.dir={folder / 'run'}", cwd=folder).succeeded()
-    recurrl_train(
-        *run, f"resume={folder / 'run'}", "total_frames=96", f"hydra.run.dir={folder / 'longer'}", cwd=folder
-    ).succeeded()
+    longer = (f"resume={folder / 'run'}", "total_frames=96", f"hydra.run.dir={folder / 'longer'}")
+    recurrl_train(*run, *longer, cwd=folder).succeeded()
     recurrl_evaluate(folder / "longer", cwd=folder).succeeded()
 
 

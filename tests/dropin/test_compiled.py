@@ -79,8 +79,7 @@ def test_a_module_compiles_as_a_newcomer_constructs_it(kind, compiler, tmp_path)
     """
     environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path)}
     environment |= {"CC": "/nonexistent"} if compiler == "scan" else {}
-    result = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(script)], env=environment, capture_output=True, text=True, timeout=600
-    )
+    command = [sys.executable, "-c", textwrap.dedent(script)]
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
     assert result.returncode == 0, result.stderr
     assert result.stdout.split()[0] == compiler

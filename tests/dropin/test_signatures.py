@@ -80,10 +80,8 @@ def test_signatures_and_members_differ_as_listed(name):
 
 def test_the_order_of_positional_parameters_is_torchrls():
     for name, (theirs, ours) in PAIRS.items():
-        positional = [
-            [p.name for p in inspect.signature(side).parameters.values() if p.kind == p.POSITIONAL_OR_KEYWORD]
-            for side in (theirs, ours)
-        ]
+        sides = [inspect.signature(side).parameters.values() for side in (theirs, ours)]
+        positional = [[p.name for p in side if p.kind == p.POSITIONAL_OR_KEYWORD] for side in sides]
         assert positional[0] == positional[1], name
 
 

@@ -80,10 +80,11 @@ def by_the_reference(cell, size, is_init, **options):
     return {name: value.detach() for name, value in results.items()}
 
 
+STACKED = [pytest.param(*run, marks=[pytest.mark.slow] * (run in COSTLY)) for run in RUNS]
+
+
 @pytest.mark.parametrize("options", [{"num_layers": 3}, {"num_layers": 2, "bidirectional": True}], ids=str)
-@pytest.mark.parametrize(
-    ("cell", "backend", "recompute"), [pytest.param(*run, marks=[pytest.mark.slow] * (run in COSTLY)) for run in RUNS]
-)
+@pytest.mark.parametrize(("cell", "backend", "recompute"), STACKED)
 def test_stacked_layers_equal_the_reference(cell, backend, recompute, options):
     size = SIZES["ordinary"]
     assert_equals_the_reference(cell, backend, recompute, size, resets("random", *size[:2]), **options)
@@ -205,9 +206,10 @@ def test_a_retained_graph_gives_the_same_gradients_twice(cell, backend, recomput
     assert all(map(torch.equal, first, second))
 
 
-@pytest.mark.parametrize(
-    ("cell", "backend"), [*product(TORCH_CELLS, ("native", "scan")), ("mingru", "native"), ("mlstm", "native")]
-)
+FUSED = [*product(TORCH_CELLS, ("native", "scan")), ("mingru", "native"), ("mlstm", "native")]
+
+
+@pytest.mark.parametrize(("cell", "backend"), FUSED)
 def test_a_second_derivative_is_rejected(cell, backend):
     module = layers_of(cell, backend, "none", (2, 3, 2, 3))
     data = batch(module, resets("none", 2, 3))

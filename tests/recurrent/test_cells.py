@@ -48,9 +48,10 @@ def test_each_layer_and_direction_has_the_declared_parameters_and_states(cell):
     assert [tuple(primers[key].shape) for key in module.state_keys] == [(4, *s) for s in made.states().values()]
 
 
-@pytest.mark.parametrize(
-    "copied", [deepcopy, lambda module: pickle.loads(pickle.dumps(module))], ids=["copy", "pickle"]
-)
+COPIES = {"copy": deepcopy, "pickle": lambda module: pickle.loads(pickle.dumps(module))}
+
+
+@pytest.mark.parametrize("copied", COPIES.values(), ids=COPIES)
 @pytest.mark.parametrize("cell", CELLS)
 def test_a_copy_computes_the_same(cell, copied):
     module = layers_of(cell, "scan", "none", (3, 5, 3, 5))

@@ -42,9 +42,8 @@ def sweep(tmp_path):
             summary |= {"learn_time_s": 4.0, "startup_time_s": 1.0, "compile_time_s": None, "frames_per_s": 160.0}
             summary |= {"eval_return_mean": value, "eval_return_std": 1.0, "eval_episodes": 20}
             summary |= {"eval_return_mean_zeroed_state": 3.0 if cell == "gru" else None, "eval_return_mean_random": 1.0}
-            summary |= {
-                "warnings": {"Entropy gone": "Entropy gone: 0.0001 nats. Try a smaller lr."} if number == 0 else {}
-            }
+            warning = {"Entropy gone": "Entropy gone: 0.0001 nats. Try a smaller lr."}
+            summary |= {"warnings": warning if number == 0 else {}}
         write_run(run, f"- cell={cell}\n- seed={seed}\n", **summary)
         rows = [f"{100 * i},{value * i / 10},{value * i / 10 if i % 2 else ''}" for i in range(1, 11)]
         (run / "metrics.csv").write_text("\n".join((HEADER, *rows)) + "\n")
@@ -70,17 +69,12 @@ def test_a_sweep_is_one_page_that_asks_for_nothing_else(sweep):
     assert '<li class="warn">0 (cell=gru): Entropy gone: 0.0001 nats. Try a smaller lr.</li>' in text
 
 
-def test_a_failed_and_a_copied_run_count_nowhere_and_are_named(
-    sweep, recurrl_compare, recurrl_report, tmp_path, capsys
-):
+def test_failed_and_copied_runs_count_nowhere_and_are_named(sweep, recurrl_compare, recurrl_report, tmp_path, capsys):
     shutil.copytree(sweep / "1", sweep / "6")
-    rows = {
-        "gru": "3 150.0 100.0 -98.4 to 398.4 150.0 50.0 250.0",
-        "none": "2 50.00 70.71 too few seeds 50.00 0.00 100.00",
-    }
-    BeforeSweep().on_multirun_start(
-        OmegaConf.create({"hydra": {"sweep": {"dir": str(sweep)}, "launcher": {"_target_": "BasicLauncher"}}})
-    )
+    of_none = "2 50.00 70.71 too few seeds 50.00 0.00 100.00"
+    rows = {"gru": "3 150.0 100.0 -98.4 to 398.4 150.0 50.0 250.0", "none": of_none}
+    of_hydra = {"sweep": {"dir": str(sweep)}, "launcher": {"_target_": "BasicLauncher"}}
+    BeforeSweep().on_multirun_start(OmegaConf.create({"hydra": of_hydra}))
     with SWEEP:
         pass
     assert recurrl_report("sweep", "--output", "page.html", cwd=tmp_path).out == "page.html\n"

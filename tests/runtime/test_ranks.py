@@ -29,10 +29,8 @@ def test_every_kind_of_tensor_is_gathered_and_summed(size):
         own = {name: make(world().rank) for name, make in TENSORS.items()}
         gathered = {name: world().gathered(tensor) for name, tensor in own.items()}
         summed = {name: world().sum_(tensor.clone()) for name, tensor in own.items() if tensor.dtype != torch.bool}
-        return {
-            name: [tensor.numpy() for tensor in of_kind.values()]
-            for name, of_kind in {"gathered": gathered, "summed": summed}.items()
-        }
+        both = {"gathered": gathered, "summed": summed}
+        return {name: [tensor.numpy() for tensor in of_kind.values()] for name, of_kind in both.items()}
 
     of_ranks = in_ranks(size, met(exchanged))
     for of_rank in of_ranks:

@@ -128,9 +128,8 @@ class Nowhere(BatchedEnv):
     def step_tensors(self, action):
         count, device = self.batch_size[0], self.device
         assert {part.device for part in tree_leaves(action)} == {device}
-        results = {
-            name: torch.zeros(count, 1, dtype=torch.bool, device=device) for name in ("terminated", "truncated", "done")
-        }
+        no = torch.zeros(count, 1, dtype=torch.bool, device=device)
+        results = {"terminated": no, "truncated": no.clone(), "done": no.clone()}
         return {**self._nothing, "reward": torch.zeros(count, 1, device=device), **results}
 
     def reset_tensors(self, mask):

@@ -27,11 +27,13 @@ class Terminal(io.StringIO):
 
 @pytest.fixture
 def terminal(monkeypatch):
+    """A terminal, and progress that is drawn there."""
     monkeypatch.delenv(SWITCH, raising=False)
 
-    def terminal(columns=120):
+    def terminal(total=1000, columns=120):
         monkeypatch.setenv("COLUMNS", str(columns))
-        return Terminal()
+        shown = Terminal()
+        return shown, Progress(total, shown)
 
     return terminal
 
@@ -58,8 +60,7 @@ def lines(text):
 
 
 def test_the_line_has_time_frames_speed_returns_time_left_and_last_warning(terminal):
-    shown = terminal()
-    bar = Progress(100_000, shown)
+    shown, bar = terminal(100_000)
     bar.update(25_000, {**METRICS, "eval/return_mean": 99.0}, warning="Entropy gone")
     bar.close()
     last = lines(shown.text())[-1]
@@ -68,8 +69,7 @@ def test_the_line_has_time_frames_speed_returns_time_left_and_last_warning(termi
 
 
 def test_the_line_is_rewritten_in_place_and_left_when_the_run_ends(terminal, clock):
-    shown = terminal()
-    bar = Progress(1000, shown)
+    shown, bar = terminal()
     for frames in (100, 200, 300):
         bar.update(frames, METRICS)
         clock.now += 1
@@ -81,8 +81,7 @@ def test_the_line_is_rewritten_in_place_and_left_when_the_run_ends(terminal, clo
 
 
 def test_it_draws_at_most_about_ten_times_a_second_and_the_last_state_always(terminal, clock):
-    shown = terminal()
-    bar = Progress(1000, shown)
+    shown, bar = terminal()
     for frames in range(1, 1001):
         bar.update(frames, METRICS)
         clock.now += 0.001
@@ -93,16 +92,14 @@ def test_it_draws_at_most_about_ten_times_a_second_and_the_last_state_always(ter
 
 @pytest.mark.parametrize("columns", [20, 60])
 def test_the_line_is_not_longer_than_the_terminal_is_wide(terminal, columns):
-    shown = terminal(columns)
-    bar = Progress(1000, shown)
+    shown, bar = terminal(columns=columns)
     bar.update(100, METRICS)
     bar.close()
     assert max(map(len, lines(shown.text()))) <= columns
 
 
 def test_a_log_message_stands_above_the_progress_on_a_line_that_begins_with_it(terminal):
-    shown = terminal()
-    bar = Progress(1000, shown)
+    shown, bar = terminal()
     bar.update(100, METRICS)
     shown.write("careful\n")
     bar.close()
@@ -112,8 +109,7 @@ def test_a_log_message_stands_above_the_progress_on_a_line_that_begins_with_it(t
 
 
 def test_a_value_stays_until_replaced_and_nan_does_not_replace_it(terminal, clock):
-    shown = terminal()
-    bar = Progress(1000, shown)
+    shown, bar = terminal()
     drawn = []
     for metrics in ({"train/return_mean": math.nan}, {"eval/return_mean": 5.0}, {"train/return_mean": 0.97}, {}):
         bar.update(100, metrics)
@@ -129,10 +125,10 @@ def test_without_a_speed_there_is_no_time_left(speed):
     assert described(100, 1000, speed) == "100/1,000 frames"
 
 
-def test_nothing_is_drawn_in_a_file_or_where_another_process_draws(terminal, monkeypatch):
+def test_nothing_is_drawn_in_a_file_or_where_another_process_draws(monkeypatch):
     drawn = []
     this = os.getpid()
-    for process, stream in ((this, io.StringIO()), (1, terminal()), ("off", terminal()), (this, terminal())):
+    for process, stream in ((this, io.StringIO()), (1, Terminal()), ("off", Terminal()), (this, Terminal())):
         monkeypatch.setenv(SWITCH, str(process))
         bar = Progress(1000, stream)
         bar.update(100, METRICS)

@@ -134,9 +134,8 @@ def test_of_a_long_episode_the_first_steps_are_kept(agent_of, monkeypatch):
 
 
 def test_the_command_writes_a_video_and_a_small_gif(recurrl_evaluate, finished_run, tmp_path):
-    outcome = recurrl_evaluate(
-        finished_run, "--episodes", 2, "--seed", "3,4", "--video", "shown", cwd=tmp_path
-    ).succeeded()
+    arguments = ("--episodes", 2, "--seed", "3,4", "--video", "shown")
+    outcome = recurrl_evaluate(finished_run, *arguments, cwd=tmp_path).succeeded()
     assert outcome.out.splitlines()[-2:] == ["shown/replay.mp4", "shown/replay.gif"]
     returns = open_run(finished_run).evaluate(episodes=2, seed=[3, 4])["kept"]
     video = imageio_ffmpeg.read_frames(tmp_path / "shown" / "replay.mp4")
