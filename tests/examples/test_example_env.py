@@ -17,7 +17,7 @@ def test_it_trains_with_or_without_a_yaml(how, length, train, tiny):
 
 OF_EVERY_ENVIRONMENT = (
     "env.wrappers=[{wrapper:gymnasium.wrappers:RescaleObservation,min_obs:-2,max_obs:2}]",
-    *("env.previous_action=true", "env.previous_reward=true", "env.max_episode_steps=4"),
+    *("policy.previous_action=true", "env.previous_reward=true", "env.max_episode_steps=4"),
 )
 IN_GROUPS = ("algorithm=grpo", "algorithm.group_size=2")
 WORKERS = [(f"collector={name}", "collector.num_workers=2") for name in ("multi_sync", "multi_async")]

@@ -31,7 +31,7 @@ def test_a_run_with_a_collector_resumes_as_if_it_had_not_stopped(train, tiny, on
     assert [row["collect/reset"] for row in metrics(whole)] == ["1.0", "0.0", "0.0", "1.0", "0.0"]
 
 
-ENCODERS = [(FOURIER, ()), (FOURIER_BY_NAME, ("env.previous_action=true", "env.previous_reward=true"))]
+ENCODERS = [(FOURIER, ()), (FOURIER_BY_NAME, ("policy.previous_action=true", "env.previous_reward=true"))]
 
 
 @pytest.mark.parametrize(("chosen", "previous"), ENCODERS, ids=["by yaml, a tensor", "by name, a mapping"])

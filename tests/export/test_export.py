@@ -23,7 +23,7 @@ from recurrl.export.checking import examples, largest_difference, recorded_input
 from recurrl.export.export import export, load_onnx, load_pt2
 from recurrl.recurrent.cells import cell_names
 
-PREVIOUS = ("env.previous_action=true", "env.previous_reward=true")
+PREVIOUS = ("policy.previous_action=true", "env.previous_reward=true")
 IN_INFO = "env.action_mask_from_info=true"
 RUNNER = Path(__file__).parent.parent.parent / "examples" / "deployment" / "act.py"
 WITHOUT_TORCH = "import sys, runpy; sys.modules.update(torch=None, recurrl=None, gymnasium=None); "
