@@ -1,6 +1,7 @@
 """``algorithm=distill``: what the teacher is shown, that it follows the student, and what is learnt of it."""
 
 import sys
+from dataclasses import replace
 from types import MethodType, ModuleType
 
 import pytest
@@ -42,9 +43,9 @@ def function(monkeypatch):
 
 @pytest.fixture(scope="session")
 def teacher_run(recurrl_train, tiny, tmp_path_factory):
-    """A run that saw Pendulum's velocity, an LSTM."""
+    """A run that saw Pendulum's velocity and what it did, an LSTM."""
     folder = tmp_path_factory.mktemp("teacher")
-    ours = (*PENDULUM, "env.mask=[]", "cell=lstm", "hydra.run.dir=teacher")
+    ours = (*PENDULUM, "env.mask=[]", "cell=lstm", "policy.previous_action=true", "hydra.run.dir=teacher")
     recurrl_train(*tiny, *ours, cwd=folder).succeeded()
     return folder / "teacher"
 
@@ -73,6 +74,7 @@ def test_a_run_as_the_teacher_sees_all_and_follows_the_students_episodes(small, 
             action, state = agent.act(whole(batch)[:, t], state, step["is_init"].squeeze(-1))
             expected = torch.from_numpy(action) / 2  # of a torque of at most 2
             torch.testing.assert_close(step[TEACHER_ACTION], expected, atol=1e-6, rtol=0)
+            state = replace(state, tensors={**state.tensors, "previous_action": step["action"].clamp(-1, 1)})
             resets += int(step["is_init"].sum())
     assert resets == 4 * 3  # the first step, and after steps 11 and 22 of 24
 
@@ -181,8 +183,8 @@ def test_the_teacher_is_frozen_and_only_its_states_are_saved(small, teacher_run)
     algorithm, (batch,) = labelled(small(*PENDULUM, *distilled(teacher_run)), 1)
     assert not [name for name, _ in algorithm.named_parameters() if "teacher" in name]
     saved = algorithm.components()["teacher"].state_dict()
-    assert saved.keys() == {"recurrent_state_h", "recurrent_state_c"}
-    assert all(value.shape == (4, 1, 8) for value in saved.values())
+    shapes = {name: tuple(value.shape) for name, value in saved.items()}
+    assert shapes == {"recurrent_state_h": (4, 1, 8), "recurrent_state_c": (4, 1, 8), "previous_action": (4, 1)}
     before = [parameter.clone() for parameter in algorithm.policy.parameters()]
     algorithm.update(batch, 0.0)
     assert not all(map(torch.equal, before, algorithm.policy.parameters()))
