@@ -41,8 +41,8 @@ class PreviousAction(nn.Module):
 
     def forward(self, action: Any) -> Tensor:
         """``[B, A]``: numbers, clipped to their bounds, and choices as one-hot vectors; the parts are concatenated."""
-        parts = zip(self._paths, self._parts, strict=True)
-        return torch.cat([part(action[path] if path else action) for path, part in parts], -1)
+        seen = [part(action[path] if path else action) for path, part in zip(self._paths, self._parts, strict=True)]
+        return torch.cat(seen, -1) if len(seen) > 1 else seen[0]
 
     def make_tensordict_primer(self) -> TensorDictPrimer:
         """A transform that adds it to an environment: its spec, and zeros at resets."""
@@ -67,5 +67,7 @@ class _Part(nn.Module):
             return chosen.flatten(1).float().maximum(self._bounds[0]).minimum(self._bounds[1])
         if not self._choices:
             return chosen.flatten(1).float()
-        columns = zip(chosen.long().view(-1, len(self._choices)).unbind(-1), self._choices, strict=True)
+        if len(self._choices) == 1:
+            return functional.one_hot(chosen.flatten().long(), self.size).float()
+        columns = zip(chosen.long().unbind(-1), self._choices, strict=True)
         return torch.cat([functional.one_hot(each, size) for each, size in columns], -1).float()
