@@ -132,7 +132,8 @@ class Policy(nn.Module):
 
     Nothing is remembered between calls: states are passed in and returned. Observations are tensors or nested mappings
     of tensors, and so are actions of several parts. A state is a mapping from the names in :attr:`state_shapes` to
-    tensors and includes that of a recurrent critic. A feed-forward policy has none and needs no ``is_init``.
+    tensors and includes that of a recurrent critic and the previous action, if a trunk reads it. A feed-forward policy
+    that does not has none and needs no ``is_init``.
 
     Args:
         trunk: observations to features: a :class:`Trunk`, or any module, which then has no states. A critic without its
