@@ -22,6 +22,7 @@ def configured(task: Task) -> TrainConfig:
         "env.normalize_observation=false",
         "env.normalize_reward=false",
         "env.reward_scale=1",
+        "policy.previous_action=false",
         f"epochs={task.epochs}",
         "min_epochs_fraction=1",  # the same work as the other loops
         f"lr={task.lr}",
