@@ -34,8 +34,8 @@ WARNINGS = {
         "cell=none, which is faster, if the task needs no memory; otherwise a longer slice_len or more total_frames"
     ),
     "Better when sampled": (
-        "sampled actions in use too, which recurrl-evaluate --sampled compares; more total_frames, after which a policy "
-        "is less random; for continuous actions policy.previous_action=true, with which a policy knows what it did"
+        "sampled actions in use too, which recurrl-evaluate --sampled compares; more total_frames, after which a "
+        "policy is less random; for continuous actions policy.previous_action=true, with which it knows what it did"
     ),
 }
 """What to try, by the title of the warning. docs/not-learning.md says what each means."""
