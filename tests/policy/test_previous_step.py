@@ -1,13 +1,18 @@
 """The previous action and reward: those of the step before, zero at an episode's first step."""
 
+import gymnasium
+import numpy as np
 import pytest
 import torch
+from gymnasium import spaces
 from tasks import ACTIONS, CUE
 from torch import nn
 from torch.nn import functional
 
 from recurrl.algorithms.advantages import next_values
 from recurrl.build import make_policy_for
+from recurrl.envs import make_env
+from recurrl.errors import ConfigError
 from recurrl.policy import ACTION, OBSERVATION, Trunk
 
 PREVIOUS = ("policy.previous_action=true", "env.previous_reward=true")
@@ -84,3 +89,17 @@ def test_a_tenth_of_it_enters_the_core():
     assert torch.equal(
         trunk.step(observation[:, 0], {"previous_action": state["previous_action"][:, 0]})[0], expected[:, 0]
     )
+
+
+class Shown(gymnasium.Env):
+    """An environment that shows a previous reward by itself."""
+
+    observation_space = spaces.Dict({"previous_reward": spaces.Box(0, 1, (1,), np.float32)})
+    action_space = spaces.Discrete(2)
+
+
+def test_an_environment_that_shows_the_previous_reward_itself_is_not_overruled(configure):
+    gymnasium.register("recurrl-test/Shown-v0", entry_point=Shown)
+    config = configure("recurrl-test/Shown-v0", "env.previous_reward=true")
+    with pytest.raises(ConfigError, match=r"env\.previous_reward adds the entry previous_reward .* already has one"):
+        make_env(config.env, 1, seed=0)
