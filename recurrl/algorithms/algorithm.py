@@ -187,7 +187,7 @@ class Algorithm(nn.Module):
             check_skipped(self, steps[before:])
             if epoch == 0:
                 self.gradient_signal.end_epoch()
-                epochs = self.gradient_signal.epochs(self.config.epochs, self.config.min_epochs_fraction)
+                epochs = self.epochs()
             if epoch + 1 == epochs:
                 break
             if self.options.target_kl is not None and self._kl(steps[before:]) > self.options.target_kl:
@@ -197,6 +197,10 @@ class Algorithm(nn.Module):
         check_all_optimized(self)
         optim = {"optim/lr": self._lr, "optim/signal": self.gradient_signal.share}
         return merged(metrics, self.states.drift(slices_SK), optim)
+
+    def epochs(self) -> int:
+        """How many epochs this iteration takes, called after the first: fewer where gradients are mostly noise."""
+        return self.gradient_signal.epochs(self.config.epochs, self.config.min_epochs_fraction)
 
     def gradient_step(self, slices_SK: TensorDictBase) -> Metrics:
         """One step of the optimizer, without waiting for the device.

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from recurrl.algorithms.advantages import advantage_metrics, gae, next_values, reevaluate, standardized, vtrace
 from recurrl.algorithms.algorithm import Algorithm
+from recurrl.algorithms.gradient_signal import RATE
 from recurrl.algorithms.importance import clipped_surrogate, log_range, mean_of
 from recurrl.algorithms.metrics import Losses
 from recurrl.config import PPOConfig, TrainConfig
@@ -21,9 +22,12 @@ from recurrl.policy import Policy
 from recurrl.policy.initialization import HEAD_GAIN, linear
 from recurrl.policy.normalization import RunningScale
 from recurrl.policy.policy import SequenceOutput
+from recurrl.runtime.ranks import world
 from recurrl.runtime.statistics import masked, summary, variance
 
 MONTE_CARLO_TARGET = "monte_carlo_target"
+EXPLAINED = 0.2
+"""The fraction of the returns' variance, averaged over iterations, above which a critic explains them."""
 
 
 class PPO(Algorithm):
@@ -57,6 +61,7 @@ class PPO(Algorithm):
         self.log_clip_range = log_range(*options.clip_range)
         self.uses_vtrace = options.advantage == "vtrace" or (options.advantage == "auto" and config.is_off_policy)
         self.advantage_scale = RunningScale()
+        self.explained = nn.Buffer(torch.zeros((), dtype=torch.float64))
         # A tensor, because a compiled loss is compiled for the numbers in it.
         self.entropy_coeff = nn.Buffer(torch.tensor(options.entropy_coeff, dtype=dtype), persistent=False)
         self.monte_carlo_head = linear(config.cell.hidden_size, 1, HEAD_GAIN) if options.discrepancy_coeff else None
@@ -79,6 +84,8 @@ class PPO(Algorithm):
             rows_NT.set(MONTE_CARLO_TARGET, estimate(*inputs, 1.0)[1])
         mask = rows_NT.get(LOSS_MASK)
         metrics = advantage_metrics(masked(advantage, mask)) | _value_metrics(masked(value, mask), masked(target, mask))
+        explained = torch.full_like(self.explained, metrics["value/explained_variance"]).nan_to_num().clamp(0.0, 1.0)
+        self.explained.lerp_(world().gathered(explained).mean(), RATE)
         if options.normalize_advantage == "batch":
             advantage = standardized(advantage, mask)
         if options.normalize_advantage != "minibatch":
@@ -89,6 +96,10 @@ class PPO(Algorithm):
         rows_NT.set(ADVANTAGE, advantage)
         rows_NT.set(VALUE_TARGET, target)
         return metrics
+
+    def epochs(self) -> int:
+        """All, until the critic explains returns: before that, nothing is learnt yet that noise could undo."""
+        return super().epochs() if self.explained > EXPLAINED else self.config.epochs
 
     def loss(self, slices_SK: TensorDictBase, output: SequenceOutput) -> Losses:
         """The clipped surrogate, the value loss and the entropy bonus of a minibatch."""

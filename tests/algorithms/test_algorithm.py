@@ -49,7 +49,7 @@ def by_plain_autograd(algorithm, rollout, progress):
                 signal.add(algorithm.parameters())
         if epoch == 0:
             signal.end_epoch()
-            epochs = signal.epochs(config.epochs, config.min_epochs_fraction)
+            epochs = algorithm.epochs()
         if epoch + 1 == epochs:
             break
     algorithm.states.drift(slices)  # runs the policy, which may count

@@ -5,7 +5,7 @@ import torch
 from collected import with_rollout
 from torch import nn
 
-from recurrl.algorithms.gradient_signal import ENOUGH_SIGNAL, GradientSignal
+from recurrl.algorithms.gradient_signal import ENOUGH_SIGNAL, RATE, GradientSignal
 
 SIZES = (3, 197)
 
@@ -75,11 +75,30 @@ def test_epochs_follow_the_square_root_of_the_share(share, most, least_fraction,
     assert signal.epochs(most, least_fraction) == expected
 
 
-@pytest.mark.parametrize(("least_fraction", "epochs"), [("0.4", 2), ("1", 5)])
-def test_an_update_takes_fewer_epochs_where_gradients_are_noise(least_fraction, epochs, small):
+SPENT = [("0.4", 0.9, 2), ("1", 0.9, 5), ("0.4", 0.1, 5)]
+
+
+@pytest.mark.parametrize(("least_fraction", "explained", "epochs"), SPENT)
+def test_an_update_takes_fewer_epochs_where_gradients_are_noise_once_the_critic_explains_returns(
+    least_fraction, explained, epochs, small
+):
     config = small("frames_per_batch=64", "slice_len=8", "epochs=5", f"min_epochs_fraction={least_fraction}")
     algorithm, batch = with_rollout(config)
     algorithm.gradient_signal.averages.copy_(torch.tensor([-1e6, 1e6]))
+    algorithm.explained.fill_(explained)
     metrics = algorithm.update(batch, progress=0.0)
     assert metrics["optim/signal"] == 0.0
     assert metrics["optim/steps"] == epochs * (64 // 8 // 4)
+
+
+def test_the_explained_variance_is_averaged_from_zero_and_a_negative_one_counts_as_zero(small):
+    algorithm, batch = with_rollout(small("frames_per_batch=64", "slice_len=8"))
+    reward = torch.randn(batch.shape)
+    batch["next", "done"].fill_(True)
+    batch["state_value"] = reward.unsqueeze(-1) * 0.5
+    explained = algorithm.prepare(batch, reward)["value/explained_variance"]
+    assert explained > 0.5
+    assert float(algorithm.explained) == pytest.approx(explained * RATE)
+    batch["state_value"] = reward.unsqueeze(-1) * 5
+    assert algorithm.prepare(batch, reward)["value/explained_variance"] < -1
+    assert float(algorithm.explained) == pytest.approx(explained * RATE * (1 - RATE))
