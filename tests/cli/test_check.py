@@ -51,15 +51,15 @@ def test_any_total_frames_will_do_because_nothing_is_trained(check, tiny, frames
     check(*tiny, f"total_frames={frames}").succeeded()
 
 
-@pytest.mark.parametrize(
-    ("overrides", "sentence"),
-    [
-        (["cel=gru"], "Unknown configuration key 'cel'. Did you mean cell?"),
-        (["slice_len=5"], "slice_len must be a divisor of "),
-        (["resume=outputs"], "recurrl-check checks new runs; "),
-        (["cell=gru,lstm"], "cell=gru,lstm has several values. Add -m before it"),
-    ],
-)
+WRONG = [
+    (["cel=gru"], "Unknown configuration key 'cel'. Did you mean cell?"),
+    (["slice_len=5"], "slice_len must be a divisor of "),
+    (["resume=outputs"], "recurrl-check checks new runs; "),
+    (["cell=gru,lstm"], "cell=gru,lstm has several values. Add -m before it"),
+]
+
+
+@pytest.mark.parametrize(("overrides", "sentence"), WRONG)
 def test_what_cannot_be_trained_cannot_be_checked(check, no_environments, overrides, sentence):
     outcome = check(*overrides).failed()
     assert outcome.error.startswith(sentence), outcome.err

@@ -74,15 +74,15 @@ def test_a_sweep_over_a_choice_of_the_package_and_a_custom_one(train, tiny, pack
     assert [(tmp_path / "sweep" / job / "notes.txt").exists() for job in "01"] == [False, True]
 
 
-@pytest.mark.parametrize(
-    ("override", "error"),
-    [
-        ("logger.share=2", "logger.share must be a number from 0 to 1 (got 2.0)."),
-        ("logger.sahre=1", "Unknown configuration key 'logger.sahre'. Did you mean logger.share"),
-        ("logger.nested.a=x", "logger.nested.a has a value that cannot be used (Value 'x' of type 'str' could not"),
-        ("cell.hiden_size=3", "Unknown configuration key 'cell.hiden_size'. Did you mean cell.hidden_size?"),
-    ],
-)
+WRONG_OPTIONS = [
+    ("logger.share=2", "logger.share must be a number from 0 to 1 (got 2.0)."),
+    ("logger.sahre=1", "Unknown configuration key 'logger.sahre'. Did you mean logger.share"),
+    ("logger.nested.a=x", "logger.nested.a has a value that cannot be used (Value 'x' of type 'str' could not"),
+    ("cell.hiden_size=3", "Unknown configuration key 'cell.hiden_size'. Did you mean cell.hidden_size?"),
+]
+
+
+@pytest.mark.parametrize(("override", "error"), WRONG_OPTIONS)
 def test_a_wrong_option_is_rejected(rejected, package, override, error):
     package.touch()
     (package.parent / "__pycache__").mkdir()

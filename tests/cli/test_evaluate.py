@@ -63,20 +63,21 @@ def test_evaluating_leaves_the_run_as_it_was(evaluate, finished_run, tmp_path):
 NO_RUN = "Give a run directory (it holds config.yaml and checkpoints/), or one of its checkpoints."
 
 
+WRONG = [
+    (["nowhere"], f"nowhere does not exist. {NO_RUN}"),
+    (["."], f". is neither a run directory nor a checkpoint in one. {NO_RUN}"),
+    (["run", "--episodes", 0], "--episodes must be at least 1 (got 0)."),
+    (["run", "--device", "cuda"], "device must be auto, cpu or one of the 0 CUDA devices that torch "),
+    (["run", "lr=1"], "lr=1 does not change the environment of the run. Give env.key=value"),
+    (["run", "env=gym"], "env=gym does not change the environment of the run."),
+    (["run", "env.num_envs=3"], "env.num_envs=3 has no effect on returns. Leave it out."),
+    (["run", "env.max_episode_steps=soon"], "with env.max_episode_steps=soon: env."),
+    (["run", "env.maximum=3"], "config.yaml with env.maximum=3: Unknown configuration key 'env.maximum'"),
+]
+
+
 @pytest.mark.parametrize(
-    ("arguments", "sentence"),
-    [
-        (["nowhere"], f"nowhere does not exist. {NO_RUN}"),
-        (["."], f". is neither a run directory nor a checkpoint in one. {NO_RUN}"),
-        (["run", "--episodes", 0], "--episodes must be at least 1 (got 0)."),
-        (["run", "--device", "cuda"], "device must be auto, cpu or one of the 0 CUDA devices that torch "),
-        (["run", "lr=1"], "lr=1 does not change the environment of the run. Give env.key=value"),
-        (["run", "env=gym"], "env=gym does not change the environment of the run."),
-        (["run", "env.num_envs=3"], "env.num_envs=3 has no effect on returns. Leave it out."),
-        (["run", "env.max_episode_steps=soon"], "with env.max_episode_steps=soon: env."),
-        (["run", "env.maximum=3"], "config.yaml with env.maximum=3: Unknown configuration key 'env.maximum'"),
-    ],
-    ids=lambda value: " ".join(map(str, value)) if isinstance(value, list) else "",
+    ("arguments", "sentence"), WRONG, ids=lambda value: " ".join(map(str, value)) if isinstance(value, list) else ""
 )
 def test_what_cannot_be_evaluated_is_rejected(evaluate, finished_run, tmp_path, monkeypatch, arguments, sentence):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)

@@ -28,23 +28,23 @@ def test_a_resumed_run_with_replay_goes_on_exactly(train, tiny, tmp_path, others
     assert [float(row["optim/steps"]) for row in whole] == [4.0] + [12.0] * 5
 
 
-@pytest.mark.parametrize(
-    ("overrides", "error"),
-    [
-        *(
-            (
-                ["buffer=replay", override],
-                f"buffer must be on_policy with algorithm={name}, which does not correct for older weights (got "
-                "replay). Give algorithm=ppo algorithm.advantage=vtrace, or buffer=on_policy.",
-            )
-            for name, override in (("ppo", "algorithm.advantage=gae"), ("grpo", "algorithm=grpo"))
-        ),
+IMPOSSIBLE = [
+    *(
         (
-            ["buffer=replay", "buffer.frames=1000"],
-            "buffer.frames must be at least frames_per_batch=1024 (got 1000). Give buffer.frames=16384, for example.",
-        ),
-        (["buffer=replay", "buffer.replay_ratio=1"], "buffer.replay_ratio must be an integer from 2 to 1_000 (got 1)."),
-    ],
-)
+            ["buffer=replay", override],
+            f"buffer must be on_policy with algorithm={name}, which does not correct for older weights (got "
+            "replay). Give algorithm=ppo algorithm.advantage=vtrace, or buffer=on_policy.",
+        )
+        for name, override in (("ppo", "algorithm.advantage=gae"), ("grpo", "algorithm=grpo"))
+    ),
+    (
+        ["buffer=replay", "buffer.frames=1000"],
+        "buffer.frames must be at least frames_per_batch=1024 (got 1000). Give buffer.frames=16384, for example.",
+    ),
+    (["buffer=replay", "buffer.replay_ratio=1"], "buffer.replay_ratio must be an integer from 2 to 1_000 (got 1)."),
+]
+
+
+@pytest.mark.parametrize(("overrides", "error"), IMPOSSIBLE)
 def test_replay_that_cannot_work_is_rejected(rejected, overrides, error):
     assert rejected(*overrides) == error

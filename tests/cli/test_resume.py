@@ -164,15 +164,15 @@ def test_from_python_a_run_is_resumed_in_its_own_directory_or_copied(finished_ru
     assert (again.directory, len(metrics(run))) == (run, 3)
 
 
-@pytest.mark.parametrize(
-    ("command", "hint"),
-    [
-        (("resume=auto",), "hydra.run.dir=outputs/mine."),
-        (("resume=auto", "hydra.run.dir=mine/${now:%H-%M}"), "hydra.run.dir=outputs/mine."),
-        (("--config-dir", "mine", "experiment=resumed"), "hydra.run.dir=outputs/mine."),
-        (("-m", "resume=auto", "seed=1,2"), "hydra.sweep.dir=outputs/sweeps/mine."),
-    ],
-)
+WITHOUT_A_DIRECTORY = [
+    (("resume=auto",), "hydra.run.dir=outputs/mine."),
+    (("resume=auto", "hydra.run.dir=mine/${now:%H-%M}"), "hydra.run.dir=outputs/mine."),
+    (("--config-dir", "mine", "experiment=resumed"), "hydra.run.dir=outputs/mine."),
+    (("-m", "resume=auto", "seed=1,2"), "hydra.sweep.dir=outputs/sweeps/mine."),
+]
+
+
+@pytest.mark.parametrize(("command", "hint"), WITHOUT_A_DIRECTORY)
 def test_resume_auto_without_a_directory_to_look_into_is_an_error(train, yamls, tmp_path, command, hint):
     yamls("experiment", "resumed", resume="auto")
     outcome = train(*command).failed()
@@ -213,13 +213,13 @@ def test_resuming_where_nothing_can_be_written_is_rejected(rejected, finished_ru
     assert "Give a writable directory with hydra.run.dir=..." in rejected(f"resume={finished_run}", "total_frames=96")
 
 
-@pytest.mark.parametrize(
-    ("before", "change", "reason"),
-    [
-        ((), "seed=7", "its random number generators are restored"),
-        (("lr_schedule=adaptive",), "lr=1e-5", "lr_schedule=adaptive resumes from its last"),
-    ],
-)
+WITHOUT_EFFECT = [
+    ((), "seed=7", "its random number generators are restored"),
+    (("lr_schedule=adaptive",), "lr=1e-5", "lr_schedule=adaptive resumes from its last"),
+]
+
+
+@pytest.mark.parametrize(("before", "change", "reason"), WITHOUT_EFFECT)
 def test_a_change_that_would_change_nothing_is_rejected(train, tiny, before, change, reason):
     assert train(*tiny, *before, "hydra.run.dir=run").code == 0
     outcome = train("resume=run", "total_frames=96", change).failed()

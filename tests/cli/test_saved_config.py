@@ -70,15 +70,15 @@ def test_every_command_names_a_malformed_configuration(run, errors_of):
         assert str(run / "config.yaml") in error, name
 
 
-@pytest.mark.parametrize(
-    ("key", "value", "reason"),
-    [
-        ("epochs", "many", "epochs must be an integer"),
-        ("nonesuch", 1, "Unknown configuration key 'nonesuch'."),
-        ("env", {"name": "gym"}, "is required and has no value."),
-        ("cell", {"name": "gru", "hidden_size": [1], "num_layers": 1}, "cell.hidden_size must be an integer"),
-    ],
-)
+DO_NOT_FIT = [
+    ("epochs", "many", "epochs must be an integer"),
+    ("nonesuch", 1, "Unknown configuration key 'nonesuch'."),
+    ("env", {"name": "gym"}, "is required and has no value."),
+    ("cell", {"name": "gru", "hidden_size": [1], "num_layers": 1}, "cell.hidden_size must be an integer"),
+]
+
+
+@pytest.mark.parametrize(("key", "value", "reason"), DO_NOT_FIT)
 def test_keys_and_types_that_do_not_fit_are_named_with_the_file(run, errors_of, key, value, reason):
     (run / "config.yaml").write_text(yaml.dump(settings(run) | {key: value}), encoding="utf-8")
     for name, error in errors_of(run).items():
@@ -144,31 +144,30 @@ def test_packages_that_are_named_again_are_imported(train, evaluate, run, strang
 NAMED = "names code that would be imported and executed: "
 
 
-@pytest.mark.parametrize(
-    ("change", "reason"),
-    [
-        ({"env.id": f"{PACKAGE}:Some-v0"}, f"{NAMED}{PACKAGE}:Some-v0."),
-        (
-            {"env.wrappers": [f"{PACKAGE}:Outer", {"wrapper": f"{PACKAGE}:Inner", "size": 3}]},
-            f"{NAMED}{PACKAGE}:Inner with {{'size': 3}}, {PACKAGE}:Outer.",
-        ),
-        (
-            {"env.wrappers": [{"wrapper": "gymnasium.wrappers:RecordVideo", "video_folder": "/home"}]},
-            f"{NAMED}gymnasium.wrappers:RecordVideo with {{'video_folder'",
-        ),
-        ({"env.wrappers": [3]}, "config.yaml: env.wrappers must hold package.module:Wrapper or"),
-        ({"env.wrappers": [{"wrapper": [f"{PACKAGE}:Outer"]}]}, "config.yaml: env.wrappers must hold package.module:"),
-        ({"env.wrappers": f"{PACKAGE}:Outer"}, "env.wrappers must be a list"),
-        ({"env.id": "GymV26Environment-v0", "env.kwargs": {"env_id": f"{PACKAGE}:Some-v0"}}, NAMED),
-        ({"env.kwargs": {"wrapper": [{"entry": f"{PACKAGE}:Some"}]}}, f"{NAMED}{PACKAGE}:Some."),
-        ({"env.source": PACKAGE}, f"env.source={PACKAGE} does not exist"),
-        ({"logger.name": f"{PACKAGE}.sub:Notes.close:x"}, NAMED),
-        *(({f"{group}.name": f"{PACKAGE}:Some"}, f"{NAMED}{PACKAGE}:Some.") for group in GROUPS if group != "env"),
-        *(({key: f"{PACKAGE}:Some"}, f"{NAMED}{PACKAGE}:Some.") for key in ("env.source", "logger.extra", "nonesuch")),
-        ({"env.mask": [f"{PACKAGE}:Some"]}, f"{NAMED}{PACKAGE}:Some."),
-    ],
-    ids=str,
-)
+NAMING_CODE = [
+    ({"env.id": f"{PACKAGE}:Some-v0"}, f"{NAMED}{PACKAGE}:Some-v0."),
+    (
+        {"env.wrappers": [f"{PACKAGE}:Outer", {"wrapper": f"{PACKAGE}:Inner", "size": 3}]},
+        f"{NAMED}{PACKAGE}:Inner with {{'size': 3}}, {PACKAGE}:Outer.",
+    ),
+    (
+        {"env.wrappers": [{"wrapper": "gymnasium.wrappers:RecordVideo", "video_folder": "/home"}]},
+        f"{NAMED}gymnasium.wrappers:RecordVideo with {{'video_folder'",
+    ),
+    ({"env.wrappers": [3]}, "config.yaml: env.wrappers must hold package.module:Wrapper or"),
+    ({"env.wrappers": [{"wrapper": [f"{PACKAGE}:Outer"]}]}, "config.yaml: env.wrappers must hold package.module:"),
+    ({"env.wrappers": f"{PACKAGE}:Outer"}, "env.wrappers must be a list"),
+    ({"env.id": "GymV26Environment-v0", "env.kwargs": {"env_id": f"{PACKAGE}:Some-v0"}}, NAMED),
+    ({"env.kwargs": {"wrapper": [{"entry": f"{PACKAGE}:Some"}]}}, f"{NAMED}{PACKAGE}:Some."),
+    ({"env.source": PACKAGE}, f"env.source={PACKAGE} does not exist"),
+    ({"logger.name": f"{PACKAGE}.sub:Notes.close:x"}, NAMED),
+    *(({f"{group}.name": f"{PACKAGE}:Some"}, f"{NAMED}{PACKAGE}:Some.") for group in GROUPS if group != "env"),
+    *(({key: f"{PACKAGE}:Some"}, f"{NAMED}{PACKAGE}:Some.") for key in ("env.source", "logger.extra", "nonesuch")),
+    ({"env.mask": [f"{PACKAGE}:Some"]}, f"{NAMED}{PACKAGE}:Some."),
+]
+
+
+@pytest.mark.parametrize(("change", "reason"), NAMING_CODE, ids=str)
 def test_code_is_found_wherever_a_saved_configuration_names_it(run, stranger, change, reason):
     config = OmegaConf.load(run / "config.yaml")
     for key, value in change.items():

@@ -88,14 +88,14 @@ def test_the_command_that_an_interrupted_run_prints_resumes_it(
     assert [row["frames"] for row in metrics(tmp_path / "my runs" / "the 'first'")] == ["32", "64"]
 
 
-@pytest.mark.parametrize(
-    ("passed", "named"),
-    [
-        ({"callbacks": []}, "callbacks"),
-        ({"env": lambda: gymnasium.make("CartPole-v1")}, "env"),
-        ({"env": lambda: gymnasium.make("CartPole-v1"), "callbacks": []}, "env and callbacks"),
-    ],
-)
+PASSED = [
+    ({"callbacks": []}, "callbacks"),
+    ({"env": lambda: gymnasium.make("CartPole-v1")}, "env"),
+    ({"env": lambda: gymnasium.make("CartPole-v1"), "callbacks": []}, "env and callbacks"),
+]
+
+
+@pytest.mark.parametrize(("passed", "named"), PASSED)
 def test_of_a_run_that_no_command_line_can_name_the_call_is_printed(
     tiny, tmp_path, monkeypatch, signalled, capfd, passed, named
 ):

@@ -53,15 +53,15 @@ def test_a_truncation_is_not_a_termination(compose):
     assert torch.equal(after["done"], after["terminated"] | after["truncated"])
 
 
-@pytest.mark.parametrize(
-    ("env", "shape"),
-    [
-        ("cartpole_no_velocity", (2,)),
-        ("pendulum_no_velocity", (2,)),
-        ("mountaincar_continuous_no_velocity", (1,)),
-        *((name, ()) for name in ("repeat_previous", "repeat_first")),
-    ],
-)
+SHOWN = [
+    ("cartpole_no_velocity", (2,)),
+    ("pendulum_no_velocity", (2,)),
+    ("mountaincar_continuous_no_velocity", (1,)),
+    *((name, ()) for name in ("repeat_previous", "repeat_first")),
+]
+
+
+@pytest.mark.parametrize(("env", "shape"), SHOWN)
 def test_hidden_entries_are_not_observed_and_specs_match_what_environments_return(env, shape, compose):
     made = make_env(compose(f"env={env}").env, 3, seed=0)
     assert made.reset()["observation"].shape == (3, *shape)
@@ -86,28 +86,28 @@ def odd_env():
 BOX, DISCRETE = spaces.Box(-1, 1, (3,), np.float32), spaces.Discrete(2)
 
 
-@pytest.mark.parametrize(
-    ("observation", "action", "message"),
-    [
-        (spaces.Box(0, 255, (2, 8, 8, 3), np.uint8), DISCRETE, "unsupported observations Box.*: it has 4 dimensions"),
-        (spaces.Box(-1, 1, (8, 8, 3)), DISCRETE, "three dimensions but is not an image"),
-        (spaces.Text(3), DISCRETE, "unsupported observations Text.*: a Text"),
-        (spaces.Tuple([spaces.Text(3)]), DISCRETE, r"unsupported observations Text.* \(entry 0\): a Text"),
-        (spaces.Tuple([]), DISCRETE, "an empty dict"),
-        (spaces.Dict({"a": spaces.Dict({"b": spaces.Text(3)})}), DISCRETE, r"Text.* \(entry a.b\): a Text"),
-        (spaces.Dict(), DISCRETE, "an empty dict"),
-        (spaces.Discrete(3, start=1), DISCRETE, "it does not start at zero"),
-        (BOX, spaces.Discrete(3, start=1), "it does not start at zero"),
-        (BOX, spaces.MultiDiscrete([[2, 3]]), "unsupported actions MultiDiscrete.*: it has several dimensions"),
-        (BOX, spaces.Box(0, 5, (2,), np.int64), "unsupported actions Box.*: a Box of integers"),
-        (spaces.Box(-1, 1, (0,)), DISCRETE, r"Box.*: its shape \(0,\) has no entries"),
-        (spaces.Dict({"a": BOX, "b": spaces.Box(-1, 1, (3, 0))}), DISCRETE, r"\(entry b\): its shape \(3, 0\) has no"),
-        (BOX, spaces.Box(-1, 1, (0,)), r"its shape \(0,\) has no entries"),
-        (BOX, spaces.Box(-1, 1, ()), r"it has no dimensions; give it the shape \(1,\)"),
-        (None, DISCRETE, "has no observation_space. Set one in its constructor"),
-        (BOX, spaces.Dict({"a": spaces.Tuple([spaces.Text(3)])}), r"unsupported actions Text.* \(entry a.0\): a Text"),
-    ],
-)
+UNSUPPORTED = [
+    (spaces.Box(0, 255, (2, 8, 8, 3), np.uint8), DISCRETE, "unsupported observations Box.*: it has 4 dimensions"),
+    (spaces.Box(-1, 1, (8, 8, 3)), DISCRETE, "three dimensions but is not an image"),
+    (spaces.Text(3), DISCRETE, "unsupported observations Text.*: a Text"),
+    (spaces.Tuple([spaces.Text(3)]), DISCRETE, r"unsupported observations Text.* \(entry 0\): a Text"),
+    (spaces.Tuple([]), DISCRETE, "an empty dict"),
+    (spaces.Dict({"a": spaces.Dict({"b": spaces.Text(3)})}), DISCRETE, r"Text.* \(entry a.b\): a Text"),
+    (spaces.Dict(), DISCRETE, "an empty dict"),
+    (spaces.Discrete(3, start=1), DISCRETE, "it does not start at zero"),
+    (BOX, spaces.Discrete(3, start=1), "it does not start at zero"),
+    (BOX, spaces.MultiDiscrete([[2, 3]]), "unsupported actions MultiDiscrete.*: it has several dimensions"),
+    (BOX, spaces.Box(0, 5, (2,), np.int64), "unsupported actions Box.*: a Box of integers"),
+    (spaces.Box(-1, 1, (0,)), DISCRETE, r"Box.*: its shape \(0,\) has no entries"),
+    (spaces.Dict({"a": BOX, "b": spaces.Box(-1, 1, (3, 0))}), DISCRETE, r"\(entry b\): its shape \(3, 0\) has no"),
+    (BOX, spaces.Box(-1, 1, (0,)), r"its shape \(0,\) has no entries"),
+    (BOX, spaces.Box(-1, 1, ()), r"it has no dimensions; give it the shape \(1,\)"),
+    (None, DISCRETE, "has no observation_space. Set one in its constructor"),
+    (BOX, spaces.Dict({"a": spaces.Tuple([spaces.Text(3)])}), r"unsupported actions Text.* \(entry a.0\): a Text"),
+]
+
+
+@pytest.mark.parametrize(("observation", "action", "message"), UNSUPPORTED)
 def test_spaces_the_policy_cannot_handle_are_rejected(observation, action, message, odd_env, compose):
     config = compose("env=gym", f"env.id={odd_env}").env
     config.kwargs = {"observation": observation, "action": action}
@@ -138,21 +138,17 @@ class Sampled(Odd):
 TEXT = spaces.Text(3)
 
 
-@pytest.mark.parametrize(
-    ("space", "left_out", "kept"),
-    [
-        (spaces.Dict({"at": BOX, "note": TEXT}), "note", ["at"]),
-        (spaces.Dict({"at": BOX, "mission": Mission()}), "mission", ["at"]),
-        (spaces.Dict({"at": BOX, "in": spaces.Dict({"n": DISCRETE, "note": TEXT})}), "in.note", ["at", "in.n"]),
-        (
-            spaces.Dict({"at": BOX, "in": spaces.Dict({"a": TEXT, "b": spaces.Dict({"c": TEXT})})}),
-            "in.a, in.b.c",
-            ["at"],
-        ),
-        (spaces.Tuple([BOX, TEXT]), "1", ["0"]),
-        (spaces.Dict({"both": spaces.Tuple([spaces.Dict({"note": TEXT}), DISCRETE])}), "both.0.note", ["both.1"]),
-    ],
-)
+WITH_TEXT = [
+    (spaces.Dict({"at": BOX, "note": TEXT}), "note", ["at"]),
+    (spaces.Dict({"at": BOX, "mission": Mission()}), "mission", ["at"]),
+    (spaces.Dict({"at": BOX, "in": spaces.Dict({"n": DISCRETE, "note": TEXT})}), "in.note", ["at", "in.n"]),
+    (spaces.Dict({"at": BOX, "in": spaces.Dict({"a": TEXT, "b": spaces.Dict({"c": TEXT})})}), "in.a, in.b.c", ["at"]),
+    (spaces.Tuple([BOX, TEXT]), "1", ["0"]),
+    (spaces.Dict({"both": spaces.Tuple([spaces.Dict({"note": TEXT}), DISCRETE])}), "both.0.note", ["both.1"]),
+]
+
+
+@pytest.mark.parametrize(("space", "left_out", "kept"), WITH_TEXT)
 @pytest.mark.parametrize("way", ["single", "vector"])
 def test_text_is_left_out_of_an_observation_and_the_log_names_it(space, left_out, kept, way, odd_env, compose, caplog):
     gymnasium.registry[odd_env].entry_point = Sampled

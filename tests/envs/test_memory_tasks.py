@@ -134,19 +134,19 @@ CHOOSE = "Choose one of: t_maze, memory_chain, repeat_previous; or give module:C
 LACKS = "env.source=memory does not support"
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"env.id": "y_maze"}, f"env.id=y_maze is not a memory task. {CHOOSE}"),
-        ({"env.kwargs": {"lenght": 3}}, f"env.id=t_maze does not take env.kwargs.lenght. {TAKES}"),
-        ({"env.kwargs": {}}, f"env.id=t_maze requires env.kwargs.length, which is not given. {TAKES}"),
-        ({"env.packages": ["tasks"]}, f'{LACKS} env.packages=["tasks"]. Give env.packages=[].'),
-        (
-            {"env.action_mask_from_info": True},
-            f"{LACKS} env.action_mask_from_info=true. Give env.action_mask_from_info=false.",
-        ),
-    ],
-)
+UNSUPPORTED = [
+    ({"env.id": "y_maze"}, f"env.id=y_maze is not a memory task. {CHOOSE}"),
+    ({"env.kwargs": {"lenght": 3}}, f"env.id=t_maze does not take env.kwargs.lenght. {TAKES}"),
+    ({"env.kwargs": {}}, f"env.id=t_maze requires env.kwargs.length, which is not given. {TAKES}"),
+    ({"env.packages": ["tasks"]}, f'{LACKS} env.packages=["tasks"]. Give env.packages=[].'),
+    (
+        {"env.action_mask_from_info": True},
+        f"{LACKS} env.action_mask_from_info=true. Give env.action_mask_from_info=false.",
+    ),
+]
+
+
+@pytest.mark.parametrize(("changes", "message"), UNSUPPORTED)
 def test_options_that_a_task_does_not_support_are_rejected(changes, message, compose, rejection):
     config = compose("env=t_maze").env
     assert rejection({"env": config, **changes}) == message

@@ -37,14 +37,14 @@ def test_its_registered_limit_counts_for_groups(rejected, folder):
     assert "an episode of games_of_mine:Games/Mine-v0 may have 9" in error
 
 
-@pytest.mark.parametrize(
-    ("env_id", "error"),
-    [
-        ("games_of_mine:Games/Min-v0", "is not registered with Gymnasium. Did you mean Games/Mine-v0"),
-        ("nowhere:Mine-v0", "env.id=nowhere:Mine-v0: there is no module nowhere."),
-        (":Mine-v0", "env.id=:Mine-v0: importing  fails with ValueError: Empty module name."),
-    ],
-)
+UNKNOWN = [
+    ("games_of_mine:Games/Min-v0", "is not registered with Gymnasium. Did you mean Games/Mine-v0"),
+    ("nowhere:Mine-v0", "env.id=nowhere:Mine-v0: there is no module nowhere."),
+    (":Mine-v0", "env.id=:Mine-v0: importing  fails with ValueError: Empty module name."),
+]
+
+
+@pytest.mark.parametrize(("env_id", "error"), UNKNOWN)
 def test_a_module_or_id_that_does_not_exist_is_rejected(env_id, error, rejected, folder):
     assert error in rejected("env=gym", f"env.id={env_id}")
 

@@ -72,19 +72,19 @@ def test_neither_a_mask_of_actions_nor_all_that_is_beside_it_can_be_hidden(recur
     )
 
 
-@pytest.mark.parametrize(
-    ("env_id", "advice"),
-    [
-        ("CartPol-v1", " Did you mean CartPole-v1?"),
-        ("Acrobot-v2", " Did you mean Acrobot-v1?"),
-        ("Nope-v0", ""),
-        ("qqqqqqqq", ""),
-        ("Maze-v3", ""),
-        ("MiniGrid-Empty-5x5-v0", " Give env=minigrid env.id=MiniGrid-Empty-5x5-v0."),
-        ("PongNoFrameskip-v4", " Give env=atari env.id=PongNoFrameskip-v4."),
-        ("ALE/Breakout-v5", " Give env=atari env.id=ALE/Breakout-v5."),
-    ],
-)
+UNREGISTERED = [
+    ("CartPol-v1", " Did you mean CartPole-v1?"),
+    ("Acrobot-v2", " Did you mean Acrobot-v1?"),
+    ("Nope-v0", ""),
+    ("qqqqqqqq", ""),
+    ("Maze-v3", ""),
+    ("MiniGrid-Empty-5x5-v0", " Give env=minigrid env.id=MiniGrid-Empty-5x5-v0."),
+    ("PongNoFrameskip-v4", " Give env=atari env.id=PongNoFrameskip-v4."),
+    ("ALE/Breakout-v5", " Give env=atari env.id=ALE/Breakout-v5."),
+]
+
+
+@pytest.mark.parametrize(("env_id", "advice"), UNREGISTERED)
 def test_an_id_that_is_not_registered_is_rejected_with_the_nearest_one_or_none(compose, monkeypatch, env_id, advice):
     # Without what other tests have registered.
     own = {name: spec for name, spec in gymnasium.registry.items() if str(spec.entry_point).startswith("gymnasium.")}

@@ -78,14 +78,14 @@ class Simulated(gymnasium.Env):
         self.attribute = attribute
 
 
-@pytest.mark.parametrize(
-    ("attribute", "reason"),
-    [
-        (Simulator(), r"Simulated\.attribute is a .*Simulator, which is not a plain value"),
-        (iter([1]), r"Simulated\.attribute is a builtins\.list_iterator, which is not a plain value"),
-        ([Simulated(3)], r"Simulated\.attribute holds a Simulated, which is not a plain value"),
-    ],
-)
+NOT_PLAIN = [
+    (Simulator(), r"Simulated\.attribute is a .*Simulator, which is not a plain value"),
+    (iter([1]), r"Simulated\.attribute is a builtins\.list_iterator, which is not a plain value"),
+    ([Simulated(3)], r"Simulated\.attribute holds a Simulated, which is not a plain value"),
+]
+
+
+@pytest.mark.parametrize(("attribute", "reason"), NOT_PLAIN)
 def test_an_environment_with_an_attribute_that_is_not_plain_cannot_be_saved_and_the_reason_names_it(attribute, reason):
     with pytest.raises(UnsavableError, match=reason):
         state_of(Simulated(attribute))

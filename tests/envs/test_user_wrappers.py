@@ -62,32 +62,32 @@ def test_wrappers_of_ones_own_are_found_in_the_current_folder(way, recurrl_train
     assert summary(folder / "run")["status"] == "completed"
 
 
-@pytest.mark.parametrize(
-    ("wrappers", "error"),
-    [
-        ("[nowhere:Shift]", "env.wrappers=nowhere:Shift: there is no module nowhere. Install its package, or run from"),
-        ("[wrappers_of_mine:Shft]", "env.wrappers=wrappers_of_mine:Shft: the module wrappers_of_mine has no Shft."),
-        ("[wrappers_of_mine:function]", "function is not a wrapper of single environments. Give a class derived from"),
-        ("[gymnasium.wrappers.vector:ClipReward]", "ClipReward is not a wrapper of single environments."),
-        ("[{wrapper:wrappers_of_mine:Shift,buy:2}]", "Shift does not take buy. It takes: env, by."),
-        ("[gymnasium.wrappers:TimeLimit]", "TimeLimit requires max_episode_steps, which is not given. It takes: env"),
-        ("[ClipReward]", "(got ClipReward)."),
-        ("[3]", "(got 3)."),
-        ("[{by:2}]", "(got {'by': 2})."),
-        ("wrappers_of_mine:Shift", "env.wrappers must be a list"),
-    ],
-)
+IMPOSSIBLE = [
+    ("[nowhere:Shift]", "env.wrappers=nowhere:Shift: there is no module nowhere. Install its package, or run from"),
+    ("[wrappers_of_mine:Shft]", "env.wrappers=wrappers_of_mine:Shft: the module wrappers_of_mine has no Shft."),
+    ("[wrappers_of_mine:function]", "function is not a wrapper of single environments. Give a class derived from"),
+    ("[gymnasium.wrappers.vector:ClipReward]", "ClipReward is not a wrapper of single environments."),
+    ("[{wrapper:wrappers_of_mine:Shift,buy:2}]", "Shift does not take buy. It takes: env, by."),
+    ("[gymnasium.wrappers:TimeLimit]", "TimeLimit requires max_episode_steps, which is not given. It takes: env"),
+    ("[ClipReward]", "(got ClipReward)."),
+    ("[3]", "(got 3)."),
+    ("[{by:2}]", "(got {'by': 2})."),
+    ("wrappers_of_mine:Shift", "env.wrappers must be a list"),
+]
+
+
+@pytest.mark.parametrize(("wrappers", "error"), IMPOSSIBLE)
 def test_wrappers_that_cannot_work_are_rejected_before_any_environment_is_made(wrappers, error, rejected, folder):
     assert error in rejected(*f"env.wrappers={wrappers}".split())
 
 
-@pytest.mark.parametrize(
-    ("wrapper", "reason"),
-    [
-        ("wrappers_of_mine:Fussy", "it raised ValueError: only for games."),
-        ("gymnasium.wrappers:GrayscaleObservation", "it raised ValueError: Gray"),
-    ],
-)
+UNFITTING = [
+    ("wrappers_of_mine:Fussy", "it raised ValueError: only for games."),
+    ("gymnasium.wrappers:GrayscaleObservation", "it raised ValueError: Gray"),
+]
+
+
+@pytest.mark.parametrize(("wrapper", "reason"), UNFITTING)
 def test_a_wrapper_that_does_not_fit_the_environment_is_named(wrapper, reason, recurrl_train, folder):
     error = recurrl_train(f"env.wrappers=[{wrapper}]", cwd=folder).error
     assert error.startswith(f"env.wrappers={wrapper} around env.id=CartPole-v1 cannot be made: {reason}")

@@ -129,10 +129,10 @@ def test_a_time_out_without_its_observation_bootstraps_from_the_last_value(compo
 NEXT_STEP = KINDS["next step"]
 
 
-@pytest.mark.parametrize(
-    ("name", "options", "of_the_simulation"),
-    [("Arrays", NEXT_STEP, NEXT_STEP), ("rsl_vec_env", [], ["+env.kwargs.final=false"])],
-)
+INTERFACES = [("Arrays", NEXT_STEP, NEXT_STEP), ("rsl_vec_env", [], ["+env.kwargs.final=false"])]
+
+
+@pytest.mark.parametrize(("name", "options", "of_the_simulation"), INTERFACES)
 def test_arrays_and_the_four_results_of_rsl_rl_are_the_tensors_of_isaac_lab(
     compose, mode, name, options, of_the_simulation
 ):
@@ -393,17 +393,13 @@ def test_resets_on_request_need_a_reset_that_can(compose):
         make_batched_env(config, N, seed=0)
 
 
-@pytest.mark.parametrize(
-    ("name", "override", "message"),
-    [
-        ("one_more", "seed=0", r"must make 4 environments of env\.id=simulators:one_more, .* \(got \[5\]\)"),
-        (
-            "deaf",
-            "env.device=meta",
-            r"env\.device must be where env\.id=simulators:deaf runs, which is cpu \(got meta\)",
-        ),
-    ],
-)
+OTHERS = [
+    ("one_more", "seed=0", r"must make 4 environments of env\.id=simulators:one_more, .* \(got \[5\]\)"),
+    ("deaf", "env.device=meta", r"env\.device must be where env\.id=simulators:deaf runs, which is cpu \(got meta\)"),
+]
+
+
+@pytest.mark.parametrize(("name", "override", "message"), OTHERS)
 def test_another_number_or_device_than_configured_is_rejected(compose, name, override, message):
     config = compose(*simulated(override, name=name)).env
     with pytest.raises(ConfigError, match=message):
