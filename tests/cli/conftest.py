@@ -25,15 +25,15 @@ def evaluate(recurrl_evaluate, tmp_path):
 
 @pytest.fixture
 def signalled(monkeypatch):
-    """Sends signals to this process in the middle of the first iteration's learning."""
+    """Sends signals to this process, or to a rank, in the middle of the first iteration's learning."""
 
-    def signalled(*numbers):
+    def signalled(*numbers, rank=None):
         learn = Algorithm.update
         rest = list(numbers)
 
         def interrupted(*arguments, **options):
             metrics = learn(*arguments, **options)
-            while rest:
+            while rest and rank in (None, os.environ.get("RANK")):
                 os.kill(os.getpid(), rest.pop(0))
             return metrics
 

@@ -4,7 +4,7 @@ import re
 
 import gymnasium
 import pytest
-from run_files import metrics, summary, without_times
+from run_files import ended, metrics, summary, without_times
 from wrong_environments import Stale
 
 from recurrl.algorithms.ppo import PPO
@@ -68,9 +68,8 @@ def test_what_cannot_be_trained_cannot_be_checked(check, no_environments, overri
 def test_a_run_in_a_wrong_environment_ends_before_it_learns(train, tiny, stale, tmp_path):
     outcome = train(*tiny, *stale, "hydra.run.dir=run").failed()
     assert outcome.error.startswith("The update would not see what the rollout saw: after each of ")
-    result = summary(tmp_path / "run")
-    assert (result["status"], result["frames"], result["checkpoint"]) == ("failed", 0, None)
-    assert "after each of " in result["error"]
+    assert ended(tmp_path / "run", "frames", "checkpoint") == ("failed", 0, None)
+    assert "after each of " in summary(tmp_path / "run")["error"]
     assert metrics(tmp_path / "run") == []
 
 

@@ -6,6 +6,7 @@ import my_package.elman_cell
 import pytest
 import yaml
 from run_files import summary
+from slow_cases import slow_but
 
 from recurrl.config import CellConfig
 from recurrl.recurrent import Cell
@@ -17,9 +18,7 @@ OWN = f"--config-dir={CONFIGS}"
 
 
 # The others by `pytest -m slow`; each has its parity tests.
-@pytest.mark.parametrize(
-    "cell", [pytest.param(cell, marks=() if cell == "elman" else pytest.mark.slow) for cell in CELLS]
-)
+@pytest.mark.parametrize("cell", slow_but(("elman",), CELLS))
 def test_a_custom_cell_is_one_module_and_one_yaml(cell, train, evaluate, tiny, tmp_path):
     deep = ("cell.num_layers=2", "algorithm.critic=recurrent", "state=burn_in")
     train(OWN, *tiny, f"cell={cell}", *deep, "hydra.run.dir=run").succeeded()

@@ -6,14 +6,15 @@ from collections import Counter
 
 import pytest
 from hostile_runs import draw, fingerprints
+from slow_cases import slow
 
 SMALL = ("checkpoint.every_frames=32", "checkpoint.keep_last=1")
 
 
-@pytest.mark.parametrize(
-    ("first", "count"),
-    [(6, 4), *(pytest.param(first, 100, marks=pytest.mark.slow) for first in range(1_000, 2_000, 100))],
-)
+SEEDS = [(6, 4), *(slow(first, 100) for first in range(1_000, 2_000, 100))]
+
+
+@pytest.mark.parametrize(("first", "count"), SEEDS)
 def test_a_hostile_run_directory_works_or_is_rejected_and_stays_untouched(
     first, count, recurrl_train, recurrl_evaluate, tiny, finished_run, stranger, tmp_path
 ):

@@ -12,7 +12,8 @@ from pathlib import Path
 import gymnasium
 import pytest
 from in_ranks import in_ranks
-from run_files import metrics, summary, without_times
+from run_files import ended, metrics, summary, without_times
+from slow_cases import slow
 
 from recurrl.algorithms import Algorithm
 from recurrl.checkpoint import files
@@ -45,11 +46,6 @@ def ranks(command):
     return lambda size, *overrides: in_ranks(size, command(*overrides))
 
 
-def saved(checkpoint):
-    """The checksum of each component."""
-    return files.manifest(checkpoint).checksums
-
-
 def test_ranks_have_one_run_directory_in_which_rank_0_alone_writes(ranks, tmp_path):
     (code, out, err), (other, other_out, other_err) = ranks(2, "checkpoint.every_frames=96")
     assert (code, other) == (0, 0), err + other_err
@@ -57,14 +53,11 @@ def test_ranks_have_one_run_directory_in_which_rank_0_alone_writes(ranks, tmp_pa
     assert "192 frames in" in out
     (run,) = (tmp_path / "outputs").glob("*/*")
     assert [row["frames"] for row in metrics(run)] == ["96", "192"]
-    assert summary(run)["status"] == "completed"
-    assert [path.name for path in files.checkpoints_in(run / "checkpoints")] == [
-        "frames_000000000096",
-        "frames_000000000192",
-    ]
+    assert ended(run) == ("completed",)
+    assert [path.name for path in files.checkpoints_in(run / "checkpoints")] == [f"frames_{n:012}" for n in (96, 192)]
 
 
-@pytest.mark.parametrize("size", [2, pytest.param(3, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("size", [2, slow(3)])
 def test_a_run_resumed_with_as_many_ranks_is_the_one_that_was_not_interrupted(ranks, tmp_path, size):
     options = ("checkpoint.every_frames=96", "checkpoint.keep_last=null")
     assert ranks(size, *options, "hydra.run.dir=whole")[0][0] == 0
@@ -73,12 +66,10 @@ def test_a_run_resumed_with_as_many_ranks_is_the_one_that_was_not_interrupted(ra
     whole, resumed = tmp_path / "whole", tmp_path / "resumed"
     assert without_times(metrics(resumed)) == without_times(metrics(whole))
     last = "checkpoints/frames_000000000192"
-    assert saved(resumed / last) == saved(whole / last)
+    assert files.manifest(resumed / last).checksums == files.manifest(whole / last).checksums
 
 
-@pytest.mark.parametrize(
-    ("before", "after"), [(2, 1), *(pytest.param(*sizes, marks=pytest.mark.slow) for sizes in [(1, 2), (2, 3), (3, 2)])]
-)
+@pytest.mark.parametrize(("before", "after"), [(2, 1), slow(1, 2), slow(2, 3), slow(3, 2)])
 def test_a_run_resumed_with_another_number_of_ranks_learns_on_in_new_episodes(ranks, tmp_path, before, after):
     # No episode ends by its limit within an iteration.
     options = ("env=pendulum_no_velocity", "env.max_episode_steps=12", "checkpoint.every_frames=96")
@@ -93,20 +84,12 @@ def test_a_run_resumed_with_another_number_of_ranks_learns_on_in_new_episodes(ra
     assert rows[0]["policy/entropy"] != rows[1]["policy/entropy"]
 
 
-def test_a_signal_to_any_rank_ends_all_with_a_checkpoint(ranks, tmp_path, monkeypatch):
-    learn = Algorithm.update
-
-    def interrupted(*arguments, **options):
-        if os.environ["RANK"] == "1":
-            os.kill(os.getpid(), signal.SIGTERM)
-        return learn(*arguments, **options)
-
-    monkeypatch.setattr(Algorithm, "update", interrupted)
+def test_a_signal_to_any_rank_ends_all_with_a_checkpoint(ranks, tmp_path, signalled):
+    signalled(signal.SIGTERM, rank="1")
     (code, _, err), (other, _, other_err) = ranks(2, "hydra.run.dir=run")
     assert (code, other) == (143, 0), err + other_err
-    result = summary(tmp_path / "run")
-    assert (result["status"], result["frames"]) == ("interrupted", 96)
-    assert result["checkpoint"] == "checkpoints/frames_000000000096"
+    how = ended(tmp_path / "run", "frames", "checkpoint")
+    assert how == ("interrupted", 96, "checkpoints/frames_000000000096")
 
 
 @pytest.mark.parametrize("size", [1, 2])

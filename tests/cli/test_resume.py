@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from run_files import contents, learning_rates, metrics, settings, summary, without_times
+from run_files import contents, ended, learning_rates, metrics, settings, summary, without_times
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import recurrl
@@ -22,9 +22,8 @@ def resumed_run(in_a_folder, recurrl_train, finished_run):
 
 def test_a_resumed_run_continues_from_the_frames_of_the_run_before(resumed_run):
     assert [row["frames"] for row in metrics(resumed_run)] == ["32", "64", "96", "128"]
-    result = summary(resumed_run)
-    assert (result["status"], result["frames"]) == ("completed", 128)
-    assert result["checkpoint"] == "checkpoints/frames_000000000128"
+    how = ended(resumed_run, "frames", "checkpoint")
+    assert how == ("completed", 128, "checkpoints/frames_000000000128")
 
 
 def test_a_resumed_run_keeps_all_settings_that_are_not_overridden(resumed_run, finished_run):
@@ -43,9 +42,8 @@ def test_a_resumed_run_says_which_settings_are_not_those_of_the_run_before(train
 
 
 def test_an_environment_that_is_made_otherwise_begins_new_episodes_and_says_so(train, finished_run, tmp_path):
-    outcome = train(
-        f"resume={finished_run}", "total_frames=96", "env.max_episode_steps=2", "hydra.run.dir=run"
-    ).succeeded()
+    ours = ("total_frames=96", "env.max_episode_steps=2", "hydra.run.dir=run")
+    outcome = train(f"resume={finished_run}", *ours).succeeded()
     assert "Unfinished episodes are restarted: env.max_episode_steps is 2 and was None." in outcome.out, outcome.out
     before, after = (float(row["train/episodes"]) for row in metrics(tmp_path / "run")[-2:])
     assert after - before == 16  # of 32 frames
@@ -195,9 +193,7 @@ def test_resume_auto_from_python_names_the_argument(tmp_path, monkeypatch):
 def test_resuming_with_another_network_is_rejected_and_changes_nothing(train, finished_run, tmp_path, where):
     before = contents(finished_run)
     outcome = train(f"resume={finished_run}", "total_frames=128", "cell.hidden_size=16", *where.split()).failed()
-    assert outcome.error.startswith(
-        f"The checkpoint {finished_run / 'checkpoints' / 'frames_000000000064'} does not fit"
-    )
+    assert outcome.error.startswith(f"The checkpoint {finished_run / LAST} does not fit")
     assert ": cell.hidden_size is 16 and was 8. Give" in outcome.error
     assert f"or start a new run with the weights that fit: init_from={finished_run}/checkpoints/" in outcome.error
     assert "Traceback" not in outcome.err
@@ -225,10 +221,7 @@ def test_a_change_that_would_change_nothing_is_rejected(train, tiny, before, cha
     outcome = train("resume=run", "total_frames=96", change).failed()
     assert outcome.error.startswith(f"{change.replace('1e-5', '1e-05')} has no effect in a resumed run")
     assert reason in outcome.error
-    assert (
-        "a new run with these weights: init_from=run/checkpoints/frames_000000000064 instead of resume."
-        in outcome.error
-    )
+    assert f"a new run with these weights: init_from=run/{LAST} instead of resume." in outcome.error
 
 
 def test_resuming_with_an_experiment_is_rejected(train, finished_run, yamls):
@@ -236,7 +229,7 @@ def test_resuming_with_an_experiment_is_rejected(train, finished_run, yamls):
     outcome = train("--config-dir", "mine", f"resume={finished_run}", "experiment=long", "total_frames=128")
     assert outcome.error == (
         "experiment= cannot be combined with resume=, which keeps its run's settings. Leave it out, or start a new run "
-        f"with its weights: init_from={finished_run}/checkpoints/frames_000000000064 instead of resume."
+        f"with its weights: init_from={finished_run}/{LAST} instead of resume."
     )
 
 

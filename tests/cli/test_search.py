@@ -132,6 +132,5 @@ def test_a_search_that_cannot_be_is_rejected(train, tmp_path, overrides, error):
 
 
 def test_a_search_space_without_a_sweep_is_rejected(rejected):
-    assert (
-        rejected("hparams_search=ppo") == "hparams_search= searches over many runs. Add -m before it, or leave it out."
-    )
+    error = "hparams_search= searches over many runs. Add -m before it, or leave it out."
+    assert rejected("hparams_search=ppo") == error

@@ -12,9 +12,8 @@ from recurrl.returns import return_format
 
 
 def test_the_console_command_writes_a_run_directory_below_its_folder(console_run, console_call):
-    assert re.fullmatch(
-        r"outputs/\d{4}-\d\d-\d\d/\d\d-\d\d-\d\d-\d{6}", console_run.relative_to(console_call.folder).as_posix()
-    )
+    place = console_run.relative_to(console_call.folder).as_posix()
+    assert re.fullmatch(r"outputs/\d{4}-\d\d-\d\d/\d\d-\d\d-\d\d-\d{6}", place)
     assert [path.name for path in console_call.folder.iterdir()] == ["outputs"]
     contents = {path.name for path in console_run.iterdir()}
     assert contents >= {".hydra", "config.yaml", "metrics.csv", "checkpoints", "learning_curve.png", "summary.json"}

@@ -20,6 +20,11 @@ def summary(run):
     return json.loads((run / "summary.json").read_text(encoding="utf-8"))
 
 
+def ended(run, *names):
+    """How a run ended: the status in its summary, and what else is named."""
+    return tuple(summary(run)[name] for name in ("status", *names))
+
+
 def settings(run):
     return yaml.safe_load((run / "config.yaml").read_text(encoding="utf-8"))
 
