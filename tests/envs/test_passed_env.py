@@ -10,6 +10,7 @@ from pathlib import Path
 import gymnasium
 import numpy as np
 import pytest
+from rejections import error_of
 from torchrl.envs import GymEnv, SerialEnv
 
 import recurrl
@@ -269,9 +270,8 @@ REJECTED = {
 
 @pytest.mark.parametrize(("env", "settings", "error"), REJECTED.values(), ids=REJECTED)
 def test_what_makes_no_environments_is_rejected_in_a_sentence(env, settings, error, mine, tiny):
-    with pytest.raises((ConfigError, RunError)) as rejected:
-        recurrl.train([*small(tiny), *settings.split()], env=env, run_dir="run")
-    assert error in str(rejected.value)
+    arguments, kinds = [*small(tiny), *settings.split()], (ConfigError, RunError)
+    assert error in error_of(recurrl.train, arguments, env=env, run_dir="run", kind=kinds)
 
 
 def test_what_cannot_be_sent_to_workers_is_rejected_in_a_sentence(mine, tiny, tmp_path):

@@ -2,9 +2,9 @@
 
 import gymnasium
 import pytest
+from rejections import error_of
 
 from recurrl.envs.source import source_of
-from recurrl.errors import ConfigError
 
 
 @pytest.mark.parametrize("name", ["", ".games", "some-games", "games.", "some_games", "some_games.classic"])
@@ -89,9 +89,7 @@ def test_an_id_that_is_not_registered_is_rejected_with_the_nearest_one_or_none(c
     # Without what other tests have registered.
     own = {name: spec for name, spec in gymnasium.registry.items() if str(spec.entry_point).startswith("gymnasium.")}
     monkeypatch.setattr(gymnasium, "registry", own)
-    with pytest.raises(ConfigError) as caught:
-        source_of(compose("env=gym", f"env.id={env_id}").env).check()
-    assert str(caught.value) == (
+    assert error_of(source_of(compose("env=gym", f"env.id={env_id}").env).check) == (
         f"env.id={env_id} is not registered with Gymnasium.{advice} If another package registers it, give "
         "env.packages=[package]."
     )

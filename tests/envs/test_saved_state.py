@@ -6,6 +6,7 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
+from rejections import error_of
 
 from recurrl.envs.saved_state import UnsavableError, restore, state_of
 
@@ -163,8 +164,7 @@ UNSAVABLE = {
 
 @pytest.mark.parametrize("make", UNSAVABLE.values(), ids=UNSAVABLE)
 def test_an_attribute_that_cannot_be_saved_is_named_whatever_it_raises(make):
-    with pytest.raises(UnsavableError, match=r"Simulated\.attribute"):
-        state_of(Simulated(make()))
+    assert "Simulated.attribute" in error_of(state_of, Simulated(make()), kind=UnsavableError)
 
 
 def test_an_environment_that_refers_to_itself_cannot_be_saved():

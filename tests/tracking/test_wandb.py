@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import wandb
+from rejections import error_of
 from run_files import metrics, settings
 from wandb_files import config_of, history, only, records
 from wandb_server import synced
@@ -132,8 +133,7 @@ def test_online_stays_online_because_wandb_may_not_offer_another_mode(
         raise wandb.Error("no run")
 
     monkeypatch.setattr(wandb, "init", init)
-    with pytest.raises(ValueError, match="no run"):
-        make(logger_options("wandb", mode=mode), tmp_path, {})
+    assert "no run" in error_of(make, logger_options("wandb", mode=mode), tmp_path, {}, kind=ValueError)
 
 
 def test_online_without_a_login_is_an_error_that_says_what_to_do(machine, logger_options, tmp_path):
