@@ -12,18 +12,6 @@ from recurrl.algorithms import Algorithm
 
 
 @pytest.fixture
-def train(recurrl_train, tmp_path):
-    """Runs ``recurrl-train`` in this process, in a folder of its own."""
-    return lambda *overrides: recurrl_train(*overrides, cwd=tmp_path)
-
-
-@pytest.fixture
-def evaluate(recurrl_evaluate, tmp_path):
-    """Runs ``recurrl-evaluate`` in this process, in a folder of its own."""
-    return lambda *arguments: recurrl_evaluate(*arguments, cwd=tmp_path)
-
-
-@pytest.fixture
 def signalled(monkeypatch):
     """Sends signals to this process, or to a rank, in the middle of the first iteration's learning."""
 

@@ -21,12 +21,6 @@ def stale(register):
     return "env=gym", f"env.id={register(lambda: Stale(gymnasium.make('CartPole-v1')))}"
 
 
-@pytest.fixture
-def check(recurrl_check, tmp_path):
-    """Runs ``recurrl-check`` in this process, in a folder of its own."""
-    return lambda *overrides: recurrl_check(*overrides, cwd=tmp_path)
-
-
 def test_a_right_environment_gives_one_line_and_leaves_nothing_behind(check, tiny, tmp_path):
     outcome = check(*tiny).succeeded()
     assert re.fullmatch(LINE + "\n", outcome.out), outcome.out

@@ -108,8 +108,7 @@ def test_with_restart_an_evaluation_is_repeated_in_new_environments(failing, tra
 
 def test_an_evaluation_that_always_fails_ends_the_run(failing, tmp_path):
     outcome = failing("by: raising", "collector.on_env_error=restart").failed()
-    assert outcome.error.startswith(
-        "After 3 restarts in a row without an evaluation: In the evaluation after 64 frames: Environment 0 of 2 "
-    )
+    error = "After 3 restarts in a row without an evaluation: In the evaluation after 64 frames: Environment 0 of 2 "
+    assert outcome.error.startswith(error)
     assert outcome.out.count("New environments (restart ") == 3
     assert summary(tmp_path / "run")["checkpoint"] == "checkpoints/frames_000000000064"

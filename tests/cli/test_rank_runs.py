@@ -25,25 +25,18 @@ TINY = ("env.num_envs=12", "frames_per_batch=96", "minibatch_slices=12", "total_
 
 
 @pytest.fixture
-def command(recurrl_train, tiny, tmp_path):
-    """A call of ``recurrl-train`` in a fork of this process."""
+def ranks(train, tiny):
+    """Runs ``recurrl-train`` in several ranks, as torchrun would, each in a fork of this process."""
 
-    def command(*overrides):
+    def ranks(size, *overrides):
         def called():
             for handler in logging.getLogger().handlers[:]:
                 logging.getLogger().removeHandler(handler)
-            outcome = recurrl_train(*tiny, *TINY, *overrides, cwd=tmp_path)
-            return outcome.code, outcome.out, outcome.err
+            return train(*tiny, *TINY, *overrides)
 
-        return called
+        return in_ranks(size, called)
 
-    return command
-
-
-@pytest.fixture
-def ranks(command):
-    """Runs ``recurrl-train`` in several ranks, as torchrun would."""
-    return lambda size, *overrides: in_ranks(size, command(*overrides))
+    return ranks
 
 
 def test_ranks_have_one_run_directory_in_which_rank_0_alone_writes(ranks, tmp_path):

@@ -104,8 +104,7 @@ PLACES = {
 
 
 @pytest.mark.parametrize("place", PLACES)
-def test_a_run_is_resumed_in_its_own_directory(recurrl_train, finished_run, tmp_path, monkeypatch, place):
-    run = shutil.copytree(finished_run, tmp_path / "run")
+def test_a_run_is_resumed_in_its_own_directory(recurrl_train, finished_run, tmp_path, monkeypatch, place, run):
     (tmp_path / "link").symlink_to("run")
     monkeypatch.setenv("RUN", "run")
     within, resume, *explicit = PLACES[place]
@@ -119,8 +118,7 @@ def test_a_run_is_resumed_in_its_own_directory(recurrl_train, finished_run, tmp_
     assert not list(tmp_path.rglob("outputs"))
 
 
-def test_a_run_continued_from_an_older_checkpoint_has_one_history(train, finished_run, tmp_path):
-    run = shutil.copytree(finished_run, tmp_path / "run")
+def test_a_run_continued_from_an_older_checkpoint_has_one_history(train, run):
     outcome = train(f"resume=run/{FIRST}", "lr=1e-3", "total_frames=96", "checkpoint.every_frames=null").succeeded()
     assert [row["frames"] for row in metrics(run)] == ["32", "64", "96"]
     assert learning_rates(run)[1] == pytest.approx(1e-3 * (1 - 0.9 / 2))
@@ -146,16 +144,14 @@ def test_a_copy_of_a_run_has_its_whole_history_from_the_start(train, finished_ru
     assert contents(finished_run) == before
 
 
-def test_the_jobs_of_a_sweep_are_copies(train, finished_run, tmp_path):
-    run = shutil.copytree(finished_run, tmp_path / "run")
+def test_the_jobs_of_a_sweep_are_copies(train, finished_run, tmp_path, run):
     train("-m", f"resume={run},{finished_run / FIRST}", "total_frames=96", "hydra.sweep.dir=sweep").succeeded()
     for job in "01":
         assert [row["frames"] for row in metrics(tmp_path / "sweep" / job)] == ["32", "64", "96"]
     assert len(metrics(run)) == 2
 
 
-def test_from_python_a_run_is_resumed_in_its_own_directory_or_copied(finished_run, tmp_path):
-    run = shutil.copytree(finished_run, tmp_path / "run")
+def test_from_python_a_run_is_resumed_in_its_own_directory_or_copied(tmp_path, run):
     copied = recurrl.train([f"resume={run}", "total_frames=96"], run_dir=tmp_path / "copy")
     assert (copied.directory, len(metrics(copied.directory)), len(metrics(run))) == (tmp_path / "copy", 3, 2)
     again = recurrl.train({"resume": str(run), "total_frames": 96})
@@ -212,6 +208,7 @@ def test_resuming_where_nothing_can_be_written_is_rejected(rejected, finished_ru
 WITHOUT_EFFECT = [
     ((), "seed=7", "its random number generators are restored"),
     (("lr_schedule=adaptive",), "lr=1e-5", "lr_schedule=adaptive resumes from its last"),
+    ((), "init_from=run", ", where it was None: its weights are restored. "),
 ]
 
 
@@ -221,7 +218,8 @@ def test_a_change_that_would_change_nothing_is_rejected(train, tiny, before, cha
     outcome = train("resume=run", "total_frames=96", change).failed()
     assert outcome.error.startswith(f"{change.replace('1e-5', '1e-05')} has no effect in a resumed run")
     assert reason in outcome.error
-    assert f"a new run with these weights: init_from=run/{LAST} instead of resume." in outcome.error
+    advice = f"Leave it out, or start a new run with these weights: init_from=run/{LAST} instead of resume."
+    assert outcome.error.endswith(advice)
 
 
 def test_resuming_with_an_experiment_is_rejected(train, finished_run, yamls):

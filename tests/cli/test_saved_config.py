@@ -16,12 +16,6 @@ from recurrl.config.plugins import GROUPS
 
 
 @pytest.fixture
-def run(finished_run, tmp_path):
-    """A finished run to spoil."""
-    return shutil.copytree(finished_run, tmp_path / "run")
-
-
-@pytest.fixture
 def errors_of(recurrl_train, recurrl_evaluate, tmp_path):
     """What each command that reads a saved configuration says of a run."""
 
@@ -184,12 +178,15 @@ def test_wrappers_of_gymnasium_and_of_our_extras_need_no_permission(train, evalu
     assert train("resume=clipped", "total_frames=128").code == 0
 
 
+OUTER = """
+import gymnasium
+class Outer(gymnasium.Wrapper):
+    def __init__(self, env, text, flag): super().__init__(env)
+"""
+
+
 def test_wrappers_that_are_named_again_as_the_error_says_are_used(train, tiny, stranger, tmp_path):
-    (tmp_path / "packages" / PACKAGE / "__init__.py").write_text(
-        "import gymnasium\n"
-        "class Outer(gymnasium.Wrapper):\n"
-        "    def __init__(self, env, text, flag): super().__init__(env)\n"
-    )
+    (tmp_path / "packages" / PACKAGE / "__init__.py").write_text(OUTER)
     wrappers = f"env.wrappers=[{{wrapper:{PACKAGE}:Outer,text:'a b',flag:false}}]"
     assert train(*tiny, wrappers, "hydra.run.dir=there").code == 0
     (tmp_path / "there").rename(tmp_path / "run")

@@ -64,7 +64,7 @@ def own_run(train, tiny, imported, tmp_path):
 @pytest.mark.parametrize("signed", [True, False], ids=["signed", "not signed"])
 @pytest.mark.parametrize("kind", OWN)
 def test_the_command_that_an_interrupted_run_prints_resumes_it(
-    train, tiny, imported, tmp_path, signalled, monkeypatch, capfd, kind, signed
+    train, tiny, imported, tmp_path, signalled, capfd, kind, signed
 ):
     if not signed:
         (tmp_path / "state").touch()
@@ -89,9 +89,7 @@ PASSED = [
 
 
 @pytest.mark.parametrize(("passed", "named"), PASSED)
-def test_of_a_run_that_no_command_line_can_name_the_call_is_printed(
-    tiny, tmp_path, monkeypatch, signalled, capfd, passed, named
-):
+def test_of_a_run_that_no_command_line_can_name_the_call_is_printed(tiny, tmp_path, signalled, capfd, passed, named):
     class Idle:
         def on_iteration(self, metrics, policy):
             pass

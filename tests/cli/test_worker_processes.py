@@ -12,6 +12,7 @@ import pytest
 from disks import with_a_disk_of_its_own
 from run_files import metrics, summary
 
+pytestmark = pytest.mark.slow
 SMALL = (
     *("env.num_envs=4", "frames_per_batch=64", "slice_len=8", "minibatch_slices=4", "epochs=1"),
     "total_frames=1_000_000_000",
@@ -92,7 +93,6 @@ def start(tmp_path):
             os.kill(pid, signal.SIGKILL)
 
 
-@pytest.mark.slow
 @in_processes
 def test_ctrl_c_reaches_all_processes_and_ends_the_run_after_the_iteration(collector, start):
     run = start(f"collector={collector}")
@@ -108,7 +108,6 @@ def test_ctrl_c_reaches_all_processes_and_ends_the_run_after_the_iteration(colle
     assert (run.folder / result["checkpoint"]).exists()
 
 
-@pytest.mark.slow
 @in_processes
 def test_a_killed_worker_ends_the_run_with_an_error_message_and_leaves_nothing(collector, start):
     run = start(f"collector={collector}")
