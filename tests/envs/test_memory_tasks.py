@@ -51,16 +51,15 @@ def memory_chain(env, i):
     return step
 
 
-CASES = [
-    (lambda n: TMaze(n, 3, max_steps=25), t_maze),
-    (lambda n: TMaze(n, 4, active=True, max_steps=25), t_maze),
-    (lambda n: MemoryChain(n, 1), memory_chain),
-    (lambda n: MemoryChain(n, 6, bits=3), memory_chain),
-]
-IDS = ["passive", "active", "chain 1", "chain of 3 bits"]
+CASES = {
+    "passive": (lambda n: TMaze(n, 3, max_steps=25), t_maze),
+    "active": (lambda n: TMaze(n, 4, active=True, max_steps=25), t_maze),
+    "chain 1": (lambda n: MemoryChain(n, 1), memory_chain),
+    "chain of 3 bits": (lambda n: MemoryChain(n, 6, bits=3), memory_chain),
+}
 
 
-@pytest.mark.parametrize(("make", "reference"), CASES, ids=IDS)
+@pytest.mark.parametrize(("make", "reference"), CASES.values(), ids=CASES)
 def test_every_step_is_that_of_the_definition(make, reference):
     count = 6
     env = make(count)

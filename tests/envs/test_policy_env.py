@@ -137,9 +137,8 @@ def test_a_policy_sees_and_does_the_same_whatever_makes_the_environment(made_by,
     times, pushes, rewards = [], [], []
     for each in seen:
         time, push = each["observation", "observation"].unbind(-1)
-        for values, part in zip(
-            (times, pushes, rewards), (time, push, each["observation", "previous_reward"]), strict=True
-        ):
+        parts = (time, push, each["observation", "previous_reward"])
+        for values, part in zip((times, pushes, rewards), parts, strict=True):
             assert len(set(part.flatten().tolist())) == 1
             values.append(part.flatten()[0].item())
     assert times == [0, 1, 1, 2, 2, 3, 0, 1, 1]
@@ -197,10 +196,9 @@ def test_a_step_and_a_reset_read_nothing_from_a_device(compose):
     after = env.step_tensors(torch.zeros(COUNT, 1, device="meta"))
     now = env.reset_tensors(after["done"])
     assert all(value.is_meta for value in (*after.values(), *now.values()))
-    names = ("hidden", "observation", "previous_reward")
-    assert {key: tuple(value.shape) for key, value in now.items()} == {
-        ("observation", name): (COUNT, 2 if name == "observation" else 1) for name in names
-    }
+    widths = {"hidden": 1, "observation": 2, "previous_reward": 1}
+    shapes = {("observation", name): (COUNT, width) for name, width in widths.items()}
+    assert {key: tuple(value.shape) for key, value in now.items()} == shapes
 
 
 class Gates(gymnasium.Env):

@@ -57,8 +57,8 @@ def test_an_episode_limit_counts_the_steps_of_the_policy(compose):
 
 
 @pytest.mark.parametrize("way", ["[wrappers_of_mine:Shift]", "[{wrapper:wrappers_of_mine:Shift,by:2}]"])
-def test_wrappers_of_ones_own_are_found_in_the_current_folder(way, recurrl_train, tiny, folder):
-    recurrl_train(*tiny, f"env.wrappers={way}", "hydra.run.dir=run", cwd=folder).succeeded()
+def test_wrappers_of_ones_own_are_found_in_the_current_folder(way, train, tiny, folder):
+    train(*tiny, f"env.wrappers={way}", "hydra.run.dir=run").succeeded()
     assert summary(folder / "run")["status"] == "completed"
 
 
@@ -88,8 +88,8 @@ UNFITTING = [
 
 
 @pytest.mark.parametrize(("wrapper", "reason"), UNFITTING)
-def test_a_wrapper_that_does_not_fit_the_environment_is_named(wrapper, reason, recurrl_train, folder):
-    error = recurrl_train(f"env.wrappers=[{wrapper}]", cwd=folder).error
+def test_a_wrapper_that_does_not_fit_the_environment_is_named(wrapper, reason, train, folder):
+    error = train(f"env.wrappers=[{wrapper}]").error
     assert error.startswith(f"env.wrappers={wrapper} around env.id=CartPole-v1 cannot be made: {reason}")
 
 
