@@ -154,11 +154,9 @@ def test_a_run_continues_after_the_loss_of_a_machine(ahead, cluster, start, tmp_
 
 
 @pytest.mark.parametrize("collector", [("collector=ray", "collector.ahead=1"), ("collector=multi_async",)])
-def test_a_run_resumed_with_another_collector_says_that_rows_ahead_are_dropped(
-    collector, recurrl_train, tiny, tmp_path
-):
-    recurrl_train(*tiny, *collector, "hydra.run.dir=run", cwd=tmp_path).succeeded()
-    resumed = recurrl_train("resume=run", "collector=single", "total_frames=96", cwd=tmp_path).succeeded()
+def test_a_run_resumed_with_another_collector_says_that_rows_ahead_are_dropped(collector, train, tiny):
+    train(*tiny, *collector, "hydra.run.dir=run").succeeded()
+    resumed = train("resume=run", "collector=single", "total_frames=96").succeeded()
     assert "The rows that workers had collected ahead are dropped." in resumed.out
 
 
@@ -172,11 +170,11 @@ AHEAD = {
 
 
 @pytest.mark.parametrize("overrides", AHEAD.values(), ids=AHEAD)
-def test_a_resumed_run_checks_its_first_rollout_of_known_weights_and_goes_on(overrides, recurrl_train, tiny, tmp_path):
+def test_a_resumed_run_checks_its_first_rollout_of_known_weights_and_goes_on(overrides, train, tiny, tmp_path):
     options = [*tiny, *overrides, "total_frames=192", "checkpoint.every_frames=64", "checkpoint.keep_last=null"]
-    recurrl_train(*options, "hydra.run.dir=whole", cwd=tmp_path).succeeded()
+    train(*options, "hydra.run.dir=whole").succeeded()
     half = "resume=whole/checkpoints/frames_000000000064"
-    resumed = recurrl_train(half, "hydra.run.dir=resumed", cwd=tmp_path).succeeded()
+    resumed = train(half, "hydra.run.dir=resumed").succeeded()
     assert resumed.out.count("consistency check: 32 frames") == 1
     first, second = (without_times(metrics(tmp_path / name)) for name in ("whole", "resumed"))
     assert second[-4:] == first[-4:]
