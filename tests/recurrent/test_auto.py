@@ -30,9 +30,7 @@ def run(cell, *, double=False, **options):
 
 
 CHOSEN = [
-    ("gru", {}, "native"),
-    ("gru", {"double": True}, "native"),
-    ("gru", {"recurrent_recompute": "full"}, "native"),
+    *(("gru", options, "native") for options in ({}, {"double": True}, {"recurrent_recompute": "full"})),
     ("lstm", {"proj_size": 2}, "scan"),
     ("mingru", {}, "native"),
 ]
