@@ -26,12 +26,6 @@ def test_the_lock_of_a_killed_process_is_free(tmp_path, holder, arguments):
         assert f"process {os.getpid()} on" in (tmp_path / LOCK).read_text()
 
 
-def test_a_released_lock_can_be_acquired_again(tmp_path):
-    for _ in range(2):
-        with locked(tmp_path):
-            pass
-
-
 @pytest.mark.parametrize("content", [b"", b"\xff", b"process \x1b[2J", b"x" * 9000])
 def test_a_holder_that_does_not_say_who_it_is_is_another_process(tmp_path, holder, content):
     holder(tmp_path)

@@ -7,17 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rejections import error_of
-from run_files import metrics
+from run_files import metrics, write_rows
 
 from recurrl.errors import ConfigError
 from recurrl.tracking.csv import CsvTracker, make
-
-
-def write(path, rows):
-    tracker = CsvTracker(path)
-    for frames, logged in rows:
-        tracker.log(frames, logged)
-    tracker.close()
 
 
 def test_a_row_is_in_the_file_before_the_tracker_is_closed(tmp_path):
@@ -30,7 +23,7 @@ def test_a_row_is_in_the_file_before_the_tracker_is_closed(tmp_path):
 
 def test_a_later_metric_gets_a_column_and_earlier_rows_an_empty_cell(tmp_path):
     path = tmp_path / "metrics.csv"
-    write(path, [(8, {"a": 1.0}), (16, {"a": 2.0, "eval/return_mean": 9.0}), (24, {"a": 3.0})])
+    write_rows(path, [(8, {"a": 1.0}), (16, {"a": 2.0, "eval/return_mean": 9.0}), (24, {"a": 3.0})])
     assert path.read_text() == "frames,a,eval/return_mean\n8,1.0,\n16,2.0,9.0\n24,3.0,\n"
     assert list(tmp_path.iterdir()) == [path]
 
@@ -43,7 +36,7 @@ names = st.text(st.characters(exclude_categories=["Cs", "Cc", "Zl", "Zp"]), min_
 def test_whatever_was_logged_is_read_back_to_the_last_digit_under_its_name(rows):
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory) / "metrics.csv"
-        write(path, enumerate(rows, start=1))
+        write_rows(path, enumerate(rows, start=1))
         for index, (row, logged) in enumerate(zip(metrics(path.parent), rows, strict=True), start=1):
             assert int(row.pop("frames")) == index
             cells = {name: float(cell) for name, cell in row.items() if cell}
@@ -71,7 +64,7 @@ def test_a_run_that_resumes_in_its_directory_continues_its_rows(logger_options, 
 
 
 def test_a_resumed_run_that_logs_nothing_changes_nothing(logger_options, tmp_path):
-    write(tmp_path / "metrics.csv", [(8, {"a": 8.0}), (16, {"a": 16.0})])
+    write_rows(tmp_path / "metrics.csv", [(8, {"a": 8.0}), (16, {"a": 16.0})])
     before = (tmp_path / "metrics.csv").read_bytes()
     make(logger_options(), tmp_path, {}).close(exit_code=1)
     assert (tmp_path / "metrics.csv").read_bytes() == before

@@ -160,9 +160,9 @@ def test_a_run_gets_the_name_in_the_environment(machine, logger_options, tmp_pat
     assert run.display_name == "mine"
 
 
-def test_a_sweep_is_a_group_of_finished_runs_with_every_metric_of_every_row(machine, recurrl_train, tiny, tmp_path):
+def test_a_sweep_is_a_group_of_finished_runs_with_every_metric_of_every_row(machine, train, tiny, tmp_path):
     ours = ["-m", *tiny, "logger=wandb", "logger.mode=offline", "cell=gru,lstm", "hydra.sweep.dir=sweep"]
-    recurrl_train(*ours, cwd=tmp_path).succeeded()
+    train(*ours).succeeded()
     for job, cell in enumerate(("gru", "lstm")):
         run_dir = tmp_path / "sweep" / str(job)
         recorded = records(run_dir)
