@@ -5,7 +5,7 @@ from dataclasses import fields
 
 import pytest
 import yaml
-from run_files import SUMMARY_KEYS, metrics, settings, summary
+from run_files import SUMMARY_KEYS, ended, metrics, settings, summary
 
 from recurrl.config import TrainConfig
 from recurrl.returns import return_format
@@ -88,7 +88,6 @@ def test_frames_that_are_no_whole_number_of_iterations_are_not_exceeded(train, t
 def test_a_policy_without_memory_runs_without_a_backend(train, tiny, tmp_path):
     outcome = train(*tiny, "cell=none", "hydra.run.dir=run").succeeded()
     assert "no memory (cell=none)" in outcome.out
-    result = summary(tmp_path / "run")
-    assert (result["status"], result["cell"], result["backend"]) == ("completed", "none", None)
-    assert result["eval_return_mean_zeroed_state"] is None
+    how = ended(tmp_path / "run", "cell", "backend", "eval_return_mean_zeroed_state")
+    assert how == ("completed", "none", None, None)
     assert "with its memory" not in outcome.out

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import pytest
 from disks import with_a_disk_of_its_own
-from run_files import metrics, summary
+from run_files import ended, metrics, summary
 
 pytestmark = pytest.mark.slow
 SMALL = (
@@ -118,6 +118,5 @@ def test_a_killed_worker_ends_the_run_with_an_error_message_and_leaves_nothing(c
     (line,) = [line for line in err.splitlines() if line.startswith("error: ")]
     assert "Worker 1 of 2 (environments 2 to 3) was killed by SIGKILL after " in line
     assert "Traceback" not in err
-    result = summary(run.folder)
-    assert result["status"] == "failed"
-    assert line.removeprefix("error: ") in result["error"]
+    assert ended(run.folder) == ("failed",)
+    assert line.removeprefix("error: ") in summary(run.folder)["error"]

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from collected import collecting, fresh_policy, rollouts
-from run_files import metrics, summary, without_times
+from run_files import ended, metrics, summary, without_times
 from test_collector_state import assert_identical, check_continues
 from test_processes import make_policy, value_everything
 from test_worker_errors import failing
@@ -147,8 +147,7 @@ def test_a_run_continues_after_the_loss_of_a_machine(ahead, cluster, start, tmp_
     cluster.remove_node(cluster.other, allow_graceful=False)
     _, printed = run.communicate(timeout=200)
     assert run.returncode == 0, printed
-    found = summary(tmp_path / "run")
-    assert (found["status"], found["frames"], found["restarts"]) == ("completed", 8_000, 1)
+    assert ended(tmp_path / "run", "frames", "restarts") == ("completed", 8_000, 1)
     frames = [int(row["frames"]) for row in metrics(tmp_path / "run")]
     assert frames == list(range(32, 8_001, 32))
 

@@ -25,9 +25,14 @@ from recurrl.validation import check_config
 CONFIGS = Path(recurrl.configs.__path__[0])
 YAMLS = [(path.parent.name, path.stem) for path in sorted(CONFIGS.glob("*/*.yaml")) if path.parent.name not in PRESETS]
 EXPERIMENTS = sorted(path.stem for path in (CONFIGS / "experiment").glob("*.yaml"))
-REQUIRED = {"gym": "env.id=Acrobot-v1", "vec_env": "env.id=simulators:rsl_vec_env", "envpool": "env.id=CartPole-v1"}
-REQUIRED |= {"torchrl": "env.id=test_torchrl:many", "mjlab": "env.id=Mjlab-Cartpole-Balance"}
-REQUIRED |= {"distill": "algorithm.teacher=run"}
+REQUIRED = {
+    "gym": "env.id=Acrobot-v1",
+    "vec_env": "env.id=simulators:rsl_vec_env",
+    "torchrl": "env.id=test_torchrl:many",
+    "mjlab": "env.id=Mjlab-Cartpole-Balance",
+    "envpool": "env.id=CartPole-v1",
+    "distill": "algorithm.teacher=run",
+}
 """Keys that a choice leaves to the user."""
 NOT_ON_A_CPU = {("backend", "triton")}
 NOT_IN_DEV = ("ray",)

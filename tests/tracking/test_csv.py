@@ -85,13 +85,11 @@ def test_a_file_that_no_run_wrote_is_rejected_before_anything_is_trained(tmp_pat
     assert path.read_text() == text
 
 
-@pytest.mark.parametrize("kind", ["pipe", "folder", "not text"])
-def test_what_is_not_a_file_of_text_is_rejected_without_waiting(tmp_path, kind):
+NO_TEXT = {"pipe": os.mkfifo, "folder": Path.mkdir, "not text": lambda path: path.write_bytes(b"frames\n\xff\n")}
+
+
+@pytest.mark.parametrize("place", NO_TEXT.values(), ids=NO_TEXT)
+def test_what_is_not_a_file_of_text_is_rejected_without_waiting(tmp_path, place):
     path = tmp_path / "metrics.csv"
-    if kind == "pipe":
-        os.mkfifo(path)
-    elif kind == "folder":
-        path.mkdir()
-    else:
-        path.write_bytes(b"frames\n\xff\n")
+    place(path)
     assert "metrics.csv is not " in error_of(CsvTracker, path)
