@@ -13,6 +13,7 @@ if "PYTEST_XDIST_WORKER" in os.environ:  # one of several processes, which share
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import importlib.util
+import shutil
 import signal
 import subprocess
 import sys
@@ -173,6 +174,24 @@ recurrl_compare = _command("recurrl-compare", compare_command.compare_main)
 recurrl_report = _command("recurrl-report", compare_command.report_main)
 
 
+@pytest.fixture
+def train(recurrl_train, tmp_path):
+    """Runs ``recurrl-train`` in the test's own folder."""
+    return partial(recurrl_train, cwd=tmp_path)
+
+
+@pytest.fixture
+def evaluate(recurrl_evaluate, tmp_path):
+    """Runs ``recurrl-evaluate`` in the test's own folder."""
+    return partial(recurrl_evaluate, cwd=tmp_path)
+
+
+@pytest.fixture
+def check(recurrl_check, tmp_path):
+    """Runs ``recurrl-check`` in the test's own folder."""
+    return partial(recurrl_check, cwd=tmp_path)
+
+
 @pytest.fixture(scope="session")
 def console():
     """Runs a console command of the package in a process of its own, in the folder ``cwd``."""
@@ -330,3 +349,9 @@ def finished_run(recurrl_train, tiny, tmp_path_factory):
     ours = ["cell=lstm", "lr=3e-3", "lr_final_fraction=0.1", "checkpoint.every_frames=32", "hydra.run.dir=run"]
     recurrl_train(*tiny, *ours, cwd=folder).succeeded()
     return folder / "run"
+
+
+@pytest.fixture
+def run(finished_run, tmp_path):
+    """A copy of the finished run in the test's own folder, to be changed."""
+    return shutil.copytree(finished_run, tmp_path / "run")

@@ -11,9 +11,8 @@ from recurrl.config import EnvConfig
 from recurrl.config.collector import RayConfig
 from recurrl.runtime.ranks import world
 
-OPTIONS = [
-    f"{group}.{field.name}" for group, of in (("collector", RayConfig), ("env", EnvConfig)) for field in fields(of)
-]
+CLASSES = {"collector": RayConfig, "env": EnvConfig}
+OPTIONS = [f"{group}.{field.name}" for group, of in CLASSES.items() for field in fields(of)]
 KEEP_EPISODES = {
     *("collector.address", "collector.cpus_per_worker", "collector.gpus_per_worker"),
     *("collector.timeout_s", "collector.on_env_error"),

@@ -12,28 +12,16 @@ from recurrl.algorithms import Algorithm
 
 
 @pytest.fixture
-def train(recurrl_train, tmp_path):
-    """Runs ``recurrl-train`` in this process, in a folder of its own."""
-    return lambda *overrides: recurrl_train(*overrides, cwd=tmp_path)
-
-
-@pytest.fixture
-def evaluate(recurrl_evaluate, tmp_path):
-    """Runs ``recurrl-evaluate`` in this process, in a folder of its own."""
-    return lambda *arguments: recurrl_evaluate(*arguments, cwd=tmp_path)
-
-
-@pytest.fixture
 def signalled(monkeypatch):
-    """Sends signals to this process in the middle of the first iteration's learning."""
+    """Sends signals to this process, or to a rank, in the middle of the first iteration's learning."""
 
-    def signalled(*numbers):
+    def signalled(*numbers, rank=None):
         learn = Algorithm.update
         rest = list(numbers)
 
         def interrupted(*arguments, **options):
             metrics = learn(*arguments, **options)
-            while rest:
+            while rest and rank in (None, os.environ.get("RANK")):
                 os.kill(os.getpid(), rest.pop(0))
             return metrics
 

@@ -34,6 +34,13 @@ VALUES = (
     *(None, True, -1, 0, 1.5, 10**18, 10**30, 1e300, float("nan"), float("inf"), "", "x", "???", "${seed}", "${x}"),
     *("${oc.env:HOME}", "${${x}:y}", [], [1, 2], [[1]], {}, {"a": 1}, "\ud800", "a\nb", "x" * 10_000, b"bytes"),
 )
+WITH_CODE = (
+    {"id": f"{PACKAGE}:Some-v0"},
+    {"id": "GymV26Environment-v0", "kwargs": {"env_id": f"{PACKAGE}:Some-v0"}},
+    {"source": PACKAGE},
+    {"kwargs": {"_target_": f"{PACKAGE}.run", "entry_point": f"{PACKAGE}:run"}},
+)
+"""Environments whose code is a stranger's."""
 OURS = ("config.yaml", "metrics.csv", "summary.json", "learning_curve.png")
 
 
@@ -174,14 +181,7 @@ def _changed(drawn, values):
         names = ([PACKAGE], [PACKAGE, "os"], [f"{PACKAGE}.sub"], ["popgym", PACKAGE])
         change = {"packages": drawn.draws.choice(names)}
         if drawn.draws.random() < 0.4:
-            change = drawn.draws.choice(
-                (
-                    {"id": f"{PACKAGE}:Some-v0"},
-                    {"id": "GymV26Environment-v0", "kwargs": {"env_id": f"{PACKAGE}:Some-v0"}},
-                    {"source": PACKAGE},
-                    {"kwargs": {"_target_": f"{PACKAGE}.run", "entry_point": f"{PACKAGE}:run"}},
-                )
-            )
+            change = drawn.draws.choice(WITH_CODE)
         values["env"] = env | change
         return values
     key = drawn.draws.choice(sorted(values))

@@ -168,9 +168,8 @@ def main():
     deadline = time.monotonic() + 20
     while list(Path("/dev/shm").glob("sem.mp-*")) and time.monotonic() < deadline:
         time.sleep(0.1)
-    sys.stdout.write(
-        json.dumps({"lives": lives, "shared_memory": [path.name for path in Path("/dev/shm").iterdir()]}) + "\n"
-    )
+    left = [path.name for path in Path("/dev/shm").iterdir()]
+    sys.stdout.write(json.dumps({"lives": lives, "shared_memory": left}) + "\n")
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ import re
 
 import gymnasium
 import pytest
-from run_files import metrics, summary, without_times
+from run_files import ended, metrics, summary, without_times
 from wrong_environments import Stale
 
 from recurrl.algorithms.ppo import PPO
@@ -19,12 +19,6 @@ LINE = (
 def stale(register):
     """Overrides that choose an environment which must not be trained in."""
     return "env=gym", f"env.id={register(lambda: Stale(gymnasium.make('CartPole-v1')))}"
-
-
-@pytest.fixture
-def check(recurrl_check, tmp_path):
-    """Runs ``recurrl-check`` in this process, in a folder of its own."""
-    return lambda *overrides: recurrl_check(*overrides, cwd=tmp_path)
 
 
 def test_a_right_environment_gives_one_line_and_leaves_nothing_behind(check, tiny, tmp_path):
@@ -51,15 +45,15 @@ def test_any_total_frames_will_do_because_nothing_is_trained(check, tiny, frames
     check(*tiny, f"total_frames={frames}").succeeded()
 
 
-@pytest.mark.parametrize(
-    ("overrides", "sentence"),
-    [
-        (["cel=gru"], "Unknown configuration key 'cel'. Did you mean cell?"),
-        (["slice_len=5"], "slice_len must be a divisor of "),
-        (["resume=outputs"], "recurrl-check checks new runs; "),
-        (["cell=gru,lstm"], "cell=gru,lstm has several values. Add -m before it"),
-    ],
-)
+WRONG = [
+    (["cel=gru"], "Unknown configuration key 'cel'. Did you mean cell?"),
+    (["slice_len=5"], "slice_len must be a divisor of "),
+    (["resume=outputs"], "recurrl-check checks new runs; "),
+    (["cell=gru,lstm"], "cell=gru,lstm has several values. Add -m before it"),
+]
+
+
+@pytest.mark.parametrize(("overrides", "sentence"), WRONG)
 def test_what_cannot_be_trained_cannot_be_checked(check, no_environments, overrides, sentence):
     outcome = check(*overrides).failed()
     assert outcome.error.startswith(sentence), outcome.err
@@ -68,9 +62,8 @@ def test_what_cannot_be_trained_cannot_be_checked(check, no_environments, overri
 def test_a_run_in_a_wrong_environment_ends_before_it_learns(train, tiny, stale, tmp_path):
     outcome = train(*tiny, *stale, "hydra.run.dir=run").failed()
     assert outcome.error.startswith("The update would not see what the rollout saw: after each of ")
-    result = summary(tmp_path / "run")
-    assert (result["status"], result["frames"], result["checkpoint"]) == ("failed", 0, None)
-    assert "after each of " in result["error"]
+    assert ended(tmp_path / "run", "frames", "checkpoint") == ("failed", 0, None)
+    assert "after each of " in summary(tmp_path / "run")["error"]
     assert metrics(tmp_path / "run") == []
 
 

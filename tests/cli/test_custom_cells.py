@@ -6,6 +6,7 @@ import my_package.elman_cell
 import pytest
 import yaml
 from run_files import summary
+from slow_cases import slow_but
 
 from recurrl.config import CellConfig
 from recurrl.recurrent import Cell
@@ -17,9 +18,7 @@ OWN = f"--config-dir={CONFIGS}"
 
 
 # The others by `pytest -m slow`; each has its parity tests.
-@pytest.mark.parametrize(
-    "cell", [pytest.param(cell, marks=() if cell == "elman" else pytest.mark.slow) for cell in CELLS]
-)
+@pytest.mark.parametrize("cell", slow_but(("elman",), CELLS))
 def test_a_custom_cell_is_one_module_and_one_yaml(cell, train, evaluate, tiny, tmp_path):
     deep = ("cell.num_layers=2", "algorithm.critic=recurrent", "state=burn_in")
     train(OWN, *tiny, f"cell={cell}", *deep, "hydra.run.dir=run").succeeded()
@@ -30,16 +29,16 @@ def test_a_custom_cell_is_one_module_and_one_yaml(cell, train, evaluate, tiny, t
     evaluate("run", "--memory", "--trust-packages").succeeded()
 
 
-@pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
-        (["cell=elman", "cell.nonlinearity=sin"], "cell.nonlinearity must be one of tanh, relu (got sin)."),
-        (["cell=window", "cell.length=0"], "cell.length must be"),
-        (["cell=elman", "backend=pad"], "backend=pad does not support cell=elman: torch has no fused kernel for it."),
-        (["cell=elman", "backend=triton"], "backend=triton has no kernel for cell=elman, only for gru, lstm, and"),
-        (["cell=elman", "compile=true", "recompute=full"], "must be none with compile=true and cell=my_package"),
-    ],
-)
+IMPOSSIBLE = [
+    (["cell=elman", "cell.nonlinearity=sin"], "cell.nonlinearity must be one of tanh, relu (got sin)."),
+    (["cell=window", "cell.length=0"], "cell.length must be"),
+    (["cell=elman", "backend=pad"], "backend=pad does not support cell=elman: torch has no fused kernel for it."),
+    (["cell=elman", "backend=triton"], "backend=triton has no kernel for cell=elman, only for gru, lstm, and"),
+    (["cell=elman", "compile=true", "recompute=full"], "must be none with compile=true and cell=my_package"),
+]
+
+
+@pytest.mark.parametrize(("overrides", "message"), IMPOSSIBLE)
 def test_what_a_custom_cell_cannot_do_is_rejected(overrides, message, rejected):
     assert message in rejected(OWN, "device=cpu", *overrides)
 
@@ -79,16 +78,16 @@ def of_another_size(options: CellConfig):
     return make_cell("gru", options.hidden_size + 1)
 
 
-@pytest.mark.parametrize(
-    ("factory", "message"),
-    [
-        (not_a_cell, "must make a recurrl.recurrent.Cell with hidden_size=8 (got a str with None)"),
-        (NoSize, "must make a recurrl.recurrent.Cell with hidden_size=8 (got a NoSize with None)"),
-        (NoStep, "cannot be made: it fails with TypeError: Can't instantiate abstract class NoStep"),
-        (of_no_dataclass, "its options Forgotten must be a dataclass. Put @dataclass above it."),
-        (of_another_size, "must make a recurrl.recurrent.Cell with hidden_size=8 (got a GRU with 9)"),
-    ],
-)
+OTHER_THINGS = [
+    (not_a_cell, "must make a recurrl.recurrent.Cell with hidden_size=8 (got a str with None)"),
+    (NoSize, "must make a recurrl.recurrent.Cell with hidden_size=8 (got a NoSize with None)"),
+    (NoStep, "cannot be made: it fails with TypeError: Can't instantiate abstract class NoStep"),
+    (of_no_dataclass, "its options Forgotten must be a dataclass. Put @dataclass above it."),
+    (of_another_size, "must make a recurrl.recurrent.Cell with hidden_size=8 (got a GRU with 9)"),
+]
+
+
+@pytest.mark.parametrize(("factory", "message"), OTHER_THINGS)
 def test_a_factory_that_makes_another_thing_is_rejected(factory, message, rejected, monkeypatch):
     monkeypatch.setattr(my_package.elman_cell, "wrong", factory, raising=False)
     name = "cell.name=my_package.elman_cell:wrong"

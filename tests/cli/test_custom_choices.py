@@ -1,7 +1,7 @@
 """Custom choices through the commands: options, sweeps, yamls, resuming, and code that is not trusted."""
 
 import pytest
-from run_files import metrics, settings, summary
+from run_files import ended, metrics, settings
 
 LOGGER = """
 from dataclasses import dataclass
@@ -66,7 +66,7 @@ def own_run(train, tiny, package, tmp_path):
 def test_options_of_the_command_line_are_recorded(own_run):
     assert (own_run / "notes.txt").read_text() == "notes 0.25 {}"
     assert settings(own_run)["logger"] == {"name": OWN, "share": 0.25, "title": "notes", "nested": {}}
-    assert summary(own_run)["status"] == "completed"
+    assert ended(own_run) == ("completed",)
 
 
 def test_a_sweep_over_a_choice_of_the_package_and_a_custom_one(train, tiny, package, tmp_path):
@@ -74,15 +74,15 @@ def test_a_sweep_over_a_choice_of_the_package_and_a_custom_one(train, tiny, pack
     assert [(tmp_path / "sweep" / job / "notes.txt").exists() for job in "01"] == [False, True]
 
 
-@pytest.mark.parametrize(
-    ("override", "error"),
-    [
-        ("logger.share=2", "logger.share must be a number from 0 to 1 (got 2.0)."),
-        ("logger.sahre=1", "Unknown configuration key 'logger.sahre'. Did you mean logger.share"),
-        ("logger.nested.a=x", "logger.nested.a has a value that cannot be used (Value 'x' of type 'str' could not"),
-        ("cell.hiden_size=3", "Unknown configuration key 'cell.hiden_size'. Did you mean cell.hidden_size?"),
-    ],
-)
+WRONG_OPTIONS = [
+    ("logger.share=2", "logger.share must be a number from 0 to 1 (got 2.0)."),
+    ("logger.sahre=1", "Unknown configuration key 'logger.sahre'. Did you mean logger.share"),
+    ("logger.nested.a=x", "logger.nested.a has a value that cannot be used (Value 'x' of type 'str' could not"),
+    ("cell.hiden_size=3", "Unknown configuration key 'cell.hiden_size'. Did you mean cell.hidden_size?"),
+]
+
+
+@pytest.mark.parametrize(("override", "error"), WRONG_OPTIONS)
 def test_a_wrong_option_is_rejected(rejected, package, override, error):
     package.touch()
     (package.parent / "__pycache__").mkdir()
@@ -102,8 +102,7 @@ def test_a_logger_that_raises_ends_the_run_which_can_be_resumed(train, tiny, pac
     outcome = train(*tiny, *ours).failed()
     assert "no such note" in outcome.err
     assert "own_package/notes.py" in outcome.err  # its traceback
-    result = summary(tmp_path / "run")
-    assert (result["status"], result["error"]) == ("failed", "KeyError: 'no such note'")
+    assert ended(tmp_path / "run", "error") == ("failed", "KeyError: 'no such note'")
     assert [row["frames"] for row in metrics(tmp_path / "run")] == ["32", "64"]
     train("resume=run", "logger=csv", "total_frames=96", "hydra.run.dir=run").succeeded()
     assert [row["frames"] for row in metrics(tmp_path / "run")] == ["32", "64", "96"]

@@ -65,15 +65,15 @@ def test_an_option_of_a_custom_part_is_changed_on_resume(train, coupled_run, ove
     assert settings(coupled_run)[group][name] == float(value)
 
 
-@pytest.mark.parametrize(
-    ("override", "error"),
-    [
-        ("cell.forget_bia=3", "Unknown configuration key 'cell.forget_bia'. Did you mean cell.forget_bias?"),
-        ("cell.forget_bias=often", "cell.forget_bias must be a number from 0 to 1_000_000 (got often)."),
-        ("algorithm.temperature=-1", "algorithm.temperature must be"),
-        ("cell.state_size=3", "cell.state_size is an option of cell=lru or s5, but this run has another cell."),
-    ],
-)
+WRONG_ON_RESUME = [
+    ("cell.forget_bia=3", "Unknown configuration key 'cell.forget_bia'. Did you mean cell.forget_bias?"),
+    ("cell.forget_bias=often", "cell.forget_bias must be a number from 0 to 1_000_000 (got often)."),
+    ("algorithm.temperature=-1", "algorithm.temperature must be"),
+    ("cell.state_size=3", "cell.state_size is an option of cell=lru or s5, but this run has another cell."),
+]
+
+
+@pytest.mark.parametrize(("override", "error"), WRONG_ON_RESUME)
 def test_a_wrong_option_of_a_custom_part_is_rejected_on_resume_without_blaming_the_file(
     train, coupled_run, override, error
 ):
@@ -97,18 +97,15 @@ def test_an_option_that_another_cell_does_not_have_is_absent(train, coupled_run)
 # Wrong ones
 
 
-@pytest.mark.parametrize(
-    ("override", "error"),
-    [
-        (
-            "cell.zzz=3",
-            "Unknown configuration key 'cell.zzz'. cell has: hidden_size, num_layers, forget_bias, peephole.",
-        ),
-        ("cell.peephole=2", "cell.peephole must be true or false (got 2)."),
-        ("cell.peephole=maybe", "cell.peephole must be true or false (got maybe)."),
-        ("cell.forget_bias=null", "cell.forget_bias must be a number from 0 to 1_000_000 (got null)."),
-    ],
-)
+WRONG = [
+    ("cell.zzz=3", "Unknown configuration key 'cell.zzz'. cell has: hidden_size, num_layers, forget_bias, peephole."),
+    ("cell.peephole=2", "cell.peephole must be true or false (got 2)."),
+    ("cell.peephole=maybe", "cell.peephole must be true or false (got maybe)."),
+    ("cell.forget_bias=null", "cell.forget_bias must be a number from 0 to 1_000_000 (got null)."),
+]
+
+
+@pytest.mark.parametrize(("override", "error"), WRONG)
 def test_a_wrong_option_of_a_custom_cell_is_rejected(rejected, coupled, tmp_path, override, error):
     (tmp_path / "__pycache__").mkdir()
     assert rejected(CELL, override) == error
@@ -166,20 +163,12 @@ def test_a_run_by_a_yaml_saves_what_that_leaves_out_and_is_resumed_without_it(tr
     assert settings(tmp_path / "run")["cell"] == saved | {"forget_bias": 2.0}
 
 
-INHERITED = {
-    "env": "torchrl",
-    "cell": "lmu",
-    "encoder": "mlp",
-    "algorithm": "ppo",
-    "collector": "ray",
-    "buffer": "replay",
-    "logger": "wandb",
-}
+CHOICES = ["env=torchrl", "cell=lmu", "encoder=mlp", "algorithm=ppo", "collector=ray", "buffer=replay", "logger=wandb"]
 
 
-@pytest.mark.parametrize("group", INHERITED)
-def test_a_yaml_whose_defaults_have_options_that_its_own_lack_is_rejected_with_what_to_do(own_choice, tmp_path, group):
-    choice = INHERITED[group]
+@pytest.mark.parametrize("base", CHOICES)
+def test_a_yaml_whose_defaults_have_options_that_its_own_lack_is_rejected_with_what_to_do(own_choice, tmp_path, base):
+    group, _, choice = base.partition("=")
     own_choice(group, defaults=[choice, "_self_"])
     error = error_of(lambda: as_schema(compose([f"{group}=short"], tmp_path / "mine")))
     assert re.match(rf"{group}\.\w+ is an option of {group}=[\w ]*{choice}", error)

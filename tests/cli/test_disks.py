@@ -10,6 +10,7 @@ from pathlib import Path
 import gymnasium
 import pytest
 from disks import with_a_disk_of_its_own
+from slow_cases import slow_but
 
 from recurrl.cli import job
 from recurrl.runtime.atomic import unfinished
@@ -34,16 +35,16 @@ def on_full_disks(tiny, tmp_path):
     return on_full_disks
 
 
-@pytest.mark.parametrize(
-    ("free_kib", "overrides"),
-    [
-        ((0, 90, 130, 230, 290, 380), EVERY),
-        pytest.param(range(0, 400, 4), EVERY, marks=pytest.mark.slow),
-        pytest.param(range(0, 400, 4), (*EVERY, "logger=tensorboard"), marks=pytest.mark.slow),
-    ],
-    ids=["some sizes", "all sizes", "all sizes with tensorboard"],
-)
-def test_a_run_on_a_full_disk_ends_with_an_error_and_continues_with_space(on_full_disks, free_kib, overrides):
+FREE_KIB = {
+    "some sizes": ((0, 90, 130, 230, 290, 380), EVERY),
+    "all sizes": (range(0, 400, 4), EVERY),
+    "all sizes with tensorboard": (range(0, 400, 4), (*EVERY, "logger=tensorboard")),
+}
+
+
+@pytest.mark.parametrize("sizes", slow_but(("some sizes",), FREE_KIB))
+def test_a_run_on_a_full_disk_ends_with_an_error_and_continues_with_space(on_full_disks, sizes):
+    free_kib, overrides = FREE_KIB[sizes]
     frames = set()
     for case in on_full_disks(free_kib, *overrides):
         full, after = case["full"], case["after"]
@@ -59,39 +60,28 @@ def test_a_run_on_a_full_disk_ends_with_an_error_and_continues_with_space(on_ful
 
 
 @pytest.fixture
-def full_after(monkeypatch):
-    """Makes a function fail as on a full disk, after so many calls."""
+def no_space_for_a_summary(monkeypatch):
+    """A disk that is full when a run writes its summary."""
 
-    def full_after(owner, name, calls):
-        function = getattr(owner, name)
-        left = [calls]
+    def write_summary(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-        def failing(*arguments, **options):
-            left[0] -= 1
-            if left[0] < 0:
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            return function(*arguments, **options)
-
-        monkeypatch.setattr(owner, name, failing)
-
-    return full_after
+    monkeypatch.setattr(job, "write_summary", write_summary)
 
 
-def test_a_summary_that_cannot_be_written_fails_the_run_with_an_error_message(train, tiny, full_after):
-    full_after(job, "write_summary", 0)
+def test_a_summary_that_cannot_be_written_fails_the_run_with_an_error_message(train, tiny, no_space_for_a_summary):
     outcome = train(*tiny).failed()
     assert outcome.error.startswith(f"summary.json cannot be written. {FULL}")
     assert "Traceback" not in outcome.err
 
 
-def test_the_error_of_a_failed_run_comes_before_that_of_its_summary(train, tiny, register, full_after):
+def test_the_error_of_a_failed_run_comes_before_that_of_its_summary(train, tiny, register, no_space_for_a_summary):
     class Raising(gymnasium.Env):
         observation_space, action_space = gymnasium.spaces.Discrete(3), gymnasium.spaces.Discrete(2)
 
         def reset(self, **_):
             raise RuntimeError("no maze today")
 
-    full_after(job, "write_summary", 0)
     outcome = train(*tiny, "env=gym", f"env.id={register(Raising)}")
     assert "no maze today" in outcome.error
     assert "summary.json cannot be written: [Errno 28]" in outcome.err

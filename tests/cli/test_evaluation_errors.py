@@ -5,7 +5,7 @@ import signal
 from pathlib import Path
 
 import pytest
-from run_files import lasting, metrics, summary, without_times
+from run_files import ended, lasting, metrics, summary, without_times
 
 from recurrl import evaluation
 from recurrl.evaluation import KEPT, SHUFFLED, ZEROED
@@ -47,11 +47,10 @@ def signalled_in_evaluation(monkeypatch):
     return signalled_in_evaluation
 
 
-@pytest.mark.parametrize(
-    ("which", "kind", "frames"),
-    [(1, KEPT, 32), (2, KEPT, 64), (1, ZEROED, 64), (1, SHUFFLED, 64)],
-    ids=["in mid-run", "the last", "memory zeroed", "memory shuffled"],
-)
+WHEN = {"mid-run": (1, KEPT, 32), "the last": (2, KEPT, 64), "zeroed": (1, ZEROED, 64), "shuffled": (1, SHUFFLED, 64)}
+
+
+@pytest.mark.parametrize(("which", "kind", "frames"), WHEN.values(), ids=WHEN)
 def test_a_signal_ends_an_evaluation_at_a_step_and_a_resumed_run_repeats_it(
     train, tiny, tmp_path, signalled_in_evaluation, monkeypatch, which, kind, frames
 ):
@@ -63,9 +62,8 @@ def test_a_signal_ends_an_evaluation_at_a_step_and_a_resumed_run_repeats_it(
     assert outcome.code == 143
     assert steps_after == [0]
     whole, parts = tmp_path / "whole", tmp_path / "parts"
-    result = summary(parts)
-    assert (result["status"], result["frames"], result["error"]) == ("interrupted", frames, None)
-    assert result["checkpoint"] == f"checkpoints/frames_{frames:012d}"
+    checkpoint = f"checkpoints/frames_{frames:012d}"
+    assert ended(parts, "frames", "error", "checkpoint") == ("interrupted", frames, None, checkpoint)
     assert [int(row["frames"]) for row in metrics(parts)] == list(range(32, frames, 32))
     train(*arguments, "hydra.run.dir=parts").succeeded()
     assert without_times(metrics(parts)) == without_times(metrics(whole))
@@ -88,8 +86,7 @@ def test_an_environment_that_fails_in_the_last_evaluation_costs_no_policy(failin
     )
     assert f"The policy is saved in {path}" in outcome.error
     assert "Traceback" not in outcome.err
-    result = summary(tmp_path / "run")
-    assert (result["status"], result["frames"], result["checkpoint"]) == ("failed", 64, f"checkpoints/{path.name}")
+    assert ended(tmp_path / "run", "frames", "checkpoint") == ("failed", 64, f"checkpoints/{path.name}")
     train("resume=run", "env.packages=[failing_env]", f"+env.kwargs={{at: {10**6}, by: {by}}}").succeeded()
     assert [row["frames"] for row in metrics(tmp_path / "run")] == ["32", "64"]
     assert summary(tmp_path / "run")["status"] == "completed"
@@ -111,8 +108,7 @@ def test_with_restart_an_evaluation_is_repeated_in_new_environments(failing, tra
 
 def test_an_evaluation_that_always_fails_ends_the_run(failing, tmp_path):
     outcome = failing("by: raising", "collector.on_env_error=restart").failed()
-    assert outcome.error.startswith(
-        "After 3 restarts in a row without an evaluation: In the evaluation after 64 frames: Environment 0 of 2 "
-    )
+    error = "After 3 restarts in a row without an evaluation: In the evaluation after 64 frames: Environment 0 of 2 "
+    assert outcome.error.startswith(error)
     assert outcome.out.count("New environments (restart ") == 3
     assert summary(tmp_path / "run")["checkpoint"] == "checkpoints/frames_000000000064"

@@ -2,7 +2,7 @@
 
 import gymnasium
 import pytest
-from run_files import metrics, summary
+from run_files import ended, metrics
 
 from recurrl.algorithms import Algorithm
 
@@ -47,7 +47,6 @@ def test_a_run_that_fails_on_the_way_records_how_far_it_came(train, tiny, tmp_pa
     monkeypatch.setattr(Algorithm, "update", failing)
     outcome = train(*tiny, "hydra.run.dir=run").failed()
     assert "RuntimeError: the GPU fell off" in outcome.err
-    result = summary(tmp_path / "run")
-    assert (result["status"], result["error"]) == ("failed", "RuntimeError: the GPU fell off")
-    assert (result["frames"], result["checkpoint"]) == (32, None)
+    how = ended(tmp_path / "run", "error", "frames", "checkpoint")
+    assert how == ("failed", "RuntimeError: the GPU fell off", 32, None)
     assert [row["frames"] for row in metrics(tmp_path / "run")] == ["32"]

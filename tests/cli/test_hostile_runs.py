@@ -6,26 +6,25 @@ from collections import Counter
 
 import pytest
 from hostile_runs import draw, fingerprints
+from slow_cases import slow
 
 SMALL = ("checkpoint.every_frames=32", "checkpoint.keep_last=1")
 
 
-@pytest.mark.parametrize(
-    ("first", "count"),
-    [(6, 4), *(pytest.param(first, 100, marks=pytest.mark.slow) for first in range(1_000, 2_000, 100))],
-)
+SEEDS = [(6, 4), *(slow(first, 100) for first in range(1_000, 2_000, 100))]
+
+
+@pytest.mark.parametrize(("first", "count"), SEEDS)
 def test_a_hostile_run_directory_works_or_is_rejected_and_stays_untouched(
-    first, count, recurrl_train, recurrl_evaluate, tiny, finished_run, stranger, tmp_path
+    first, count, train, evaluate, tiny, finished_run, stranger, tmp_path
 ):
     became = Counter()
     problems = []
     commands = {
-        "evaluated": lambda run: recurrl_evaluate(run, cwd=tmp_path),
-        "resumed": lambda run: recurrl_train(f"resume={run}", "total_frames=96", "hydra.run.dir=out", cwd=tmp_path),
-        "begun": lambda run: recurrl_train(*tiny, *SMALL, f"hydra.run.dir={run}", cwd=tmp_path),
-        "continued": lambda run: recurrl_train(
-            *(*tiny, *SMALL, "total_frames=128", "resume=auto", f"hydra.run.dir={run}"), cwd=tmp_path
-        ),
+        "evaluated": evaluate,
+        "resumed": lambda run: train(f"resume={run}", "total_frames=96", "hydra.run.dir=out"),
+        "begun": lambda run: train(*tiny, *SMALL, f"hydra.run.dir={run}"),
+        "continued": lambda run: train(*tiny, *SMALL, "total_frames=128", "resume=auto", f"hydra.run.dir={run}"),
     }
     for seed in range(first, first + count):
         run, outside = tmp_path / "stranger" / "run", tmp_path / "outside"

@@ -4,7 +4,8 @@ import signal
 from pathlib import Path
 
 import pytest
-from run_files import metrics, state_in, summary, without_times
+from run_files import ended, metrics, state_in, without_times
+from slow_cases import slow_but
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1], ids=lambda number: number.name)
@@ -16,13 +17,11 @@ def test_a_signal_ends_the_run_after_the_iteration_with_a_checkpoint(train, tiny
     assert f"{number.name}: finishing and saving the current iteration; " in printed
     assert f"To resume: recurrl-train resume={tmp_path / 'run'}\n" in printed
     assert "Traceback" not in outcome.err
-    run = tmp_path / "run"
-    result = summary(run)
-    assert (result["status"], result["frames"], result["error"]) == ("interrupted", 32, None)
-    assert result["checkpoint"] == "checkpoints/frames_000000000032"
+    run, checkpoint = tmp_path / "run", "checkpoints/frames_000000000032"
+    assert ended(run, "frames", "error", "checkpoint") == ("interrupted", 32, None, checkpoint)
     assert (run / "learning_curve.png").exists()
     assert outcome.out.splitlines()[-1].endswith(
-        f"interrupted by {number.name} at 32 frames; last checkpoint: {run / result['checkpoint']}; to resume: "
+        f"interrupted by {number.name} at 32 frames; last checkpoint: {run / checkpoint}; to resume: "
         f"recurrl-train resume={run}"
     )
 
@@ -31,8 +30,7 @@ def test_a_second_signal_ends_the_run_at_once(train, tiny, tmp_path, signalled):
     signalled(signal.SIGTERM, signal.SIGTERM)
     outcome = train(*tiny, "total_frames=160", "hydra.run.dir=run")
     assert outcome.code == 143
-    result = summary(tmp_path / "run")
-    assert (result["status"], result["frames"], result["checkpoint"]) == ("interrupted", 0, None)
+    assert ended(tmp_path / "run", "frames", "checkpoint") == ("interrupted", 0, None)
     assert outcome.out.splitlines()[-1].endswith(
         f"interrupted by SIGTERM at 0 frames; this run has written no checkpoint to {tmp_path / 'run'}"
     )
@@ -68,15 +66,9 @@ EXACTLY = {
 
 
 # The others by `pytest -m slow`: each of them is three runs.
-@pytest.mark.parametrize(
-    "overrides",
-    [
-        pytest.param(overrides, id=name, marks=[] if name in ("gru", "groups") else pytest.mark.slow)
-        for name, overrides in EXACTLY.items()
-    ],
-)
-def test_a_run_that_was_interrupted_ends_as_one_that_was_not(train, tiny, tmp_path, signalled, overrides):
-    arguments = (*overrides, *tiny, "total_frames=128", "evaluation.every_frames=64", "resume=auto")
+@pytest.mark.parametrize("kind", slow_but(("gru", "groups"), EXACTLY))
+def test_a_run_that_was_interrupted_ends_as_one_that_was_not(train, tiny, tmp_path, signalled, kind):
+    arguments = (*EXACTLY[kind], *tiny, "total_frames=128", "evaluation.every_frames=64", "resume=auto")
     train(*arguments, "hydra.run.dir=whole").succeeded()
     signalled(signal.SIGTERM)
     assert train(*arguments, "hydra.run.dir=parts").code == 143

@@ -7,6 +7,7 @@ import pytest
 from counting_env import Counting
 from gymnasium import spaces
 from run_files import summary
+from slow_cases import slow_but
 
 from recurrl.callbacks import diagnosis
 
@@ -102,9 +103,7 @@ def test_every_warning_has_a_run_that_fails_in_its_way():
 
 
 # One of each kind: by random actions, over iterations, by memory. The others by `pytest -m slow`.
-@pytest.mark.parametrize(
-    "title", [pytest.param(title, marks=() if title in FAST else pytest.mark.slow) for title in FAILURES]
-)
+@pytest.mark.parametrize("title", slow_but(FAST, FAILURES))
 def test_a_run_that_does_not_learn_says_so_once_while_it_runs_and_at_its_end(title, train, register, tmp_path):
     task, overrides, figure = FAILURES[title]
     outcome = train(*SMALL, "env=gym", f"env.id={register(task)}", *overrides, "hydra.run.dir=run").succeeded()

@@ -12,7 +12,8 @@ from pathlib import Path
 import gymnasium
 import pytest
 from in_ranks import in_ranks
-from run_files import metrics, summary, without_times
+from run_files import ended, metrics, summary, without_times
+from slow_cases import slow
 
 from recurrl.algorithms import Algorithm
 from recurrl.checkpoint import files
@@ -24,30 +25,18 @@ TINY = ("env.num_envs=12", "frames_per_batch=96", "minibatch_slices=12", "total_
 
 
 @pytest.fixture
-def command(recurrl_train, tiny, tmp_path):
-    """A call of ``recurrl-train`` in a fork of this process."""
+def ranks(train, tiny):
+    """Runs ``recurrl-train`` in several ranks, as torchrun would, each in a fork of this process."""
 
-    def command(*overrides):
+    def ranks(size, *overrides):
         def called():
             for handler in logging.getLogger().handlers[:]:
                 logging.getLogger().removeHandler(handler)
-            outcome = recurrl_train(*tiny, *TINY, *overrides, cwd=tmp_path)
-            return outcome.code, outcome.out, outcome.err
+            return train(*tiny, *TINY, *overrides)
 
-        return called
+        return in_ranks(size, called)
 
-    return command
-
-
-@pytest.fixture
-def ranks(command):
-    """Runs ``recurrl-train`` in several ranks, as torchrun would."""
-    return lambda size, *overrides: in_ranks(size, command(*overrides))
-
-
-def saved(checkpoint):
-    """The checksum of each component."""
-    return files.manifest(checkpoint).checksums
+    return ranks
 
 
 def test_ranks_have_one_run_directory_in_which_rank_0_alone_writes(ranks, tmp_path):
@@ -57,14 +46,11 @@ def test_ranks_have_one_run_directory_in_which_rank_0_alone_writes(ranks, tmp_pa
     assert "192 frames in" in out
     (run,) = (tmp_path / "outputs").glob("*/*")
     assert [row["frames"] for row in metrics(run)] == ["96", "192"]
-    assert summary(run)["status"] == "completed"
-    assert [path.name for path in files.checkpoints_in(run / "checkpoints")] == [
-        "frames_000000000096",
-        "frames_000000000192",
-    ]
+    assert ended(run) == ("completed",)
+    assert [path.name for path in files.checkpoints_in(run / "checkpoints")] == [f"frames_{n:012}" for n in (96, 192)]
 
 
-@pytest.mark.parametrize("size", [2, pytest.param(3, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("size", [2, slow(3)])
 def test_a_run_resumed_with_as_many_ranks_is_the_one_that_was_not_interrupted(ranks, tmp_path, size):
     options = ("checkpoint.every_frames=96", "checkpoint.keep_last=null")
     assert ranks(size, *options, "hydra.run.dir=whole")[0][0] == 0
@@ -73,12 +59,10 @@ def test_a_run_resumed_with_as_many_ranks_is_the_one_that_was_not_interrupted(ra
     whole, resumed = tmp_path / "whole", tmp_path / "resumed"
     assert without_times(metrics(resumed)) == without_times(metrics(whole))
     last = "checkpoints/frames_000000000192"
-    assert saved(resumed / last) == saved(whole / last)
+    assert files.manifest(resumed / last).checksums == files.manifest(whole / last).checksums
 
 
-@pytest.mark.parametrize(
-    ("before", "after"), [(2, 1), *(pytest.param(*sizes, marks=pytest.mark.slow) for sizes in [(1, 2), (2, 3), (3, 2)])]
-)
+@pytest.mark.parametrize(("before", "after"), [(2, 1), slow(1, 2), slow(2, 3), slow(3, 2)])
 def test_a_run_resumed_with_another_number_of_ranks_learns_on_in_new_episodes(ranks, tmp_path, before, after):
     # No episode ends by its limit within an iteration.
     options = ("env=pendulum_no_velocity", "env.max_episode_steps=12", "checkpoint.every_frames=96")
@@ -93,20 +77,12 @@ def test_a_run_resumed_with_another_number_of_ranks_learns_on_in_new_episodes(ra
     assert rows[0]["policy/entropy"] != rows[1]["policy/entropy"]
 
 
-def test_a_signal_to_any_rank_ends_all_with_a_checkpoint(ranks, tmp_path, monkeypatch):
-    learn = Algorithm.update
-
-    def interrupted(*arguments, **options):
-        if os.environ["RANK"] == "1":
-            os.kill(os.getpid(), signal.SIGTERM)
-        return learn(*arguments, **options)
-
-    monkeypatch.setattr(Algorithm, "update", interrupted)
+def test_a_signal_to_any_rank_ends_all_with_a_checkpoint(ranks, tmp_path, signalled):
+    signalled(signal.SIGTERM, rank="1")
     (code, _, err), (other, _, other_err) = ranks(2, "hydra.run.dir=run")
     assert (code, other) == (143, 0), err + other_err
-    result = summary(tmp_path / "run")
-    assert (result["status"], result["frames"]) == ("interrupted", 96)
-    assert result["checkpoint"] == "checkpoints/frames_000000000096"
+    how = ended(tmp_path / "run", "frames", "checkpoint")
+    assert how == ("interrupted", 96, "checkpoints/frames_000000000096")
 
 
 @pytest.mark.parametrize("size", [1, 2])
@@ -145,9 +121,8 @@ def test_a_rank_that_fails_ends_the_others_which_say_why(ranks, tmp_path, monkey
     assert "error: " in outcomes[failing][2]
     assert outcomes[failing][2].rstrip().endswith("The sky fell.")
     assert re.search(rf"Rank {failing} of 2 \(process \d+ on .*\) failed: .*The sky fell\.", outcomes[1 - failing][2])
-    result = summary(tmp_path / "run")
-    assert result["status"] == "failed"
-    assert "The sky fell." in result["error"]
+    assert ended(tmp_path / "run") == ("failed",)
+    assert "The sky fell." in summary(tmp_path / "run")["error"]
 
 
 def test_losses_that_are_not_finite_end_all_ranks_and_are_named(ranks, register):

@@ -2,23 +2,18 @@
 
 import pytest
 from run_files import metrics, without_times
+from slow_cases import slow
 
 REPLAY = ["buffer=replay", "buffer.replay_ratio=3", "total_frames=192", "checkpoint.every_frames=96"]
 
 
-@pytest.mark.parametrize(
-    "others",
-    [
-        ["state=refresh"],
-        pytest.param(["collector=multi_async"], marks=pytest.mark.slow),
-        pytest.param([], marks=pytest.mark.slow),
-        pytest.param(["state=burn_in"], marks=pytest.mark.slow),
-    ],
-    ids=" ".join,
-)
-def test_a_resumed_run_with_replay_goes_on_exactly(train, tiny, tmp_path, others):
+WAYS = ["state=refresh", slow("collector=multi_async"), slow("state=stored"), slow("state=burn_in")]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_resumed_run_with_replay_goes_on_exactly(train, tiny, tmp_path, way):
     # After the resume, the ring is full and rows are split by its end.
-    arguments = [*tiny, *REPLAY, "buffer.frames=80", *others, "backend=scan"]
+    arguments = [*tiny, *REPLAY, "buffer.frames=80", way, "backend=scan"]
     train(*arguments, "hydra.run.dir=whole").succeeded()
     outcome = train("resume=whole/checkpoints/frames_000000000096", "hydra.run.dir=resumed").succeeded()
     whole, resumed = (without_times(metrics(tmp_path / name)) for name in ("whole", "resumed"))
@@ -28,23 +23,19 @@ def test_a_resumed_run_with_replay_goes_on_exactly(train, tiny, tmp_path, others
     assert [float(row["optim/steps"]) for row in whole] == [4.0] + [12.0] * 5
 
 
-@pytest.mark.parametrize(
-    ("overrides", "error"),
-    [
-        *(
-            (
-                ["buffer=replay", override],
-                f"buffer must be on_policy with algorithm={name}, which does not correct for older weights (got "
-                "replay). Give algorithm=ppo algorithm.advantage=vtrace, or buffer=on_policy.",
-            )
-            for name, override in (("ppo", "algorithm.advantage=gae"), ("grpo", "algorithm=grpo"))
-        ),
-        (
-            ["buffer=replay", "buffer.frames=1000"],
-            "buffer.frames must be at least frames_per_batch=1024 (got 1000). Give buffer.frames=16384, for example.",
-        ),
-        (["buffer=replay", "buffer.replay_ratio=1"], "buffer.replay_ratio must be an integer from 2 to 1_000 (got 1)."),
-    ],
+NOT_CORRECTED = (
+    "buffer must be on_policy with algorithm={}, which does not correct for older weights (got replay). Give "
+    "algorithm=ppo algorithm.advantage=vtrace, or buffer=on_policy."
 )
-def test_replay_that_cannot_work_is_rejected(rejected, overrides, error):
-    assert rejected(*overrides) == error
+TOO_FEW = "buffer.frames must be at least frames_per_batch=1024 (got 1000). Give buffer.frames=16384, for example."
+IMPOSSIBLE = [
+    ("algorithm.advantage=gae", NOT_CORRECTED.format("ppo")),
+    ("algorithm=grpo", NOT_CORRECTED.format("grpo")),
+    ("buffer.frames=1000", TOO_FEW),
+    ("buffer.replay_ratio=1", "buffer.replay_ratio must be an integer from 2 to 1_000 (got 1)."),
+]
+
+
+@pytest.mark.parametrize(("override", "error"), IMPOSSIBLE)
+def test_replay_that_cannot_work_is_rejected(rejected, override, error):
+    assert rejected("buffer=replay", override) == error

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from run_files import contents, learning_rates, metrics, settings, summary, without_times
+from run_files import contents, ended, learning_rates, metrics, settings, summary, without_times
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import recurrl
@@ -22,9 +22,8 @@ def resumed_run(in_a_folder, recurrl_train, finished_run):
 
 def test_a_resumed_run_continues_from_the_frames_of_the_run_before(resumed_run):
     assert [row["frames"] for row in metrics(resumed_run)] == ["32", "64", "96", "128"]
-    result = summary(resumed_run)
-    assert (result["status"], result["frames"]) == ("completed", 128)
-    assert result["checkpoint"] == "checkpoints/frames_000000000128"
+    how = ended(resumed_run, "frames", "checkpoint")
+    assert how == ("completed", 128, "checkpoints/frames_000000000128")
 
 
 def test_a_resumed_run_keeps_all_settings_that_are_not_overridden(resumed_run, finished_run):
@@ -43,9 +42,8 @@ def test_a_resumed_run_says_which_settings_are_not_those_of_the_run_before(train
 
 
 def test_an_environment_that_is_made_otherwise_begins_new_episodes_and_says_so(train, finished_run, tmp_path):
-    outcome = train(
-        f"resume={finished_run}", "total_frames=96", "env.max_episode_steps=2", "hydra.run.dir=run"
-    ).succeeded()
+    ours = ("total_frames=96", "env.max_episode_steps=2", "hydra.run.dir=run")
+    outcome = train(f"resume={finished_run}", *ours).succeeded()
     assert "Unfinished episodes are restarted: env.max_episode_steps is 2 and was None." in outcome.out, outcome.out
     before, after = (float(row["train/episodes"]) for row in metrics(tmp_path / "run")[-2:])
     assert after - before == 16  # of 32 frames
@@ -106,8 +104,7 @@ PLACES = {
 
 
 @pytest.mark.parametrize("place", PLACES)
-def test_a_run_is_resumed_in_its_own_directory(recurrl_train, finished_run, tmp_path, monkeypatch, place):
-    run = shutil.copytree(finished_run, tmp_path / "run")
+def test_a_run_is_resumed_in_its_own_directory(recurrl_train, finished_run, tmp_path, monkeypatch, place, run):
     (tmp_path / "link").symlink_to("run")
     monkeypatch.setenv("RUN", "run")
     within, resume, *explicit = PLACES[place]
@@ -121,8 +118,7 @@ def test_a_run_is_resumed_in_its_own_directory(recurrl_train, finished_run, tmp_
     assert not list(tmp_path.rglob("outputs"))
 
 
-def test_a_run_continued_from_an_older_checkpoint_has_one_history(train, finished_run, tmp_path):
-    run = shutil.copytree(finished_run, tmp_path / "run")
+def test_a_run_continued_from_an_older_checkpoint_has_one_history(train, run):
     outcome = train(f"resume=run/{FIRST}", "lr=1e-3", "total_frames=96", "checkpoint.every_frames=null").succeeded()
     assert [row["frames"] for row in metrics(run)] == ["32", "64", "96"]
     assert learning_rates(run)[1] == pytest.approx(1e-3 * (1 - 0.9 / 2))
@@ -148,31 +144,29 @@ def test_a_copy_of_a_run_has_its_whole_history_from_the_start(train, finished_ru
     assert contents(finished_run) == before
 
 
-def test_the_jobs_of_a_sweep_are_copies(train, finished_run, tmp_path):
-    run = shutil.copytree(finished_run, tmp_path / "run")
+def test_the_jobs_of_a_sweep_are_copies(train, finished_run, tmp_path, run):
     train("-m", f"resume={run},{finished_run / FIRST}", "total_frames=96", "hydra.sweep.dir=sweep").succeeded()
     for job in "01":
         assert [row["frames"] for row in metrics(tmp_path / "sweep" / job)] == ["32", "64", "96"]
     assert len(metrics(run)) == 2
 
 
-def test_from_python_a_run_is_resumed_in_its_own_directory_or_copied(finished_run, tmp_path):
-    run = shutil.copytree(finished_run, tmp_path / "run")
+def test_from_python_a_run_is_resumed_in_its_own_directory_or_copied(tmp_path, run):
     copied = recurrl.train([f"resume={run}", "total_frames=96"], run_dir=tmp_path / "copy")
     assert (copied.directory, len(metrics(copied.directory)), len(metrics(run))) == (tmp_path / "copy", 3, 2)
     again = recurrl.train({"resume": str(run), "total_frames": 96})
     assert (again.directory, len(metrics(run))) == (run, 3)
 
 
-@pytest.mark.parametrize(
-    ("command", "hint"),
-    [
-        (("resume=auto",), "hydra.run.dir=outputs/mine."),
-        (("resume=auto", "hydra.run.dir=mine/${now:%H-%M}"), "hydra.run.dir=outputs/mine."),
-        (("--config-dir", "mine", "experiment=resumed"), "hydra.run.dir=outputs/mine."),
-        (("-m", "resume=auto", "seed=1,2"), "hydra.sweep.dir=outputs/sweeps/mine."),
-    ],
-)
+WITHOUT_A_DIRECTORY = [
+    (("resume=auto",), "hydra.run.dir=outputs/mine."),
+    (("resume=auto", "hydra.run.dir=mine/${now:%H-%M}"), "hydra.run.dir=outputs/mine."),
+    (("--config-dir", "mine", "experiment=resumed"), "hydra.run.dir=outputs/mine."),
+    (("-m", "resume=auto", "seed=1,2"), "hydra.sweep.dir=outputs/sweeps/mine."),
+]
+
+
+@pytest.mark.parametrize(("command", "hint"), WITHOUT_A_DIRECTORY)
 def test_resume_auto_without_a_directory_to_look_into_is_an_error(train, yamls, tmp_path, command, hint):
     yamls("experiment", "resumed", resume="auto")
     outcome = train(*command).failed()
@@ -195,9 +189,7 @@ def test_resume_auto_from_python_names_the_argument(tmp_path, monkeypatch):
 def test_resuming_with_another_network_is_rejected_and_changes_nothing(train, finished_run, tmp_path, where):
     before = contents(finished_run)
     outcome = train(f"resume={finished_run}", "total_frames=128", "cell.hidden_size=16", *where.split()).failed()
-    assert outcome.error.startswith(
-        f"The checkpoint {finished_run / 'checkpoints' / 'frames_000000000064'} does not fit"
-    )
+    assert outcome.error.startswith(f"The checkpoint {finished_run / LAST} does not fit")
     assert ": cell.hidden_size is 16 and was 8. Give" in outcome.error
     assert f"or start a new run with the weights that fit: init_from={finished_run}/checkpoints/" in outcome.error
     assert "Traceback" not in outcome.err
@@ -213,22 +205,21 @@ def test_resuming_where_nothing_can_be_written_is_rejected(rejected, finished_ru
     assert "Give a writable directory with hydra.run.dir=..." in rejected(f"resume={finished_run}", "total_frames=96")
 
 
-@pytest.mark.parametrize(
-    ("before", "change", "reason"),
-    [
-        ((), "seed=7", "its random number generators are restored"),
-        (("lr_schedule=adaptive",), "lr=1e-5", "lr_schedule=adaptive resumes from its last"),
-    ],
-)
+WITHOUT_EFFECT = [
+    ((), "seed=7", "its random number generators are restored"),
+    (("lr_schedule=adaptive",), "lr=1e-5", "lr_schedule=adaptive resumes from its last"),
+    ((), "init_from=run", ", where it was None: its weights are restored. "),
+]
+
+
+@pytest.mark.parametrize(("before", "change", "reason"), WITHOUT_EFFECT)
 def test_a_change_that_would_change_nothing_is_rejected(train, tiny, before, change, reason):
     assert train(*tiny, *before, "hydra.run.dir=run").code == 0
     outcome = train("resume=run", "total_frames=96", change).failed()
     assert outcome.error.startswith(f"{change.replace('1e-5', '1e-05')} has no effect in a resumed run")
     assert reason in outcome.error
-    assert (
-        "a new run with these weights: init_from=run/checkpoints/frames_000000000064 instead of resume."
-        in outcome.error
-    )
+    advice = f"Leave it out, or start a new run with these weights: init_from=run/{LAST} instead of resume."
+    assert outcome.error.endswith(advice)
 
 
 def test_resuming_with_an_experiment_is_rejected(train, finished_run, yamls):
@@ -236,7 +227,7 @@ def test_resuming_with_an_experiment_is_rejected(train, finished_run, yamls):
     outcome = train("--config-dir", "mine", f"resume={finished_run}", "experiment=long", "total_frames=128")
     assert outcome.error == (
         "experiment= cannot be combined with resume=, which keeps its run's settings. Leave it out, or start a new run "
-        f"with its weights: init_from={finished_run}/checkpoints/frames_000000000064 instead of resume."
+        f"with its weights: init_from={finished_run}/{LAST} instead of resume."
     )
 
 

@@ -16,12 +16,6 @@ from recurrl.config.plugins import GROUPS
 
 
 @pytest.fixture
-def run(finished_run, tmp_path):
-    """A finished run to spoil."""
-    return shutil.copytree(finished_run, tmp_path / "run")
-
-
-@pytest.fixture
 def errors_of(recurrl_train, recurrl_evaluate, tmp_path):
     """What each command that reads a saved configuration says of a run."""
 
@@ -70,15 +64,15 @@ def test_every_command_names_a_malformed_configuration(run, errors_of):
         assert str(run / "config.yaml") in error, name
 
 
-@pytest.mark.parametrize(
-    ("key", "value", "reason"),
-    [
-        ("epochs", "many", "epochs must be an integer"),
-        ("nonesuch", 1, "Unknown configuration key 'nonesuch'."),
-        ("env", {"name": "gym"}, "is required and has no value."),
-        ("cell", {"name": "gru", "hidden_size": [1], "num_layers": 1}, "cell.hidden_size must be an integer"),
-    ],
-)
+DO_NOT_FIT = [
+    ("epochs", "many", "epochs must be an integer"),
+    ("nonesuch", 1, "Unknown configuration key 'nonesuch'."),
+    ("env", {"name": "gym"}, "is required and has no value."),
+    ("cell", {"name": "gru", "hidden_size": [1], "num_layers": 1}, "cell.hidden_size must be an integer"),
+]
+
+
+@pytest.mark.parametrize(("key", "value", "reason"), DO_NOT_FIT)
 def test_keys_and_types_that_do_not_fit_are_named_with_the_file(run, errors_of, key, value, reason):
     (run / "config.yaml").write_text(yaml.dump(settings(run) | {key: value}), encoding="utf-8")
     for name, error in errors_of(run).items():
@@ -144,31 +138,30 @@ def test_packages_that_are_named_again_are_imported(train, evaluate, run, strang
 NAMED = "names code that would be imported and executed: "
 
 
-@pytest.mark.parametrize(
-    ("change", "reason"),
-    [
-        ({"env.id": f"{PACKAGE}:Some-v0"}, f"{NAMED}{PACKAGE}:Some-v0."),
-        (
-            {"env.wrappers": [f"{PACKAGE}:Outer", {"wrapper": f"{PACKAGE}:Inner", "size": 3}]},
-            f"{NAMED}{PACKAGE}:Inner with {{'size': 3}}, {PACKAGE}:Outer.",
-        ),
-        (
-            {"env.wrappers": [{"wrapper": "gymnasium.wrappers:RecordVideo", "video_folder": "/home"}]},
-            f"{NAMED}gymnasium.wrappers:RecordVideo with {{'video_folder'",
-        ),
-        ({"env.wrappers": [3]}, "config.yaml: env.wrappers must hold package.module:Wrapper or"),
-        ({"env.wrappers": [{"wrapper": [f"{PACKAGE}:Outer"]}]}, "config.yaml: env.wrappers must hold package.module:"),
-        ({"env.wrappers": f"{PACKAGE}:Outer"}, "env.wrappers must be a list"),
-        ({"env.id": "GymV26Environment-v0", "env.kwargs": {"env_id": f"{PACKAGE}:Some-v0"}}, NAMED),
-        ({"env.kwargs": {"wrapper": [{"entry": f"{PACKAGE}:Some"}]}}, f"{NAMED}{PACKAGE}:Some."),
-        ({"env.source": PACKAGE}, f"env.source={PACKAGE} does not exist"),
-        ({"logger.name": f"{PACKAGE}.sub:Notes.close:x"}, NAMED),
-        *(({f"{group}.name": f"{PACKAGE}:Some"}, f"{NAMED}{PACKAGE}:Some.") for group in GROUPS if group != "env"),
-        *(({key: f"{PACKAGE}:Some"}, f"{NAMED}{PACKAGE}:Some.") for key in ("env.source", "logger.extra", "nonesuch")),
-        ({"env.mask": [f"{PACKAGE}:Some"]}, f"{NAMED}{PACKAGE}:Some."),
-    ],
-    ids=str,
-)
+NAMING_CODE = [
+    ({"env.id": f"{PACKAGE}:Some-v0"}, f"{NAMED}{PACKAGE}:Some-v0."),
+    (
+        {"env.wrappers": [f"{PACKAGE}:Outer", {"wrapper": f"{PACKAGE}:Inner", "size": 3}]},
+        f"{NAMED}{PACKAGE}:Inner with {{'size': 3}}, {PACKAGE}:Outer.",
+    ),
+    (
+        {"env.wrappers": [{"wrapper": "gymnasium.wrappers:RecordVideo", "video_folder": "/home"}]},
+        f"{NAMED}gymnasium.wrappers:RecordVideo with {{'video_folder'",
+    ),
+    ({"env.wrappers": [3]}, "config.yaml: env.wrappers must hold package.module:Wrapper or"),
+    ({"env.wrappers": [{"wrapper": [f"{PACKAGE}:Outer"]}]}, "config.yaml: env.wrappers must hold package.module:"),
+    ({"env.wrappers": f"{PACKAGE}:Outer"}, "env.wrappers must be a list"),
+    ({"env.id": "GymV26Environment-v0", "env.kwargs": {"env_id": f"{PACKAGE}:Some-v0"}}, NAMED),
+    ({"env.kwargs": {"wrapper": [{"entry": f"{PACKAGE}:Some"}]}}, f"{NAMED}{PACKAGE}:Some."),
+    ({"env.source": PACKAGE}, f"env.source={PACKAGE} does not exist"),
+    ({"logger.name": f"{PACKAGE}.sub:Notes.close:x"}, NAMED),
+    *(({f"{group}.name": f"{PACKAGE}:Some"}, f"{NAMED}{PACKAGE}:Some.") for group in GROUPS if group != "env"),
+    *(({key: f"{PACKAGE}:Some"}, f"{NAMED}{PACKAGE}:Some.") for key in ("env.source", "logger.extra", "nonesuch")),
+    ({"env.mask": [f"{PACKAGE}:Some"]}, f"{NAMED}{PACKAGE}:Some."),
+]
+
+
+@pytest.mark.parametrize(("change", "reason"), NAMING_CODE, ids=str)
 def test_code_is_found_wherever_a_saved_configuration_names_it(run, stranger, change, reason):
     config = OmegaConf.load(run / "config.yaml")
     for key, value in change.items():
@@ -185,12 +178,15 @@ def test_wrappers_of_gymnasium_and_of_our_extras_need_no_permission(train, evalu
     assert train("resume=clipped", "total_frames=128").code == 0
 
 
+OUTER = """
+import gymnasium
+class Outer(gymnasium.Wrapper):
+    def __init__(self, env, text, flag): super().__init__(env)
+"""
+
+
 def test_wrappers_that_are_named_again_as_the_error_says_are_used(train, tiny, stranger, tmp_path):
-    (tmp_path / "packages" / PACKAGE / "__init__.py").write_text(
-        "import gymnasium\n"
-        "class Outer(gymnasium.Wrapper):\n"
-        "    def __init__(self, env, text, flag): super().__init__(env)\n"
-    )
+    (tmp_path / "packages" / PACKAGE / "__init__.py").write_text(OUTER)
     wrappers = f"env.wrappers=[{{wrapper:{PACKAGE}:Outer,text:'a b',flag:false}}]"
     assert train(*tiny, wrappers, "hydra.run.dir=there").code == 0
     (tmp_path / "there").rename(tmp_path / "run")

@@ -118,13 +118,13 @@ def test_every_preset_composes_and_searches_keys_that_exist(train, preset):
     assert train("--cfg", "job", *(f"{key}={value}" for key, value in choices.items())).code == 0
 
 
-@pytest.mark.parametrize(
-    ("overrides", "error"),
-    [
-        ((), "hydra/sweeper=optuna has nothing to search. Give hparams_search=ppo"),
-        (("lr=1e-3,1e-4", "hydra.sweeper.n_trials=null"), "hydra.sweeper.n_trials must be an integer (got None)."),
-    ],
-)
+IMPOSSIBLE = [
+    ((), "hydra/sweeper=optuna has nothing to search. Give hparams_search=ppo"),
+    (("lr=1e-3,1e-4", "hydra.sweeper.n_trials=null"), "hydra.sweeper.n_trials must be an integer (got None)."),
+]
+
+
+@pytest.mark.parametrize(("overrides", "error"), IMPOSSIBLE)
 def test_a_search_that_cannot_be_is_rejected(train, tmp_path, overrides, error):
     outcome = train("-m", "hydra/sweeper=optuna", "hydra.sweep.dir=sweep", *overrides)
     assert outcome.error.startswith(error)
@@ -132,6 +132,5 @@ def test_a_search_that_cannot_be_is_rejected(train, tmp_path, overrides, error):
 
 
 def test_a_search_space_without_a_sweep_is_rejected(rejected):
-    assert (
-        rejected("hparams_search=ppo") == "hparams_search= searches over many runs. Add -m before it, or leave it out."
-    )
+    error = "hparams_search= searches over many runs. Add -m before it, or leave it out."
+    assert rejected("hparams_search=ppo") == error

@@ -7,20 +7,20 @@ from pathlib import Path
 
 import pytest
 from disks import with_a_disk_of_its_own
-from run_files import metrics, state_in, summary, without_times
+from run_files import ended, metrics, state_in, without_times
+from slow_cases import slow
 
 PROGRAM = Path(__file__).with_name("killed_again_and_again.py")
 
 
-@pytest.mark.parametrize(
-    ("others", "kills", "terms", "iterations"),
-    [
-        pytest.param([], 3, 1, 16, id="single"),
-        # Seven minutes on two cores that others use too.
-        pytest.param(["collector=multi_sync"], 100, 20, 160, marks=pytest.mark.slow, id="multi_sync"),
-        pytest.param(["buffer=replay", "buffer.frames=512"], 3, 1, 20, marks=pytest.mark.slow, id="replay"),
-    ],
-)
+RUNS = [
+    pytest.param([], 3, 1, 16, id="single"),
+    slow(["collector=multi_sync"], 100, 20, 160, id="multi_sync"),  # seven minutes on two cores that others use too
+    slow(["buffer=replay", "buffer.frames=512"], 3, 1, 20, id="replay"),
+]
+
+
+@pytest.mark.parametrize(("others", "kills", "terms", "iterations"), RUNS)
 def test_a_run_ended_at_random_moments_ends_bit_for_bit_as_one_that_was_not(
     train, tiny, tmp_path, monkeypatch, no_compiler, others, kills, terms, iterations
 ):
@@ -41,7 +41,7 @@ def test_a_run_ended_at_random_moments_ends_bit_for_bit_as_one_that_was_not(
     assert len(lives) == kills + terms
     # They were spread over the run.
     assert max(life["frames"] for life in lives if life["where"] != "last evaluation") > frames / 2
-    assert summary(killed)["status"] == "completed"
+    assert ended(killed) == ("completed",)
     assert without_times(metrics(killed)) == without_times(metrics(whole))
     assert _weights(killed, frames) == _weights(whole, frames)
     assert {path.name for path in killed.rglob(".*")} == {".hydra"}

@@ -6,6 +6,7 @@ from statistics import fmean, stdev
 
 import pytest
 from run_files import metrics, summary, without_times
+from slow_cases import slow_but
 
 from recurrl.reporting.runs import OUTCOME
 from recurrl.returns import return_format
@@ -43,9 +44,7 @@ LAUNCHERS = {"basic": "hydra", "joblib": "joblib", "submitit_local": "submitit"}
 """The package that each needs."""
 
 
-@pytest.mark.parametrize(
-    "launcher", [pytest.param(name, marks=() if name == "basic" else pytest.mark.slow) for name in LAUNCHERS]
-)
+@pytest.mark.parametrize("launcher", slow_but(("basic",), LAUNCHERS))
 def test_a_failed_job_fails_alone_and_is_named_at_the_end(train, tiny, tmp_path, monkeypatch, launcher):
     pytest.importorskip(LAUNCHERS[launcher])
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)  # with it no job would fail

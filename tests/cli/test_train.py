@@ -5,16 +5,15 @@ from dataclasses import fields
 
 import pytest
 import yaml
-from run_files import SUMMARY_KEYS, metrics, settings, summary
+from run_files import SUMMARY_KEYS, ended, metrics, settings, summary
 
 from recurrl.config import TrainConfig
 from recurrl.returns import return_format
 
 
 def test_the_console_command_writes_a_run_directory_below_its_folder(console_run, console_call):
-    assert re.fullmatch(
-        r"outputs/\d{4}-\d\d-\d\d/\d\d-\d\d-\d\d-\d{6}", console_run.relative_to(console_call.folder).as_posix()
-    )
+    place = console_run.relative_to(console_call.folder).as_posix()
+    assert re.fullmatch(r"outputs/\d{4}-\d\d-\d\d/\d\d-\d\d-\d\d-\d{6}", place)
     assert [path.name for path in console_call.folder.iterdir()] == ["outputs"]
     contents = {path.name for path in console_run.iterdir()}
     assert contents >= {".hydra", "config.yaml", "metrics.csv", "checkpoints", "learning_curve.png", "summary.json"}
@@ -89,7 +88,6 @@ def test_frames_that_are_no_whole_number_of_iterations_are_not_exceeded(train, t
 def test_a_policy_without_memory_runs_without_a_backend(train, tiny, tmp_path):
     outcome = train(*tiny, "cell=none", "hydra.run.dir=run").succeeded()
     assert "no memory (cell=none)" in outcome.out
-    result = summary(tmp_path / "run")
-    assert (result["status"], result["cell"], result["backend"]) == ("completed", "none", None)
-    assert result["eval_return_mean_zeroed_state"] is None
+    how = ended(tmp_path / "run", "cell", "backend", "eval_return_mean_zeroed_state")
+    assert how == ("completed", "none", None, None)
     assert "with its memory" not in outcome.out

@@ -10,8 +10,9 @@ from typing import NamedTuple
 
 import pytest
 from disks import with_a_disk_of_its_own
-from run_files import metrics, summary
+from run_files import ended, metrics, summary
 
+pytestmark = pytest.mark.slow
 SMALL = (
     *("env.num_envs=4", "frames_per_batch=64", "slice_len=8", "minibatch_slices=4", "epochs=1"),
     "total_frames=1_000_000_000",
@@ -92,7 +93,6 @@ def start(tmp_path):
             os.kill(pid, signal.SIGKILL)
 
 
-@pytest.mark.slow
 @in_processes
 def test_ctrl_c_reaches_all_processes_and_ends_the_run_after_the_iteration(collector, start):
     run = start(f"collector={collector}")
@@ -108,7 +108,6 @@ def test_ctrl_c_reaches_all_processes_and_ends_the_run_after_the_iteration(colle
     assert (run.folder / result["checkpoint"]).exists()
 
 
-@pytest.mark.slow
 @in_processes
 def test_a_killed_worker_ends_the_run_with_an_error_message_and_leaves_nothing(collector, start):
     run = start(f"collector={collector}")
@@ -119,6 +118,5 @@ def test_a_killed_worker_ends_the_run_with_an_error_message_and_leaves_nothing(c
     (line,) = [line for line in err.splitlines() if line.startswith("error: ")]
     assert "Worker 1 of 2 (environments 2 to 3) was killed by SIGKILL after " in line
     assert "Traceback" not in err
-    result = summary(run.folder)
-    assert result["status"] == "failed"
-    assert line.removeprefix("error: ") in result["error"]
+    assert ended(run.folder) == ("failed",)
+    assert line.removeprefix("error: ") in summary(run.folder)["error"]

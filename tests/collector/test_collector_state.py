@@ -8,6 +8,7 @@ from contextlib import contextmanager
 import pytest
 import torch
 from collected import collecting
+from slow_cases import slow, slow_but
 from tasks import VECTOR
 
 from recurrl.build import make_policy_for, set_process_state
@@ -16,16 +17,13 @@ from recurrl.envs.saved_state import UnsavableError
 
 OPTIONS = ("frames_per_batch=64", "slice_len=8", "minibatch_slices=8", "cell.hidden_size=4")
 UNSAVABLE = ("env=gym", "env.id=recurrl-test/Handle-v0", "env.packages=[unsavable_env]")
+NEXT_STEP = "env.id=gymnasium.envs.classic_control.cartpole:CartPoleVectorEnv"
 CASES = {
     "cartpole": (),
     "pendulum": ("env=pendulum_no_velocity", "cell=lstm"),
     "correlated noise": ("env=pendulum_no_velocity", "policy.noise_correlation=0.9"),
     "vector environment": (*VECTOR, "env.kwargs.max_episode_steps=9"),
-    "vector environment that resets in the next step": (
-        "env=gym",
-        "env.id=gymnasium.envs.classic_control.cartpole:CartPoleVectorEnv",
-        "env.kwargs.max_episode_steps=9",
-    ),
+    "vector environment that resets in the next step": ("env=gym", NEXT_STEP, "env.kwargs.max_episode_steps=9"),
     "repeat_first": ("env=repeat_first",),
     "without memory": ("cell=none",),
     "previous action": ("policy.previous_action=true", "env.previous_reward=true"),
@@ -80,12 +78,6 @@ def assert_identical(found, expected):
         torch.testing.assert_close(found[key], value, rtol=0, atol=0, msg=str(key))
 
 
-RESTORED = [
-    *(pytest.param(overrides, id=name) for name, overrides in CASES.items()),
-    *(pytest.param(overrides, id=name, marks=pytest.mark.slow) for name, overrides in OF_WORKERS.items()),
-]
-
-
 def check_continues(config):
     """Two collectors one after the other collect what one does that is never saved."""
     expected = Parts(config).batches(4, saves=False)
@@ -94,9 +86,9 @@ def check_continues(config):
         assert_identical(found, whole)
 
 
-@pytest.mark.parametrize("overrides", RESTORED)
-def test_a_restored_collector_continues_as_one_that_was_never_saved(overrides, small):
-    check_continues(small(*OPTIONS, *overrides))
+@pytest.mark.parametrize("kind", slow_but(CASES, CASES | OF_WORKERS))
+def test_a_restored_collector_continues_as_one_that_was_never_saved(kind, small):
+    check_continues(small(*OPTIONS, *(CASES | OF_WORKERS)[kind]))
 
 
 HANDLE = "TimeLimit.env.env.handle is a builtins.list_iterator, which is not a plain value"
@@ -107,14 +99,9 @@ WITHOUT_STATE = {
 }
 
 
-STARTED_OVER = [
-    pytest.param(*case, id=name, marks=pytest.mark.slow if "workers" in name else [])
-    for name, case in WITHOUT_STATE.items()
-]
-
-
-@pytest.mark.parametrize(("overrides", "why"), STARTED_OVER)
-def test_episodes_that_cannot_be_saved_start_over_with_new_seeds_and_a_log_line(overrides, why, small, caplog):
+@pytest.mark.parametrize("kind", slow_but(("a handle", "groups"), WITHOUT_STATE))
+def test_episodes_that_cannot_be_saved_start_over_with_new_seeds_and_a_log_line(kind, small, caplog):
+    overrides, why = WITHOUT_STATE[kind]
     parts = Parts(small(*OPTIONS, *overrides))
     begun = []
     for _ in range(3):
@@ -138,7 +125,7 @@ def test_workers_keep_their_random_numbers_although_their_episodes_start_over(sm
     assert len(found["action"].unique(dim=0)) == 4
 
 
-NUMBERS = [("single", 4, 8), pytest.param("multi_sync", 2, 4, marks=pytest.mark.slow)]
+NUMBERS = [("single", 4, 8), slow("multi_sync", 2, 4)]
 
 
 @pytest.mark.parametrize(("collector", "saved", "now"), NUMBERS)

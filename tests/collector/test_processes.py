@@ -16,6 +16,7 @@ from recurrl.build import make_collector, make_policy_for
 from recurrl.errors import EnvError
 from recurrl.policy import VALUE
 
+pytestmark = pytest.mark.slow
 OPTIONS = ("frames_per_batch=80", "slice_len=20", "minibatch_slices=2")
 FAILING = ("env=gym", "env.id=recurrl-test/Failing-v0", "env.packages=[failing_env]")
 
@@ -33,7 +34,6 @@ def make_policy(config):
     return policy
 
 
-@pytest.mark.slow
 def test_synchronous_workers_act_with_the_newest_weights_in_the_environments_of_a_single_collector(small):
     config = small(*OPTIONS, "collector=multi_sync")
     policy = make_policy(config)
@@ -48,7 +48,6 @@ def test_synchronous_workers_act_with_the_newest_weights_in_the_environments_of_
     assert torch.equal(batch["observation"][:, 0], first)
 
 
-@pytest.mark.slow
 def test_asynchronous_workers_act_with_the_weights_before_the_newest(small):
     config = small(*OPTIONS, "collector=multi_async")
     policy = make_policy(config)
@@ -59,7 +58,6 @@ def test_asynchronous_workers_act_with_the_weights_before_the_newest(small):
             value_everything(policy, iteration + 1.0)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("at", "where"), [(0, "reset"), (30, "step")])
 @pytest.mark.parametrize("collector", ["multi_sync", "multi_async"])
 def test_a_workers_exception_arrives_with_its_traceback_and_no_process_stays(collector, at, where, small):
@@ -96,7 +94,6 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.slow
 def test_workers_end_when_the_main_process_is_killed(tmp_path):
     (tmp_path / "program.py").write_text(PROGRAM, encoding="utf-8")
     main = subprocess.Popen([sys.executable, tmp_path / "program.py"], stdout=subprocess.PIPE, text=True)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from collected import collecting, fresh_policy, rollouts
-from run_files import metrics, summary, without_times
+from run_files import ended, metrics, summary, without_times
 from test_collector_state import assert_identical, check_continues
 from test_processes import make_policy, value_everything
 from test_worker_errors import failing
@@ -147,18 +147,15 @@ def test_a_run_continues_after_the_loss_of_a_machine(ahead, cluster, start, tmp_
     cluster.remove_node(cluster.other, allow_graceful=False)
     _, printed = run.communicate(timeout=200)
     assert run.returncode == 0, printed
-    found = summary(tmp_path / "run")
-    assert (found["status"], found["frames"], found["restarts"]) == ("completed", 8_000, 1)
+    assert ended(tmp_path / "run", "frames", "restarts") == ("completed", 8_000, 1)
     frames = [int(row["frames"]) for row in metrics(tmp_path / "run")]
     assert frames == list(range(32, 8_001, 32))
 
 
 @pytest.mark.parametrize("collector", [("collector=ray", "collector.ahead=1"), ("collector=multi_async",)])
-def test_a_run_resumed_with_another_collector_says_that_rows_ahead_are_dropped(
-    collector, recurrl_train, tiny, tmp_path
-):
-    recurrl_train(*tiny, *collector, "hydra.run.dir=run", cwd=tmp_path).succeeded()
-    resumed = recurrl_train("resume=run", "collector=single", "total_frames=96", cwd=tmp_path).succeeded()
+def test_a_run_resumed_with_another_collector_says_that_rows_ahead_are_dropped(collector, train, tiny):
+    train(*tiny, *collector, "hydra.run.dir=run").succeeded()
+    resumed = train("resume=run", "collector=single", "total_frames=96").succeeded()
     assert "The rows that workers had collected ahead are dropped." in resumed.out
 
 
@@ -172,11 +169,11 @@ AHEAD = {
 
 
 @pytest.mark.parametrize("overrides", AHEAD.values(), ids=AHEAD)
-def test_a_resumed_run_checks_its_first_rollout_of_known_weights_and_goes_on(overrides, recurrl_train, tiny, tmp_path):
+def test_a_resumed_run_checks_its_first_rollout_of_known_weights_and_goes_on(overrides, train, tiny, tmp_path):
     options = [*tiny, *overrides, "total_frames=192", "checkpoint.every_frames=64", "checkpoint.keep_last=null"]
-    recurrl_train(*options, "hydra.run.dir=whole", cwd=tmp_path).succeeded()
+    train(*options, "hydra.run.dir=whole").succeeded()
     half = "resume=whole/checkpoints/frames_000000000064"
-    resumed = recurrl_train(half, "hydra.run.dir=resumed", cwd=tmp_path).succeeded()
+    resumed = train(half, "hydra.run.dir=resumed").succeeded()
     assert resumed.out.count("consistency check: 32 frames") == 1
     first, second = (without_times(metrics(tmp_path / name)) for name in ("whole", "resumed"))
     assert second[-4:] == first[-4:]

@@ -5,6 +5,7 @@ from functools import partial
 import pytest
 import torch
 from collected import fresh_policy
+from rejections import error_of
 from tasks import VECTOR
 from torchrl.collectors import Collector, MultiSyncCollector
 from torchrl.envs import Compose as Transforms
@@ -183,8 +184,7 @@ def test_non_finite_probabilities_end_the_collection(small):
     policy = make(config)
     with torch.no_grad():
         policy.actor_head.network.bias[0] = float("nan")
-    with pytest.raises(NonFiniteError, match="produced non-finite action probabilities"):
-        batches(config, policy, 1)
+    assert "produced non-finite action probabilities" in error_of(batches, config, policy, 1, kind=NonFiniteError)
 
 
 def test_a_rollout_may_get_other_entries_and_the_next_one_does_not_have_them(small):

@@ -1,25 +1,19 @@
 """Environments and workers that fail while they collect: messages, and runs that continue."""
 
 import signal
+from itertools import product
 from types import SimpleNamespace
 
 import pytest
+from slow_cases import slow
+from test_processes import FAILING, OPTIONS
 
 from recurrl.build import make_collector, make_policy_for, set_process_state
 from recurrl.errors import EnvError, RunError
 from recurrl.runtime.time_limit import time_limit
 
-OPTIONS = ("frames_per_batch=80", "slice_len=20", "minibatch_slices=2")
-FAILING = ("env=gym", "env.id=recurrl-test/Failing-v0", "env.packages=[failing_env]")
-FAILURES = [
-    ("single", "raising"),
-    ("single", "hanging"),
-    *(
-        pytest.param(collector, by, marks=pytest.mark.slow)
-        for collector in ("multi_sync", "multi_async")
-        for by in ("raising", "hanging", "hanging in native code", "being killed")
-    ),
-]
+WAYS = ("raising", "hanging", "hanging in native code", "being killed")
+FAILURES = [*product(["single"], WAYS[:2]), *(slow(*each) for each in product(["multi_sync", "multi_async"], WAYS))]
 
 
 def failing(small, *overrides, **how):
@@ -36,10 +30,8 @@ def failing(small, *overrides, **how):
 def test_an_environment_that_hangs_is_named(at, small):
     config, policy = failing(small, at=at, by="hanging")
     where = "at step 0, raised TimeLimitError in reset" if at == 0 else r"at step \d+, raised TimeLimitError in step"
-    with (
-        time_limit(0.2),
-        pytest.raises(EnvError, match=f"Environment 0 of 4 .*{where}: no response within collector.timeout_s=0.2 s"),
-    ):
+    error = f"Environment 0 of 4 .*{where}: no response within collector.timeout_s=0.2 s"
+    with time_limit(0.2), pytest.raises(EnvError, match=error):
         make_collector(config, policy).collect()
     assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
 

@@ -53,11 +53,7 @@ def _classes():
     for module in example_modules():
         for cls in vars(module).values():
             if isinstance(cls, type) and is_dataclass(cls) and cls.__module__ == module.__name__:
-                yield from (
-                    (f"{group}.", cls)
-                    for group in GROUPS
-                    if issubclass(cls, base_options(group)) and base_options(group) in cls.__mro__
-                )
+                yield from ((f"{group}.", cls) for group in GROUPS if issubclass(cls, base_options(group)))
 
 
 def _kinds(hint):

@@ -25,6 +25,15 @@ from recurrl.validation import check_config
 CONFIGS = Path(recurrl.configs.__path__[0])
 YAMLS = [(path.parent.name, path.stem) for path in sorted(CONFIGS.glob("*/*.yaml")) if path.parent.name not in PRESETS]
 EXPERIMENTS = sorted(path.stem for path in (CONFIGS / "experiment").glob("*.yaml"))
+REQUIRED = {
+    "gym": "env.id=Acrobot-v1",
+    "vec_env": "env.id=simulators:rsl_vec_env",
+    "torchrl": "env.id=test_torchrl:many",
+    "mjlab": "env.id=Mjlab-Cartpole-Balance",
+    "envpool": "env.id=CartPole-v1",
+    "distill": "algorithm.teacher=run",
+}
+"""Keys that a choice leaves to the user."""
 NOT_ON_A_CPU = {("backend", "triton")}
 NOT_IN_DEV = ("ray",)
 """Choices that need a package of the same name, which is not in the extra ``dev``."""
@@ -36,15 +45,7 @@ def composed_options(compose):
     composed = {}
     for row in zip_longest(*([pair for pair in YAMLS if pair[0] == group] for group in GROUPS)):
         pairs = [pair for pair in row if pair is not None]
-        required = {
-            ("env", "gym"): "env.id=Acrobot-v1",
-            ("env", "vec_env"): "env.id=simulators:rsl_vec_env",
-            ("env", "torchrl"): "env.id=test_torchrl:many",
-            ("env", "mjlab"): "env.id=Mjlab-Cartpole-Balance",
-            ("env", "envpool"): "env.id=CartPole-v1",
-            ("algorithm", "distill"): "algorithm.teacher=run",
-        }
-        needed = [value for pair, value in required.items() if pair in pairs]
+        needed = [REQUIRED[option] for _, option in pairs if option in REQUIRED]
         config = compose(*(f"{group}={option}" for group, option in pairs), *needed)
         composed |= {(group, option): getattr(config, group) for group, option in pairs}
     return composed
@@ -77,9 +78,9 @@ def test_every_experiment_composes_and_is_valid(compose, experiment):
     check_config(replace(config, device="cpu", precision="ieee"))
 
 
-def test_a_custom_experiment_composes(recurrl_train, yamls, tmp_path):
+def test_a_custom_experiment_composes(train, yamls):
     yamls("experiment", "long", defaults=[{"override /cell": "lstm"}], total_frames=2048)
-    outcome = recurrl_train("--config-dir", "mine", "--cfg", "job", "experiment=long", cwd=tmp_path).succeeded()
+    outcome = train("--config-dir", "mine", "--cfg", "job", "experiment=long").succeeded()
     composed = typed(OmegaConf.create(outcome.out))
     assert (composed.cell.name, composed.total_frames) == ("lstm", 2048)
 
@@ -101,9 +102,8 @@ def test_the_nearest_choice_is_suggested(rejected):
 
 def test_an_unknown_name_of_a_choice_is_rejected_with_those_that_exist(rejected):
     known = ", ".join(names("algorithm"))
-    assert rejected("algorithm.name=nonesuch") == (
-        f"algorithm=nonesuch does not exist. Choose one of: {known}, or package.module:Name for a custom one."
-    )
+    error = f"algorithm=nonesuch does not exist. Choose one of: {known}, or package.module:Name for a custom one."
+    assert rejected("algorithm.name=nonesuch") == error
 
 
 @pytest.mark.parametrize("group", [*GROUPS, *PRESETS])

@@ -18,6 +18,7 @@ BY_THE_CONFIGURATION = [
     (GRPO, "algorithm.ref_refresh_updates=3", "algorithm.kl_to_ref_coeff above 0"),
     *((("cell=none",), key, CELL) for key in ("backend=triton", "recompute=full", "precision=tf32")),
     (("cell=none",), "evaluation.memory=true", CELL),
+    ((), 'algorithm.critic_observation=["hidden"]', "algorithm.critic=recurrent or feedforward"),
 ]
 
 BY_THE_SPACES = [
@@ -32,30 +33,29 @@ BY_THE_SPACES = [
 
 @pytest.mark.parametrize(("overrides", "override", "needed"), BY_THE_CONFIGURATION)
 def test_a_value_that_has_no_effect_is_rejected_with_what_it_needs(rejected, overrides, override, needed):
-    assert rejected("device=cpu", *overrides, override) == (
-        f"{override.replace('_000', '000')} has no effect without {needed}. Leave it out, or choose {needed}."
-    )
+    error = f"{override.replace('_000', '000')} has no effect without {needed}. Leave it out, or choose {needed}."
+    assert rejected("device=cpu", *overrides, override) == error
 
 
 @pytest.mark.parametrize(("env", "override", "needed"), BY_THE_SPACES)
 def test_a_value_without_effect_in_the_environment_is_rejected_before_writing(
-    recurrl_train, recurrl_check, compose_untyped, tmp_path, env, override, needed
+    train, check, compose_untyped, tmp_path, env, override, needed
 ):
     env_id = compose_untyped(f"env={env}").env.id
     expected = f"{override} has no effect without {needed}, which env.id={env_id} does not have. Leave it out."
-    outcome = recurrl_train("device=cpu", f"env={env}", override, cwd=tmp_path)
+    outcome = train("device=cpu", f"env={env}", override)
     assert outcome.error == expected
     assert list(tmp_path.iterdir()) == []
-    assert recurrl_check("device=cpu", f"env={env}", override, cwd=tmp_path).error == expected
+    assert check("device=cpu", f"env={env}", override).error == expected
 
 
-def test_a_value_of_the_packages_yamls_is_left_alone(recurrl_train, tiny, tmp_path):
+def test_a_value_of_the_packages_yamls_is_left_alone(train, tiny):
     tuned = ("experiment=mountaincar_continuous_no_velocity", "env=cartpole_no_velocity", "lr_schedule=adaptive")
-    recurrl_train(*tiny, *tuned, cwd=tmp_path).succeeded()
+    train(*tiny, *tuned).succeeded()
 
 
-def test_a_value_of_the_resumed_run_is_left_alone_and_an_explicit_one_is_not(recurrl_train, finished_run, tmp_path):
+def test_a_value_of_the_resumed_run_is_left_alone_and_an_explicit_one_is_not(train, finished_run):
     ours = (f"resume={finished_run}", "lr_schedule=adaptive", "total_frames=96", "hydra.run.dir=run")
-    error = recurrl_train(*ours, "lr_final_fraction=0.2", cwd=tmp_path).error
+    error = train(*ours, "lr_final_fraction=0.2").error
     assert error.startswith("lr_final_fraction=0.2 has no effect without lr_schedule=linear.")
-    recurrl_train(*ours, cwd=tmp_path).succeeded()  # the run had lr_final_fraction=0.1
+    train(*ours).succeeded()  # the run had lr_final_fraction=0.1

@@ -32,6 +32,17 @@ def unknown(options: Nonesuch): ...
 def misspelt(options: ElmanConfig.Inner): ...
 NUMBER = 3
 """
+MINE = """
+from dataclasses import dataclass
+from recurrl.config import {base}
+from recurrl.config.options import option
+
+@dataclass
+class Mine({base}):
+    width: int = option("a width")
+
+def make(options: Mine, policy): ...
+"""
 
 
 @pytest.fixture
@@ -63,6 +74,7 @@ def test_a_module_in_the_current_folder_does_not_hide_an_installed_one(tmp_path,
     assert factory("cell", "yaml:Dumper").__module__ == "yaml.dumper"
 
 
+NO_NAMES = ("own_package/elman.py:Elman", "own_package.elman:", ":Elman", "own package:Elman", "..elman:Elman")
 UNUSABLE = [
     ("own_package.elman:Elmann", "the module own_package.elman has no Elmann. It is at "),
     ("own_package.elman:Elman.inner", "the module own_package.elman has no Elman.inner."),
@@ -79,11 +91,7 @@ UNUSABLE = [
     ("own_package.elman:unknown", "the parameters of its factory cannot be read: name 'Nonesuch' is not defined."),
     ("own_package.elman:misspelt", "the parameters of its factory cannot be read: "),
     ("own_package.elman:NUMBER", "the parameters of its factory cannot be read: "),
-    ("own_package/elman.py:Elman", "is not of the form package.module:Name"),
-    ("own_package.elman:", "is not of the form package.module:Name"),
-    (":Elman", "is not of the form package.module:Name"),
-    ("own package:Elman", "is not of the form package.module:Name"),
-    ("..elman:Elman", "is not of the form package.module:Name"),
+    *((name, "is not of the form package.module:Name") for name in NO_NAMES),
 ]
 
 
@@ -116,13 +124,7 @@ def test_a_custom_source_has_the_values_of_env_gym_and_its_name_as_the_id():
 
 @pytest.mark.parametrize(("base", "name"), [("PPOConfig", "ppo"), ("GRPOConfig", "grpo"), ("ClippedConfig", "ppo")])
 def test_a_choice_whose_options_derive_from_those_of_another_has_its_values(package, base, name):
-    package(
-        "mine",
-        f"from dataclasses import dataclass\nfrom recurrl.config import {base}\n"
-        "from recurrl.config.options import option\n"
-        f"@dataclass\nclass Mine({base}):\n    width: int = option('a width')\n"
-        "def make(options: Mine, policy): ...\n",
-    )
+    package("mine", MINE.format(base=base))
     own = custom_values("algorithm", "own_package.mine:make")
     inherited = values("algorithm", name)
     keys = {field.name for field in fields(options_class("algorithm", "own_package.mine:make"))}

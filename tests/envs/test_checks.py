@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from rejections import error_of
 
 from recurrl.envs import make_env
 from recurrl.envs.checks import EnvChecks
@@ -26,9 +27,7 @@ def test_an_error_names_the_environment_and_its_step(failure, compose):
     config.kwargs = {"observation": "vector", "action": "discrete", "failure": failure, "place": place}
     env = make_env(config, 4, seed=0)
     env.base_env.raw.envs.reverse()  # the one that misbehaves is the last
-    with pytest.raises(EnvError) as caught:
-        env.rollout(4, break_when_any_done=False)
-    assert MESSAGES[failure] in str(caught.value)
+    assert MESSAGES[failure] in error_of(env.rollout, 4, break_when_any_done=False, kind=EnvError)
 
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])

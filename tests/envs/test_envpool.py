@@ -14,14 +14,8 @@ N, T = 4, 120
 @pytest.fixture
 def rows(compose):
     pytest.importorskip("envpool")
-    overrides = (
-        "env=envpool",
-        "env.id=CartPole-v1",
-        f"env.num_envs={N}",
-        f"frames_per_batch={N * T}",
-        "encoder.sizes=[4]",
-    )
-    config = compose(*overrides, f"slice_len={T}", "cell.hidden_size=4")
+    sizes = (f"env.num_envs={N}", f"frames_per_batch={N * T}", f"slice_len={T}", "encoder.sizes=[4]")
+    config = compose("env=envpool", "env.id=CartPole-v1", *sizes, "cell.hidden_size=4")
     (found,) = rollouts(config, fresh_policy(config))
     yield found
     release()
@@ -57,6 +51,5 @@ def test_they_are_those_of_gymnasium_and_inserted_steps_are_in_no_episode(rows):
 
 def test_an_unknown_name_is_rejected(rejected):
     pytest.importorskip("envpool")
-    assert rejected("env=envpool", "env.id=CartPole-v9").startswith(
-        "env.id=CartPole-v9 is not an environment of EnvPool"
-    )
+    error = "env.id=CartPole-v9 is not an environment of EnvPool"
+    assert rejected("env=envpool", "env.id=CartPole-v9").startswith(error)

@@ -4,6 +4,7 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
+from counting_env import Counting
 from gymnasium import spaces
 from tasks import CARTPOLE, VECTOR
 from tensordict import TensorDict
@@ -53,15 +54,15 @@ def test_a_truncation_is_not_a_termination(compose):
     assert torch.equal(after["done"], after["terminated"] | after["truncated"])
 
 
-@pytest.mark.parametrize(
-    ("env", "shape"),
-    [
-        ("cartpole_no_velocity", (2,)),
-        ("pendulum_no_velocity", (2,)),
-        ("mountaincar_continuous_no_velocity", (1,)),
-        *((name, ()) for name in ("repeat_previous", "repeat_first")),
-    ],
-)
+SHOWN = [
+    ("cartpole_no_velocity", (2,)),
+    ("pendulum_no_velocity", (2,)),
+    ("mountaincar_continuous_no_velocity", (1,)),
+    *((name, ()) for name in ("repeat_previous", "repeat_first")),
+]
+
+
+@pytest.mark.parametrize(("env", "shape"), SHOWN)
 def test_hidden_entries_are_not_observed_and_specs_match_what_environments_return(env, shape, compose):
     made = make_env(compose(f"env={env}").env, 3, seed=0)
     assert made.reset()["observation"].shape == (3, *shape)
@@ -69,7 +70,7 @@ def test_hidden_entries_are_not_observed_and_specs_match_what_environments_retur
     made.close()
 
 
-class Odd(gymnasium.Env):
+class Odd(Counting):
     """An environment with these spaces."""
 
     def __init__(self, observation, action):
@@ -77,42 +78,52 @@ class Odd(gymnasium.Env):
 
 
 @pytest.fixture
-def odd_env():
-    gymnasium.register("recurrl-test/Odd-v0", entry_point=Odd)
-    yield "recurrl-test/Odd-v0"
-    del gymnasium.registry["recurrl-test/Odd-v0"]
+def odd_config(compose, register):
+    """The configuration of environments of a class with these spaces."""
+
+    def odd_config(cls, observation, action, *overrides):
+        config = compose("env=gym", f"env.id={register(cls)}", *overrides).env
+        config.kwargs = {"observation": observation, "action": action}
+        return config
+
+    return odd_config
+
+
+def two(config, cls, way):
+    """Two of its environments, as a ``vector`` environment or as ``single`` ones."""
+    if way == "single":
+        return make_env(config, 2, seed=0)
+    vector = gymnasium.vector.SyncVectorEnv([lambda: cls(**config.kwargs)] * 2, autoreset_mode="SameStep")
+    return GymnasiumVectorEnv(vector, f"{config.id} of {config.kwargs}")
 
 
 BOX, DISCRETE = spaces.Box(-1, 1, (3,), np.float32), spaces.Discrete(2)
 
 
-@pytest.mark.parametrize(
-    ("observation", "action", "message"),
-    [
-        (spaces.Box(0, 255, (2, 8, 8, 3), np.uint8), DISCRETE, "unsupported observations Box.*: it has 4 dimensions"),
-        (spaces.Box(-1, 1, (8, 8, 3)), DISCRETE, "three dimensions but is not an image"),
-        (spaces.Text(3), DISCRETE, "unsupported observations Text.*: a Text"),
-        (spaces.Tuple([spaces.Text(3)]), DISCRETE, r"unsupported observations Text.* \(entry 0\): a Text"),
-        (spaces.Tuple([]), DISCRETE, "an empty dict"),
-        (spaces.Dict({"a": spaces.Dict({"b": spaces.Text(3)})}), DISCRETE, r"Text.* \(entry a.b\): a Text"),
-        (spaces.Dict(), DISCRETE, "an empty dict"),
-        (spaces.Discrete(3, start=1), DISCRETE, "it does not start at zero"),
-        (BOX, spaces.Discrete(3, start=1), "it does not start at zero"),
-        (BOX, spaces.MultiDiscrete([[2, 3]]), "unsupported actions MultiDiscrete.*: it has several dimensions"),
-        (BOX, spaces.Box(0, 5, (2,), np.int64), "unsupported actions Box.*: a Box of integers"),
-        (spaces.Box(-1, 1, (0,)), DISCRETE, r"Box.*: its shape \(0,\) has no entries"),
-        (spaces.Dict({"a": BOX, "b": spaces.Box(-1, 1, (3, 0))}), DISCRETE, r"\(entry b\): its shape \(3, 0\) has no"),
-        (BOX, spaces.Box(-1, 1, (0,)), r"its shape \(0,\) has no entries"),
-        (BOX, spaces.Box(-1, 1, ()), r"it has no dimensions; give it the shape \(1,\)"),
-        (None, DISCRETE, "has no observation_space. Set one in its constructor"),
-        (BOX, spaces.Dict({"a": spaces.Tuple([spaces.Text(3)])}), r"unsupported actions Text.* \(entry a.0\): a Text"),
-    ],
-)
-def test_spaces_the_policy_cannot_handle_are_rejected(observation, action, message, odd_env, compose):
-    config = compose("env=gym", f"env.id={odd_env}").env
-    config.kwargs = {"observation": observation, "action": action}
+UNSUPPORTED = [
+    (spaces.Box(0, 255, (2, 8, 8, 3), np.uint8), DISCRETE, "unsupported observations Box.*: it has 4 dimensions"),
+    (spaces.Box(-1, 1, (8, 8, 3)), DISCRETE, "three dimensions but is not an image"),
+    (spaces.Text(3), DISCRETE, "unsupported observations Text.*: a Text"),
+    (spaces.Tuple([spaces.Text(3)]), DISCRETE, r"unsupported observations Text.* \(entry 0\): a Text"),
+    *((empty, DISCRETE, "an empty dict") for empty in (spaces.Tuple([]), spaces.Dict())),
+    (spaces.Dict({"a": spaces.Dict({"b": spaces.Text(3)})}), DISCRETE, r"Text.* \(entry a.b\): a Text"),
+    (spaces.Discrete(3, start=1), DISCRETE, "it does not start at zero"),
+    (BOX, spaces.Discrete(3, start=1), "it does not start at zero"),
+    (BOX, spaces.MultiDiscrete([[2, 3]]), "unsupported actions MultiDiscrete.*: it has several dimensions"),
+    (BOX, spaces.Box(0, 5, (2,), np.int64), "unsupported actions Box.*: a Box of integers"),
+    (spaces.Box(-1, 1, (0,)), DISCRETE, r"Box.*: its shape \(0,\) has no entries"),
+    (spaces.Dict({"a": BOX, "b": spaces.Box(-1, 1, (3, 0))}), DISCRETE, r"\(entry b\): its shape \(3, 0\) has no"),
+    (BOX, spaces.Box(-1, 1, (0,)), r"its shape \(0,\) has no entries"),
+    (BOX, spaces.Box(-1, 1, ()), r"it has no dimensions; give it the shape \(1,\)"),
+    (None, DISCRETE, "has no observation_space. Set one in its constructor"),
+    (BOX, spaces.Dict({"a": spaces.Tuple([spaces.Text(3)])}), r"unsupported actions Text.* \(entry a.0\): a Text"),
+]
+
+
+@pytest.mark.parametrize(("observation", "action", "message"), UNSUPPORTED)
+def test_spaces_the_policy_cannot_handle_are_rejected(observation, action, message, odd_config):
     with pytest.raises(ConfigError, match=message):
-        make_env(config, 1, seed=0)
+        make_env(odd_config(Odd, observation, action), 1, seed=0)
 
 
 class Mission(spaces.Space):
@@ -128,42 +139,31 @@ class Mission(spaces.Space):
 class Sampled(Odd):
     """Observes anything."""
 
-    def reset(self, *, seed=None, options=None):
-        return self.observation_space.sample(), {}
+    length = 2
 
-    def step(self, action):
-        return self.observation_space.sample(), 0.0, action == 1, False, {}
+    def observation(self):
+        return self.observation_space.sample()
 
 
 TEXT = spaces.Text(3)
 
 
-@pytest.mark.parametrize(
-    ("space", "left_out", "kept"),
-    [
-        (spaces.Dict({"at": BOX, "note": TEXT}), "note", ["at"]),
-        (spaces.Dict({"at": BOX, "mission": Mission()}), "mission", ["at"]),
-        (spaces.Dict({"at": BOX, "in": spaces.Dict({"n": DISCRETE, "note": TEXT})}), "in.note", ["at", "in.n"]),
-        (
-            spaces.Dict({"at": BOX, "in": spaces.Dict({"a": TEXT, "b": spaces.Dict({"c": TEXT})})}),
-            "in.a, in.b.c",
-            ["at"],
-        ),
-        (spaces.Tuple([BOX, TEXT]), "1", ["0"]),
-        (spaces.Dict({"both": spaces.Tuple([spaces.Dict({"note": TEXT}), DISCRETE])}), "both.0.note", ["both.1"]),
-    ],
-)
+WITH_TEXT = [
+    (spaces.Dict({"at": BOX, "note": TEXT}), "note", ["at"]),
+    (spaces.Dict({"at": BOX, "mission": Mission()}), "mission", ["at"]),
+    (spaces.Dict({"at": BOX, "in": spaces.Dict({"n": DISCRETE, "note": TEXT})}), "in.note", ["at", "in.n"]),
+    (spaces.Dict({"at": BOX, "in": spaces.Dict({"a": TEXT, "b": spaces.Dict({"c": TEXT})})}), "in.a, in.b.c", ["at"]),
+    (spaces.Tuple([BOX, TEXT]), "1", ["0"]),
+    (spaces.Dict({"both": spaces.Tuple([spaces.Dict({"note": TEXT}), DISCRETE])}), "both.0.note", ["both.1"]),
+]
+
+
+@pytest.mark.parametrize(("space", "left_out", "kept"), WITH_TEXT)
 @pytest.mark.parametrize("way", ["single", "vector"])
-def test_text_is_left_out_of_an_observation_and_the_log_names_it(space, left_out, kept, way, odd_env, compose, caplog):
-    gymnasium.registry[odd_env].entry_point = Sampled
-    config = compose("env=gym", f"env.id={odd_env}").env
-    config.kwargs = {"observation": space, "action": DISCRETE}
+def test_text_is_left_out_of_an_observation_and_the_log_names_it(space, left_out, kept, way, odd_config, caplog):
+    config = odd_config(Sampled, space, DISCRETE)
     with caplog.at_level("INFO"):
-        if way == "vector":
-            vector = gymnasium.vector.SyncVectorEnv([lambda: Sampled(space, DISCRETE)] * 2, autoreset_mode="SameStep")
-            env = GymnasiumVectorEnv(vector, f"{odd_env} of {space}")
-        else:
-            env = make_env(config, 2, seed=0)
+        env = two(config, Sampled, way)
     observed = env.rollout(5, break_when_any_done=False)["observation"]
     assert sorted(map(name_of, observed.keys(include_nested=True, leaves_only=True))) == kept
     assert f"leaves out text: {left_out}" in caplog.text
@@ -174,25 +174,18 @@ def test_text_is_left_out_of_an_observation_and_the_log_names_it(space, left_out
 class InTuples(Odd):
     """Observes a tuple, and takes actions in tuples."""
 
-    def reset(self, *, seed=None, options=None):
-        return self._seen(), {}
-
-    def step(self, action):
+    def reward(self, action):
         assert self.action_space.contains(action), action
-        return self._seen(), float(action[1]["push"][0][0]), False, False, {}
+        return float(action[1]["push"][0][0])
 
-    def _seen(self):
+    def observation(self):
         return np.float32([1, 2, 3]), {"inner": (np.int64(1), np.float32([4, 5, 6]))}
 
 
-def test_the_parts_of_tuples_are_named_by_their_places(odd_env, compose):
-    gymnasium.registry[odd_env].entry_point = InTuples
-    config = compose("env=gym", f"env.id={odd_env}").env
-    config.kwargs = {
-        "observation": spaces.Tuple([BOX, spaces.Dict({"inner": spaces.Tuple([DISCRETE, BOX])})]),
-        "action": spaces.Tuple([DISCRETE, spaces.Dict({"push": spaces.Tuple([spaces.Box(0, 4, (1,), np.float32)])})]),
-    }
-    env = make_env(config, 2, seed=0)
+def test_the_parts_of_tuples_are_named_by_their_places(odd_config):
+    observation = spaces.Tuple([BOX, spaces.Dict({"inner": spaces.Tuple([DISCRETE, BOX])})])
+    push = spaces.Tuple([spaces.Box(0, 4, (1,), np.float32)])
+    env = make_env(odd_config(InTuples, observation, spaces.Tuple([DISCRETE, spaces.Dict({"push": push})])), 2, seed=0)
     start = env.reset()
     assert start["observation", "0"].tolist() == [[1, 2, 3]] * 2
     assert start["observation", "1", "inner", "0"].tolist() == [1, 1]
@@ -204,15 +197,13 @@ def test_the_parts_of_tuples_are_named_by_their_places(odd_env, compose):
 class Places(Odd):
     """Each entry of its observation holds its own place in the space; the reward is the place of what was pushed."""
 
-    def reset(self, *, seed=None, options=None):
-        return self._seen(), {}
+    length = 99
 
-    def step(self, action):
+    def reward(self, action):
         parts = action if isinstance(action, tuple) else [action[name] for name in self.action_space]
-        pushed = [float(part[0]) for part in parts]
-        return self._seen(), float(np.argmax(pushed)), False, False, {}
+        return float(np.argmax([float(part[0]) for part in parts]))
 
-    def _seen(self):
+    def observation(self):
         space = self.observation_space
         values = [np.full(1, place, np.float32) for place in range(len(space.spaces))]
         return tuple(values) if isinstance(space, spaces.Tuple) else dict(zip(space.spaces, values, strict=True))
@@ -222,21 +213,19 @@ ONE = spaces.Box(0, 99, (1,), np.float32)
 UNSORTED = {"z": ONE, "a": ONE, "m": ONE}
 
 
-@pytest.mark.parametrize(
-    "space",
-    [spaces.Dict(**UNSORTED), spaces.Dict(list(UNSORTED.items())), spaces.Dict(UNSORTED), spaces.Tuple([ONE] * 12)],
-    ids=["arguments", "pairs", "sorted by Gymnasium", "a tuple of twelve"],
-)
+ORDERED = {
+    "arguments": spaces.Dict(**UNSORTED),
+    "pairs": spaces.Dict(list(UNSORTED.items())),
+    "sorted by Gymnasium": spaces.Dict(UNSORTED),
+    "a tuple of twelve": spaces.Tuple([ONE] * 12),
+}
+
+
+@pytest.mark.parametrize("space", ORDERED.values(), ids=ORDERED)
 @pytest.mark.parametrize("way", ["single", "vector"])
-def test_entries_keep_their_names_in_any_order(space, way, odd_env, compose):
-    gymnasium.registry[odd_env].entry_point = Places
-    config = compose("env=gym", f"env.id={odd_env}", "env.normalize_observation=false").env
-    config.kwargs = {"observation": space, "action": space}
-    names = list(parts_of(space))
-    if way == "vector":
-        env = GymnasiumVectorEnv(gymnasium.vector.SyncVectorEnv([lambda: Places(space, space)] * 2), "Places")
-    else:
-        env = make_env(config, 2, seed=0)
+def test_entries_keep_their_names_in_any_order(space, way, odd_config):
+    config = odd_config(Places, space, space, "env.normalize_observation=false")
+    names, env = list(parts_of(space)), two(config, Places, way)
     observed = env.reset()
     for place, name in enumerate(names):
         assert observed["observation", name].tolist() == [[place]] * 2

@@ -3,7 +3,8 @@
 import importlib.util
 
 import pytest
-from run_files import summary
+from run_files import ended
+from slow_cases import slow_but
 
 from recurrl.envs import make_env
 from recurrl.envs.sources import gymnasium as gymnasium_source
@@ -26,28 +27,23 @@ def require(extra, *packages):
 
 
 # One of each extra; the others take as long.
-SLOW = {"LunarLanderContinuous-v3", "CarRacing-v3", "HalfCheetah-v5", "ALE/Breakout-v5"}
+FAST = {"LunarLander-v3", "InvertedPendulum-v5", "MiniGrid-MemoryS7-v0", "ALE/Pong-v5"}
 
 
-@pytest.mark.parametrize(
-    "env_id", [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in ENVIRONMENTS]
-)
-def test_a_run_is_trained_checked_saved_resumed_and_evaluated(
-    env_id, recurrl_train, recurrl_check, recurrl_evaluate, tiny, tmp_path
-):
+@pytest.mark.parametrize("env_id", slow_but(FAST, ENVIRONMENTS))
+def test_a_run_is_trained_checked_saved_resumed_and_evaluated(env_id, train, check, evaluate, tiny, tmp_path):
     extra, packages, overrides = ENVIRONMENTS[env_id]
     require(extra, *packages)
     # Images have no use for the widths of dense layers.
     small = [override for override in tiny if not override.startswith("encoder.")]
     arguments = (*small, *overrides, f"env.id={env_id}", "env.max_episode_steps=20", "env.num_envs=2")
-    checked = recurrl_check(*arguments, cwd=tmp_path).succeeded()
+    checked = check(*arguments).succeeded()
     assert "Checkpoints cannot hold unfinished episodes; a resumed run starts new ones." in checked.out
-    recurrl_train(*arguments, "hydra.run.dir=run", cwd=tmp_path).succeeded()
-    resumed = recurrl_train("resume=run", "total_frames=96", "hydra.run.dir=resumed", cwd=tmp_path).succeeded()
+    train(*arguments, "hydra.run.dir=run").succeeded()
+    resumed = train("resume=run", "total_frames=96", "hydra.run.dir=resumed").succeeded()
     assert "Unfinished episodes are restarted" in resumed.out
-    found = summary(tmp_path / "resumed")
-    assert (found["status"], found["frames"]) == ("completed", 96)
-    recurrl_evaluate("resumed", cwd=tmp_path).succeeded()
+    assert ended(tmp_path / "resumed", "frames") == ("completed", 96)
+    evaluate("resumed").succeeded()
     assert {path.name for path in tmp_path.iterdir()} == {"run", "resumed"}  # MuJoCo logs into the current folder
 
 

@@ -7,10 +7,10 @@ import torch
 from collected import fresh_policy, rollouts
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rejections import error_of
 
 from recurrl.build import make_collector, make_policy_for
 from recurrl.envs.inline import InlineEnv
-from recurrl.errors import ConfigError
 
 GRPO = (
     *("algorithm=grpo", "algorithm.group_size=2", "env.num_envs=4", "frames_per_batch=160"),
@@ -56,13 +56,9 @@ def test_members_share_seeds_that_no_other_group_row_or_episode_has(ends):
     assert len(set.union(*found.values())) == len(found)
 
 
-def collect(config, batches):
-    return [batch.clone() for batch in rollouts(config, fresh_policy(config), batches)]
-
-
 def test_the_nth_episodes_of_a_groups_rows_start_from_the_same_state_and_those_of_others_do_not(compose):
-    first = []
-    for batch in collect(compose(*GRPO), batches=3):
+    first, config = [], compose(*GRPO)
+    for batch in rollouts(config, fresh_policy(config), 3):
         assert batch["is_init"][:, 0].all()
         assert batch["recurrent_state"][:, 0].abs().max() == 0
         starts = [row["observation"][row["is_init"].squeeze(-1)] for row in batch]
@@ -93,20 +89,11 @@ class Lottery(gymnasium.Env):
         return self.state, 0.0, False, False, {}
 
 
-@pytest.fixture(scope="module", autouse=True)
-def lottery():
-    gymnasium.register("Lottery-v0", entry_point=Lottery)
-    yield
-    del gymnasium.registry["Lottery-v0"]
-
-
 @pytest.mark.parametrize(("hidden", "when"), [(False, "after reset 1"), (True, "1 steps after reset 1")])
-def test_an_environment_that_ignores_reset_seeds_is_rejected(hidden, when, compose):
-    config = compose(*GRPO, "env=gym", "env.id=Lottery-v0", f"+env.kwargs.hidden={hidden}")
-    with pytest.raises(ConfigError) as caught:
-        make_collector(config, make_policy_for(config))
-    assert str(caught.value) == (
-        "env.id=Lottery-v0 ignores reset seeds: two copies with the same seeds and actions differ in 'observation' "
+def test_an_environment_that_ignores_reset_seeds_is_rejected(hidden, when, compose, register):
+    config = compose(*GRPO, "env=gym", f"env.id={register(Lottery)}", f"+env.kwargs.hidden={hidden}")
+    assert error_of(make_collector, config, make_policy_for(config)) == (
+        "env.id=Registered-v0 ignores reset seeds: two copies with the same seeds and actions differ in 'observation' "
         f"{when}. algorithm=grpo compares episodes that start from the same state. Have the environment draw from the "
         "generator seeded by reset(seed=...) (Gymnasium's self.np_random), or choose algorithm=ppo."
     )

@@ -51,16 +51,15 @@ def memory_chain(env, i):
     return step
 
 
-CASES = [
-    (lambda n: TMaze(n, 3, max_steps=25), t_maze),
-    (lambda n: TMaze(n, 4, active=True, max_steps=25), t_maze),
-    (lambda n: MemoryChain(n, 1), memory_chain),
-    (lambda n: MemoryChain(n, 6, bits=3), memory_chain),
-]
-IDS = ["passive", "active", "chain 1", "chain of 3 bits"]
+CASES = {
+    "passive": (lambda n: TMaze(n, 3, max_steps=25), t_maze),
+    "active": (lambda n: TMaze(n, 4, active=True, max_steps=25), t_maze),
+    "chain 1": (lambda n: MemoryChain(n, 1), memory_chain),
+    "chain of 3 bits": (lambda n: MemoryChain(n, 6, bits=3), memory_chain),
+}
 
 
-@pytest.mark.parametrize(("make", "reference"), CASES, ids=IDS)
+@pytest.mark.parametrize(("make", "reference"), CASES.values(), ids=CASES)
 def test_every_step_is_that_of_the_definition(make, reference):
     count = 6
     env = make(count)
@@ -134,19 +133,19 @@ CHOOSE = "Choose one of: t_maze, memory_chain, repeat_previous; or give module:C
 LACKS = "env.source=memory does not support"
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"env.id": "y_maze"}, f"env.id=y_maze is not a memory task. {CHOOSE}"),
-        ({"env.kwargs": {"lenght": 3}}, f"env.id=t_maze does not take env.kwargs.lenght. {TAKES}"),
-        ({"env.kwargs": {}}, f"env.id=t_maze requires env.kwargs.length, which is not given. {TAKES}"),
-        ({"env.packages": ["tasks"]}, f'{LACKS} env.packages=["tasks"]. Give env.packages=[].'),
-        (
-            {"env.action_mask_from_info": True},
-            f"{LACKS} env.action_mask_from_info=true. Give env.action_mask_from_info=false.",
-        ),
-    ],
-)
+UNSUPPORTED = [
+    ({"env.id": "y_maze"}, f"env.id=y_maze is not a memory task. {CHOOSE}"),
+    ({"env.kwargs": {"lenght": 3}}, f"env.id=t_maze does not take env.kwargs.lenght. {TAKES}"),
+    ({"env.kwargs": {}}, f"env.id=t_maze requires env.kwargs.length, which is not given. {TAKES}"),
+    ({"env.packages": ["tasks"]}, f'{LACKS} env.packages=["tasks"]. Give env.packages=[].'),
+    (
+        {"env.action_mask_from_info": True},
+        f"{LACKS} env.action_mask_from_info=true. Give env.action_mask_from_info=false.",
+    ),
+]
+
+
+@pytest.mark.parametrize(("changes", "message"), UNSUPPORTED)
 def test_options_that_a_task_does_not_support_are_rejected(changes, message, compose, rejection):
     config = compose("env=t_maze").env
     assert rejection({"env": config, **changes}) == message

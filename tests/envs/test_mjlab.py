@@ -67,12 +67,10 @@ def test_a_task_is_made_of_its_configuration_with_values_replaced(mjlab, compose
 
 
 def test_unknown_tasks_and_values_are_rejected(mjlab, rejected):
-    assert rejected(*mjlab[2:], "env=mjlab", "env.id=Mjlab-Line") == (
-        "env.id=Mjlab-Line is not a task of mjlab. Choose one of: Mjlab-Point."
-    )
-    assert rejected(*mjlab, "env.kwargs.groups.critic=1") == (
-        "env.kwargs.groups has no critic to replace. It has: actor."
-    )
+    error = "env.id=Mjlab-Line is not a task of mjlab. Choose one of: Mjlab-Point."
+    assert rejected(*mjlab[2:], "env=mjlab", "env.id=Mjlab-Line") == error
+    error = "env.kwargs.groups has no critic to replace. It has: actor."
+    assert rejected(*mjlab, "env.kwargs.groups.critic=1") == error
     assert rejected(*mjlab, "env.kwargs.sped=1").startswith("env.kwargs has no sped to replace. It has: scene, auto_re")
 
 

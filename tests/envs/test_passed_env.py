@@ -10,6 +10,7 @@ from pathlib import Path
 import gymnasium
 import numpy as np
 import pytest
+from rejections import error_of
 from torchrl.envs import GymEnv, SerialEnv
 
 import recurrl
@@ -234,13 +235,11 @@ def batch_of_four(num_envs):
     return SerialEnv(4, lambda: GymEnv("CartPole-v1"))
 
 
+NEEDS = "env must be a class or function that makes environments, or an id "
+OF_TORCHRL, LIMITED = "envs_of_mine:of_torchrl", "env.max_episode_steps works on single"
 REJECTED = {
-    "an environment itself": (
-        gymnasium.make("CartPole-v1"),
-        "",
-        "env must be a class or function that makes environments, or an id (got the environment TimeLimit). A run",
-    ),
-    "a number": (3, "", "env must be a class or function that makes environments, or an id (got a int)."),
+    "an environment itself": (gymnasium.make("CartPole-v1"), "", f"{NEEDS}(got the environment TimeLimit). A run"),
+    "a number": (3, "", f"{NEEDS}(got a int)."),
     "no environment": (dict, "", "env.id=builtins:dict makes a dict. Have it return an environment of Gymnasium or"),
     "a function of nothing": (lambda: None, "", "env.id=<lambda> makes a NoneType. Have it return an environment"),
     "a missing argument": (takes_size, "", ":takes_size requires env.kwargs.size, which is not given."),
@@ -252,26 +251,17 @@ REJECTED = {
     "an id that does not exist": ("Nope-v0", "", "env.id=Nope-v0 is not registered with Gymnasium."),
     "no such name": ("envs_of_mine:Nope", "", "env.id=envs_of_mine:Nope: the module envs_of_mine has no Nope. It is"),
     "a constant": ("envs_of_mine:np.pi", "", "env.id=envs_of_mine:np.pi must name a class or function (got 3.14159"),
-    "no mask of TorchRL": (
-        "envs_of_mine:of_torchrl",
-        "env.action_mask_from_info=true",
-        "gives a mask of actions, and env",
-    ),
-    "a limit of a vector": ("envs_of_mine:Many", "env.max_episode_steps=2", "env.max_episode_steps works on single"),
-    "a limit of TorchRL": (
-        "envs_of_mine:of_torchrl",
-        "env.max_episode_steps=2",
-        "env.max_episode_steps works on single",
-    ),
+    "no mask of TorchRL": (OF_TORCHRL, "env.action_mask_from_info=true", "gives a mask of actions, and env"),
+    "a limit of a vector": ("envs_of_mine:Many", "env.max_episode_steps=2", LIMITED),
+    "a limit of TorchRL": (OF_TORCHRL, "env.max_episode_steps=2", LIMITED),
     "a constructor that raises": (lambda: 1 / 0, "", "env.id=<lambda> cannot be made: it raised ZeroDivisionError"),
 }
 
 
 @pytest.mark.parametrize(("env", "settings", "error"), REJECTED.values(), ids=REJECTED)
 def test_what_makes_no_environments_is_rejected_in_a_sentence(env, settings, error, mine, tiny):
-    with pytest.raises((ConfigError, RunError)) as rejected:
-        recurrl.train([*small(tiny), *settings.split()], env=env, run_dir="run")
-    assert error in str(rejected.value)
+    arguments, kinds = [*small(tiny), *settings.split()], (ConfigError, RunError)
+    assert error in error_of(recurrl.train, arguments, env=env, run_dir="run", kind=kinds)
 
 
 def test_what_cannot_be_sent_to_workers_is_rejected_in_a_sentence(mine, tiny, tmp_path):

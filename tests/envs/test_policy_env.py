@@ -7,6 +7,7 @@ import torch
 from collected import fresh_policy
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, VectorEnv
+from rejections import error_of
 from torchrl.data import Bounded, Unbounded
 from torchrl.envs import GymWrapper, SerialEnv
 from torchrl.envs.utils import check_env_specs
@@ -136,9 +137,8 @@ def test_a_policy_sees_and_does_the_same_whatever_makes_the_environment(made_by,
     times, pushes, rewards = [], [], []
     for each in seen:
         time, push = each["observation", "observation"].unbind(-1)
-        for values, part in zip(
-            (times, pushes, rewards), (time, push, each["observation", "previous_reward"]), strict=True
-        ):
+        parts = (time, push, each["observation", "previous_reward"])
+        for values, part in zip((times, pushes, rewards), parts, strict=True):
             assert len(set(part.flatten().tolist())) == 1
             values.append(part.flatten()[0].item())
     assert times == [0, 1, 1, 2, 2, 3, 0, 1, 1]
@@ -172,10 +172,9 @@ def test_a_value_of_tensors_that_is_not_finite_is_an_error_at_the_end_of_the_rol
     config = small("env=gym", f"env.source={__name__}:Late", f"env.id={entry}", "env.mask=[1]")
     rollout = SingleCollector(make_rollout_spec(config, fresh_policy(config)))
     rollout.collect()
-    with pytest.raises(EnvError) as caught:
-        rollout.collect()
     what = {"observation": "'observation': [1.0, nan]", "reward": "'reward': [nan]"}[entry]
-    assert str(caught.value) == f"Environment 2 of 4 ({entry}), at step 13, returned a non-finite value of {what}."
+    error = f"Environment 2 of 4 ({entry}), at step 13, returned a non-finite value of {what}."
+    assert error_of(rollout.collect, kind=EnvError) == error
 
 
 def test_a_step_and_a_reset_read_nothing_from_a_device(compose):
@@ -197,10 +196,9 @@ def test_a_step_and_a_reset_read_nothing_from_a_device(compose):
     after = env.step_tensors(torch.zeros(COUNT, 1, device="meta"))
     now = env.reset_tensors(after["done"])
     assert all(value.is_meta for value in (*after.values(), *now.values()))
-    names = ("hidden", "observation", "previous_reward")
-    assert {key: tuple(value.shape) for key, value in now.items()} == {
-        ("observation", name): (COUNT, 2 if name == "observation" else 1) for name in names
-    }
+    widths = {"hidden": 1, "observation": 2, "previous_reward": 1}
+    shapes = {("observation", name): (COUNT, width) for name, width in widths.items()}
+    assert {key: tuple(value.shape) for key, value in now.items()} == shapes
 
 
 class Gates(gymnasium.Env):

@@ -17,18 +17,16 @@ def folder(tmp_path):
     return tmp_path
 
 
-def test_an_id_with_its_module_is_trained_evaluated_checked_and_resumed(
-    recurrl_train, recurrl_evaluate, recurrl_check, tiny, folder
-):
-    recurrl_train(*tiny, *GIVEN, "hydra.run.dir=run", cwd=folder).succeeded()
-    assert recurrl_check(*tiny, *GIVEN, cwd=folder).code == 0
-    assert recurrl_evaluate("run", cwd=folder).code == 0
+def test_an_id_with_its_module_is_trained_evaluated_checked_and_resumed(train, evaluate, check, tiny, folder):
+    train(*tiny, *GIVEN, "hydra.run.dir=run").succeeded()
+    assert check(*tiny, *GIVEN).code == 0
+    assert evaluate("run").code == 0
     (folder / "run").rename(folder / "moved")
-    assert "games_of_mine:Games/Mine-v0. It was" in recurrl_evaluate("moved", cwd=folder).error
-    assert recurrl_evaluate("moved", "--trust-packages", cwd=folder).code == 0
-    error = recurrl_train("resume=moved", "total_frames=96", cwd=folder).error
+    assert "games_of_mine:Games/Mine-v0. It was" in evaluate("moved").error
+    assert evaluate("moved", "--trust-packages").code == 0
+    error = train("resume=moved", "total_frames=96").error
     assert error.endswith(f"If you trust it, name it on this command line too: {GIVEN[1]}.")
-    recurrl_train("resume=moved", "total_frames=96", GIVEN[1], cwd=folder).succeeded()
+    train("resume=moved", "total_frames=96", GIVEN[1]).succeeded()
     assert summary(folder / "moved")["frames"] == 96
 
 
@@ -37,25 +35,25 @@ def test_its_registered_limit_counts_for_groups(rejected, folder):
     assert "an episode of games_of_mine:Games/Mine-v0 may have 9" in error
 
 
-@pytest.mark.parametrize(
-    ("env_id", "error"),
-    [
-        ("games_of_mine:Games/Min-v0", "is not registered with Gymnasium. Did you mean Games/Mine-v0"),
-        ("nowhere:Mine-v0", "env.id=nowhere:Mine-v0: there is no module nowhere."),
-        (":Mine-v0", "env.id=:Mine-v0: importing  fails with ValueError: Empty module name."),
-    ],
-)
+UNKNOWN = [
+    ("games_of_mine:Games/Min-v0", "is not registered with Gymnasium. Did you mean Games/Mine-v0"),
+    ("nowhere:Mine-v0", "env.id=nowhere:Mine-v0: there is no module nowhere."),
+    (":Mine-v0", "env.id=:Mine-v0: importing  fails with ValueError: Empty module name."),
+]
+
+
+@pytest.mark.parametrize(("env_id", "error"), UNKNOWN)
 def test_a_module_or_id_that_does_not_exist_is_rejected(env_id, error, rejected, folder):
     assert error in rejected("env=gym", f"env.id={env_id}")
 
 
-def test_an_argument_of_the_constructor_needs_no_plus(recurrl_train, tiny, folder):
-    recurrl_train(*tiny, *GIVEN, "env.kwargs.sutton_barto_reward=true", "hydra.run.dir=run", cwd=folder).succeeded()
+def test_an_argument_of_the_constructor_needs_no_plus(train, tiny, folder):
+    train(*tiny, *GIVEN, "env.kwargs.sutton_barto_reward=true", "hydra.run.dir=run").succeeded()
     # Sutton and Barto's reward is −1 where the pole falls, and 0 else.
     assert summary(folder / "run")["eval_return_mean"] in (-1.0, -0.5, 0.0)
 
 
 @pytest.mark.slow
-def test_workers_find_the_module(recurrl_train, tiny, folder):
+def test_workers_find_the_module(train, tiny, folder):
     workers = ("collector=multi_sync", "collector.num_workers=2", "hydra.run.dir=run")
-    recurrl_train(*tiny, *GIVEN, *workers, cwd=folder).succeeded()
+    train(*tiny, *GIVEN, *workers).succeeded()

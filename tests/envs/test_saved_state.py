@@ -6,6 +6,7 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
+from rejections import error_of
 
 from recurrl.envs.saved_state import UnsavableError, restore, state_of
 
@@ -78,14 +79,14 @@ class Simulated(gymnasium.Env):
         self.attribute = attribute
 
 
-@pytest.mark.parametrize(
-    ("attribute", "reason"),
-    [
-        (Simulator(), r"Simulated\.attribute is a .*Simulator, which is not a plain value"),
-        (iter([1]), r"Simulated\.attribute is a builtins\.list_iterator, which is not a plain value"),
-        ([Simulated(3)], r"Simulated\.attribute holds a Simulated, which is not a plain value"),
-    ],
-)
+NOT_PLAIN = [
+    (Simulator(), r"Simulated\.attribute is a .*Simulator, which is not a plain value"),
+    (iter([1]), r"Simulated\.attribute is a builtins\.list_iterator, which is not a plain value"),
+    ([Simulated(3)], r"Simulated\.attribute holds a Simulated, which is not a plain value"),
+]
+
+
+@pytest.mark.parametrize(("attribute", "reason"), NOT_PLAIN)
 def test_an_environment_with_an_attribute_that_is_not_plain_cannot_be_saved_and_the_reason_names_it(attribute, reason):
     with pytest.raises(UnsavableError, match=reason):
         state_of(Simulated(attribute))
@@ -163,8 +164,7 @@ UNSAVABLE = {
 
 @pytest.mark.parametrize("make", UNSAVABLE.values(), ids=UNSAVABLE)
 def test_an_attribute_that_cannot_be_saved_is_named_whatever_it_raises(make):
-    with pytest.raises(UnsavableError, match=r"Simulated\.attribute"):
-        state_of(Simulated(make()))
+    assert "Simulated.attribute" in error_of(state_of, Simulated(make()), kind=UnsavableError)
 
 
 def test_an_environment_that_refers_to_itself_cannot_be_saved():

@@ -114,41 +114,38 @@ def train(recurrl_train, tiny, tmp_path):
     return lambda *overrides: recurrl_train(*tiny, *overrides, "hydra.run.dir=run", cwd=tmp_path)
 
 
-@pytest.mark.parametrize(
-    "overrides",
-    [
-        ("env=mine:OnTensors", "env.size=3", "env.mask=[1]", "policy.previous_action=true", "env.previous_reward=true"),
-        ("env=mine:OfTorchRL",),
-        ("env=gym", "env.source=memory", "env.id=mine:Recall", "env.kwargs.values=4"),
-        pytest.param(("env=mine:OnTensors", "collector=multi_sync", "collector.num_workers=2"), marks=pytest.mark.slow),
-    ],
-)
+TRAINED_IN = [
+    ("env=mine:OnTensors", "env.size=3", "env.mask=[1]", "policy.previous_action=true", "env.previous_reward=true"),
+    ("env=mine:OfTorchRL",),
+    ("env=gym", "env.source=memory", "env.id=mine:Recall", "env.kwargs.values=4"),
+    pytest.param(("env=mine:OnTensors", "collector=multi_sync", "collector.num_workers=2"), marks=pytest.mark.slow),
+]
+
+
+@pytest.mark.parametrize("overrides", TRAINED_IN)
 def test_environments_of_torchrl_are_trained_in(overrides, train, tmp_path):
     train(*overrides).succeeded()
     assert summary(tmp_path / "run")["status"] == "completed"
 
 
-@pytest.mark.parametrize(
-    ("overrides", "error"),
-    [
-        ("env=mine:TooFew", "one of TorchRL of batch size [1] (got [2])."),
-        ("env=mine:Nothing", "one of TorchRL of batch size [1] (got a NoneType)."),
-        ("env=mine:Renamed", "made an environment without the entry 'observation'; it has pixels. Name its keys"),
-        ("env=mine:no_source", "made a str, which is not a recurrl.envs.Source. Derive from"),
-        ("env=mine:unannotated", "must be annotated with a dataclass derived from recurrl.config.EnvC"),
-        ("env=mine:Absent", "the module mine has no Absent."),
-        ("env=numbers_of_yours:Numbers", "there is no module numbers_of_yours."),
-        ("env=mine:OnTensors env.wrappers=[a.b:C]", 'does not support env.wrappers=["a.b:C"]. Give env.wrappers=[].'),
-        ("env=mine:OnTensors env.max_episode_steps=3", "env.max_episode_steps=3. Give env.max_episode_steps=null."),
-        ("env=mine:OnTensors algorithm=grpo algorithm.group_size=2", "environment cannot do. Choose algorithm=ppo"),
-        ("env=mine:OnTensors env.failure=raises", "(OnTensors), at step 3, raised RuntimeError in step: the simulator"),
-        (
-            "env=mine:OnTensors env.failure=hangs collector.timeout_s=0.3",
-            "no response within collector.timeout_s=0.3 s.",
-        ),
-        ("env=gym env.source=memory env.id=mine:Numbers", "env.id=mine:Numbers is not a memory task."),
-    ],
-)
+MISTAKES = [
+    ("env=mine:TooFew", "one of TorchRL of batch size [1] (got [2])."),
+    ("env=mine:Nothing", "one of TorchRL of batch size [1] (got a NoneType)."),
+    ("env=mine:Renamed", "made an environment without the entry 'observation'; it has pixels. Name its keys"),
+    ("env=mine:no_source", "made a str, which is not a recurrl.envs.Source. Derive from"),
+    ("env=mine:unannotated", "must be annotated with a dataclass derived from recurrl.config.EnvC"),
+    ("env=mine:Absent", "the module mine has no Absent."),
+    ("env=numbers_of_yours:Numbers", "there is no module numbers_of_yours."),
+    ("env=mine:OnTensors env.wrappers=[a.b:C]", 'does not support env.wrappers=["a.b:C"]. Give env.wrappers=[].'),
+    ("env=mine:OnTensors env.max_episode_steps=3", "env.max_episode_steps=3. Give env.max_episode_steps=null."),
+    ("env=mine:OnTensors algorithm=grpo algorithm.group_size=2", "environment cannot do. Choose algorithm=ppo"),
+    ("env=mine:OnTensors env.failure=raises", "(OnTensors), at step 3, raised RuntimeError in step: the simulator"),
+    ("env=mine:OnTensors env.failure=hangs collector.timeout_s=0.3", "no response within collector.timeout_s=0.3 s."),
+    ("env=gym env.source=memory env.id=mine:Numbers", "env.id=mine:Numbers is not a memory task."),
+]
+
+
+@pytest.mark.parametrize(("overrides", "error"), MISTAKES)
 def test_mistakes_of_sources_are_error_messages(overrides, error, train):
     outcome = train(*overrides.split())
     assert error in outcome.error, outcome.err

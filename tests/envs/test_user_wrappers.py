@@ -57,39 +57,39 @@ def test_an_episode_limit_counts_the_steps_of_the_policy(compose):
 
 
 @pytest.mark.parametrize("way", ["[wrappers_of_mine:Shift]", "[{wrapper:wrappers_of_mine:Shift,by:2}]"])
-def test_wrappers_of_ones_own_are_found_in_the_current_folder(way, recurrl_train, tiny, folder):
-    recurrl_train(*tiny, f"env.wrappers={way}", "hydra.run.dir=run", cwd=folder).succeeded()
+def test_wrappers_of_ones_own_are_found_in_the_current_folder(way, train, tiny, folder):
+    train(*tiny, f"env.wrappers={way}", "hydra.run.dir=run").succeeded()
     assert summary(folder / "run")["status"] == "completed"
 
 
-@pytest.mark.parametrize(
-    ("wrappers", "error"),
-    [
-        ("[nowhere:Shift]", "env.wrappers=nowhere:Shift: there is no module nowhere. Install its package, or run from"),
-        ("[wrappers_of_mine:Shft]", "env.wrappers=wrappers_of_mine:Shft: the module wrappers_of_mine has no Shft."),
-        ("[wrappers_of_mine:function]", "function is not a wrapper of single environments. Give a class derived from"),
-        ("[gymnasium.wrappers.vector:ClipReward]", "ClipReward is not a wrapper of single environments."),
-        ("[{wrapper:wrappers_of_mine:Shift,buy:2}]", "Shift does not take buy. It takes: env, by."),
-        ("[gymnasium.wrappers:TimeLimit]", "TimeLimit requires max_episode_steps, which is not given. It takes: env"),
-        ("[ClipReward]", "(got ClipReward)."),
-        ("[3]", "(got 3)."),
-        ("[{by:2}]", "(got {'by': 2})."),
-        ("wrappers_of_mine:Shift", "env.wrappers must be a list"),
-    ],
-)
+IMPOSSIBLE = [
+    ("[nowhere:Shift]", "env.wrappers=nowhere:Shift: there is no module nowhere. Install its package, or run from"),
+    ("[wrappers_of_mine:Shft]", "env.wrappers=wrappers_of_mine:Shft: the module wrappers_of_mine has no Shft."),
+    ("[wrappers_of_mine:function]", "function is not a wrapper of single environments. Give a class derived from"),
+    ("[gymnasium.wrappers.vector:ClipReward]", "ClipReward is not a wrapper of single environments."),
+    ("[{wrapper:wrappers_of_mine:Shift,buy:2}]", "Shift does not take buy. It takes: env, by."),
+    ("[gymnasium.wrappers:TimeLimit]", "TimeLimit requires max_episode_steps, which is not given. It takes: env"),
+    ("[ClipReward]", "(got ClipReward)."),
+    ("[3]", "(got 3)."),
+    ("[{by:2}]", "(got {'by': 2})."),
+    ("wrappers_of_mine:Shift", "env.wrappers must be a list"),
+]
+
+
+@pytest.mark.parametrize(("wrappers", "error"), IMPOSSIBLE)
 def test_wrappers_that_cannot_work_are_rejected_before_any_environment_is_made(wrappers, error, rejected, folder):
     assert error in rejected(*f"env.wrappers={wrappers}".split())
 
 
-@pytest.mark.parametrize(
-    ("wrapper", "reason"),
-    [
-        ("wrappers_of_mine:Fussy", "it raised ValueError: only for games."),
-        ("gymnasium.wrappers:GrayscaleObservation", "it raised ValueError: Gray"),
-    ],
-)
-def test_a_wrapper_that_does_not_fit_the_environment_is_named(wrapper, reason, recurrl_train, folder):
-    error = recurrl_train(f"env.wrappers=[{wrapper}]", cwd=folder).error
+UNFITTING = [
+    ("wrappers_of_mine:Fussy", "it raised ValueError: only for games."),
+    ("gymnasium.wrappers:GrayscaleObservation", "it raised ValueError: Gray"),
+]
+
+
+@pytest.mark.parametrize(("wrapper", "reason"), UNFITTING)
+def test_a_wrapper_that_does_not_fit_the_environment_is_named(wrapper, reason, train, folder):
+    error = train(f"env.wrappers=[{wrapper}]").error
     assert error.startswith(f"env.wrappers={wrapper} around env.id=CartPole-v1 cannot be made: {reason}")
 
 

@@ -86,9 +86,8 @@ def test_a_tenth_of_it_enters_the_core():
     observation, state = torch.ones(2, 3, 1), {"previous_action": torch.full((2, 3, 2), 5.0)}
     expected = torch.tensor([1, 0.5, 0.5]).expand(2, 3, 3)
     assert torch.equal(trunk.sequence(observation, state, None)[0], expected)
-    assert torch.equal(
-        trunk.step(observation[:, 0], {"previous_action": state["previous_action"][:, 0]})[0], expected[:, 0]
-    )
+    first = {"previous_action": state["previous_action"][:, 0]}
+    assert torch.equal(trunk.step(observation[:, 0], first)[0], expected[:, 0])
 
 
 class Shown(gymnasium.Env):

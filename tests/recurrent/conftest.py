@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from triton_layers import small_tiles
+from triton_layers import CELLS, small_tiles
 
 from recurrl.recurrent.backends.native import library
 from recurrl.recurrent.backends.triton import tiles
@@ -17,6 +17,12 @@ def poisoned_memory():
     assert torch.empty(3).isnan().all()
     yield
     torch.use_deterministic_algorithms(before)
+
+
+@pytest.fixture(params=CELLS)
+def cell(request):
+    """Each cell with fused kernels in turn, where a test does not choose cells itself."""
+    return request.param
 
 
 @pytest.fixture

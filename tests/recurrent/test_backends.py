@@ -12,6 +12,7 @@ from hoptorch.scan import ensure_scan_backward
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from parity import PATTERNS, batch, neighbouring, numbers_kept, outputs_and_gradients, relative_errors, resets
+from slow_cases import slow
 
 from recurrl.recurrent import LSTMModule, set_recurrent_mode
 from recurrl.recurrent.backends import load_backend
@@ -80,7 +81,7 @@ def by_the_reference(cell, size, is_init, **options):
     return {name: value.detach() for name, value in results.items()}
 
 
-STACKED = [pytest.param(*run, marks=[pytest.mark.slow] * (run in COSTLY)) for run in RUNS]
+STACKED = [slow(*run) if run in COSTLY else run for run in RUNS]
 
 
 @pytest.mark.parametrize("options", [{"num_layers": 3}, {"num_layers": 2, "bidirectional": True}], ids=str)
@@ -147,9 +148,7 @@ def test_unread_stored_states_may_hold_anything(cell, backend, recompute):
 
 
 @settings(max_examples=120, deadline=None)
-@given(
-    data=st.data(), rows=st.integers(1, 5), steps=st.integers(1, 12), run=st.sampled_from(sorted({*RUNS} - {*COSTLY}))
-)
+@given(st.data(), st.integers(1, 5), st.integers(1, 12), st.sampled_from(sorted({*RUNS} - {*COSTLY})))
 def test_any_pattern_of_resets_equals_the_reference(data, rows, steps, run):
     flags = data.draw(st.lists(st.booleans(), min_size=rows * steps, max_size=rows * steps))
     assert_equals_the_reference(*run, (rows, steps, 2, 3), torch.tensor(flags).reshape(rows, steps))

@@ -15,6 +15,7 @@ import pytest
 import torch
 from found import layers_of
 from parity import batch, outputs_and_gradients, relative_errors, resets
+from rejections import error_of
 
 from recurrl.recurrent import GRUModule, set_recurrent_mode
 from recurrl.recurrent.backends.native import library, loop
@@ -195,7 +196,6 @@ def test_auto_leaves_dtypes_that_it_does_not_have_to_others():
         outputs_and_gradients(module, batch(module, resets("none", 2, 3)))
 
 
-@pytest.mark.parametrize("cell", ["gru", "lstm"])
 @pytest.mark.parametrize("rows", [1, 2, 3, 5, 7, 8, 31, 33, 70])
 def test_rows_do_not_depend_on_one_another_or_on_threads(cell, rows, monkeypatch):
     """Bit for bit, except what torch sums: the gradients of inputs and weights."""
@@ -217,7 +217,6 @@ def test_rows_do_not_depend_on_one_another_or_on_threads(cell, rows, monkeypatch
     torch.testing.assert_close(one["y"], whole["y"][-1:], rtol=1e-6, atol=1e-7)
 
 
-@pytest.mark.parametrize("cell", ["gru", "lstm"])
 @pytest.mark.parametrize("sizes", [(1, 1, 1, 1), (33, 9, 40, 70), (70, 3, 33, 32), (5, 140, 1, 16)], ids=str)
 def test_sizes_around_its_tiles_and_panels(cell, sizes):
     module, reference = (layers_of(cell, backend, "none", sizes) for backend in ("native", "reference"))
@@ -234,19 +233,16 @@ def test_large_memory_of_which_it_asks_for_large_pages():
     assert all(error < 1e-5 for error in relative_errors(results, expected).values())
 
 
-@pytest.mark.parametrize("cell", ["gru", "lstm"])
 def test_what_does_not_fit_the_weights_is_rejected(cell):
     module = layers_of(cell, "native", "none", (2, 3, 4, 5)).float()
     data = batch(module, resets("none", 2, 3))
     with set_recurrent_mode(True):
         with pytest.raises(ValueError, match="inputs have 4 features; these have 6"):
             module(data.clone().set("x", torch.randn(2, 3, 6)))
-        with pytest.raises(ValueError, match="float64"):
-            module(data.clone().set("x", data["x"].double()))
+        assert "float64" in error_of(module, data.clone().set("x", data["x"].double()), kind=ValueError)
 
 
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
-@pytest.mark.parametrize("cell", ["gru", "lstm"])
 def test_what_is_not_finite_is_passed_on_up_to_the_next_reset(cell, bad):
     size = (3, 9, 4, 19)
     module, reference = (layers_of(cell, backend, "none", size).float() for backend in ("native", "reference"))
@@ -273,7 +269,6 @@ GRADIENTS = {
 
 
 @pytest.mark.parametrize("layout", GRADIENTS.values(), ids=GRADIENTS.keys())
-@pytest.mark.parametrize("cell", ["gru", "lstm"])
 def test_gradients_of_any_layout_give_the_same(cell, layout):
     module = layers_of(cell, "native", "none", (3, 7, 4, 19))
     data = batch(module, resets("random", 3, 7))

@@ -4,7 +4,7 @@ import pytest
 import torch
 from parity import PATTERNS, batch, outputs_and_gradients, relative_errors, resets
 from tensordict import TensorDict
-from triton_layers import CELLS, WAYS, assert_within, make
+from triton_layers import WAYS, assert_within, make
 
 from recurrl.recurrent import set_recurrent_mode
 
@@ -18,14 +18,12 @@ TOLERANCES = {"ieee": 2e-5, "tf32x3": 2e-5, "tf32": 2e-3, "bf16": 2e-2}
 @pytest.mark.parametrize("recompute", WAYS.values(), ids=WAYS.keys())
 @pytest.mark.parametrize("hidden", [1, 17, 64, 96, 128, 200, 512, 1024])
 @pytest.mark.parametrize("precision", TOLERANCES)
-@pytest.mark.parametrize("cell", CELLS)
 def test_kernels_equal_the_reference(cell, precision, hidden, recompute, pattern):
     module = make(cell, hidden, precision=precision, **recompute).cuda()
     assert_within(module, batch(module, resets(pattern, 37, 21)), TOLERANCES[precision])
 
 
 @pytest.mark.parametrize("backend", ["pad", "scan"])
-@pytest.mark.parametrize("cell", CELLS)
 def test_the_other_backends_equal_the_reference(cell, backend):
     module = make(cell, 64, backend).cuda()
     assert_within(module, batch(module, resets("random", 37, 21)), 2e-5)
@@ -41,7 +39,6 @@ def test_the_kernels_of_linear_cells_equal_the_reference(cell, pattern):
 
 
 @pytest.mark.parametrize("hidden", [64, 256])
-@pytest.mark.parametrize("cell", CELLS)
 def test_a_captured_layer_follows_new_data(cell, hidden):
     module = make(cell, hidden).cuda().requires_grad_(False)
     data = batch(module, resets("random", 16, 12)).cuda()

@@ -9,14 +9,9 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from recurrl.recurrent import (
-    GRUModule,
-    get_recurrent_matmul_precision,
-    precision,
-    set_recurrent_matmul_precision,
-    set_recurrent_mode,
-)
+from recurrl.recurrent import GRUModule, precision, set_recurrent_mode
 from recurrl.recurrent.auto import _warn_once as warn_once
+from recurrl.recurrent.precision import get_recurrent_matmul_precision, set_recurrent_matmul_precision
 from recurrl.runtime import environment
 
 CPU = torch.device("cpu")

@@ -98,11 +98,8 @@ FORMS = {  # the shapes of a and of a state, and the dimension of real and imagi
 }
 
 
-RECURRENCES = [
-    linear_recurrence,
-    pytest.param(NativeRecurrence.recurrence, marks=pytest.mark.native),
-    TritonRecurrence.recurrence,
-]
+OF_NATIVE = pytest.param(NativeRecurrence.recurrence, marks=pytest.mark.native)
+RECURRENCES = [linear_recurrence, OF_NATIVE, TritonRecurrence.recurrence]
 
 
 @pytest.mark.parametrize("steps", [(2, 7), ()], ids=["of each step", "of all steps"])

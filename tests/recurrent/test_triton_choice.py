@@ -4,7 +4,6 @@ from itertools import product
 
 import pytest
 import torch
-from triton_layers import CELLS
 
 from benchmarks import kernels
 from recurrl.recurrent import backends
@@ -43,7 +42,6 @@ def test_an_old_gpu_is_rejected(capability, runs, monkeypatch):
     assert runs or "needs compute capability 8.0 or above" in str(reason)
 
 
-@pytest.mark.parametrize("cell", CELLS)
 def test_every_launch_specifies_all_arguments(cell):
     for precision, hidden in product(tiles.PRECISIONS, [1, 64, 128, 1000]):
         for launch in kernels.launches_of(kernels.Layer(cell, hidden, precision, 90)):

@@ -21,7 +21,6 @@ from recurrl.recurrent.segments import Segments
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
 
 
-@pytest.mark.parametrize("cell", CELLS)
 def test_without_gradients_no_gates_are_kept(cell, kept_gates):
     module = make(cell, 6)
     data = batch(module, resets("random", 5, 7))
@@ -47,7 +46,6 @@ def kept_gates(monkeypatch):
     return kept
 
 
-@pytest.mark.parametrize("cell", CELLS)
 @pytest.mark.parametrize(("recompute", "is_kept"), [("none", True), ("full", False)])
 def test_recomputation_keeps_no_gates(cell, recompute, is_kept, monkeypatch):
     kept = []
@@ -79,7 +77,6 @@ class NoLookAtTheData(TorchDispatchMode):
 
 @pytest.mark.parametrize("recompute", ["none", "full"])
 @pytest.mark.parametrize("choose", [tiles.configuration, small_tiles], ids=["all steps", "step by step"])
-@pytest.mark.parametrize("cell", CELLS)
 def test_no_data_is_read_on_the_host(cell, choose, recompute, monkeypatch):
     monkeypatch.setattr(tiles, "configuration", choose)
     module = make(cell, 17, bidirectional=True, **WAYS[recompute])

@@ -31,7 +31,6 @@ SIZES = [24, *(pytest.param(size, marks=pytest.mark.slow) for size in (1, 17, 50
 @pytest.mark.parametrize("recompute", WAYS)
 @pytest.mark.parametrize("precision", TOLERANCES)
 @pytest.mark.parametrize("hidden", SIZES)
-@pytest.mark.parametrize("cell", CELLS)
 def test_kernels_equal_the_reference_that_rounds_the_same_operands(cell, hidden, precision, recompute):
     """Each row of the batch has a different reset pattern."""
     module = make(cell, hidden, precision=precision, **WAYS[recompute])
@@ -40,7 +39,6 @@ def test_kernels_equal_the_reference_that_rounds_the_same_operands(cell, hidden,
 
 
 @pytest.mark.parametrize(("precision", "other"), [("ieee", "tf32"), ("tf32", "bf16"), ("bf16", "ieee")])
-@pytest.mark.parametrize("cell", CELLS)
 def test_a_different_rounding_is_detected(cell, precision, other):
     module = make(cell, 24, precision=precision)
     relative = errors(module, batch(module, every_pattern(7)), rounding_of=other)
@@ -48,7 +46,6 @@ def test_a_different_rounding_is_detected(cell, precision, other):
 
 
 @pytest.mark.parametrize("recompute", WAYS)
-@pytest.mark.parametrize("cell", CELLS)
 def test_one_launch_a_step_equals_the_reference(cell, recompute, one_launch_a_step):
     assert_within(make(cell, 17, **WAYS[recompute]), batch(make(cell, 17), every_pattern(4)), TOLERANCE)
 
@@ -67,25 +64,21 @@ def test_any_resets_in_any_size(data, rows, steps, recompute, monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("cell", CELLS)
 def test_the_largest_size_equals_the_reference(cell):
     module = make(cell, tiles.MAX_HIDDEN_SIZE, precision="tf32x3")
     assert_within(module, batch(module, resets("random", 2, 2)), TOLERANCE)
 
 
 @pytest.mark.parametrize("shape", [(1, 1), (1, 9), (4, 1), (33, 3)], ids=str)
-@pytest.mark.parametrize("cell", CELLS)
 def test_any_number_of_rows_and_steps(cell, shape):
     assert_within(make(cell, 6), batch(make(cell, 6), resets("random", *shape)), TOLERANCE)
 
 
 @pytest.mark.parametrize("options", [{"num_layers": 2}, {"bias": False, "bidirectional": True}], ids=str)
-@pytest.mark.parametrize("cell", CELLS)
 def test_layers_directions_and_no_bias(cell, options):
     assert_within(make(cell, 6, **options), batch(make(cell, 6, **options), resets("random", 5, 7)), TOLERANCE)
 
 
-@pytest.mark.parametrize("cell", CELLS)
 def test_layers_directions_and_no_bias_step_by_step(cell, one_launch_a_step):
     module = make(cell, 17, num_layers=2, bias=False, bidirectional=True, **WAYS["full"])
     assert_within(module, batch(module, resets("random", 2, 3)), TOLERANCE)
@@ -97,7 +90,6 @@ def test_a_projection_is_not_possible():
 
 
 @pytest.mark.parametrize("precision", ["tf32", "bf16"])
-@pytest.mark.parametrize("cell", CELLS)
 def test_all_ways_to_compute_a_layer_round_the_same_operands(cell, precision, monkeypatch):
     """They differ only in the order of float32 sums, far less than by differently rounded operands."""
     data = batch(make(cell, 24), resets("random", 3, 4))
@@ -111,7 +103,6 @@ def test_all_ways_to_compute_a_layer_round_the_same_operands(cell, precision, mo
         assert max(relative_errors(other, results[0]).values()) < 2e-5
 
 
-@pytest.mark.parametrize("cell", CELLS)
 def test_a_loss_of_the_output_alone_has_its_gradients(cell):
     module, truth = make(cell, 6), make(cell, 6, "scan")
     data = batch(module, resets("random", 5, 7))

@@ -1,6 +1,7 @@
 """The directory of a run, and how it is found again."""
 
 import os
+from pathlib import Path
 
 import pytest
 from rejections import error_of
@@ -13,6 +14,13 @@ def test_a_run_directory_is_found_from_itself_and_from_its_checkpoints(finished_
     assert run_directory_of(finished_run / "checkpoints" / "frames_000000000032") == finished_run
 
 
+MAKE = {
+    "link": lambda path: path.symlink_to(__file__),
+    "dangling": lambda path: path.symlink_to("nothing"),
+    "folder": Path.mkdir,
+    "pipe": os.mkfifo,
+    "file": Path.touch,
+}
 IN_THE_WAY = [
     *((name, kind) for name in ("config.yaml", "summary.json", "metrics.csv") for kind in ("link", "folder", "pipe")),
     *((name, "file") for name in ("checkpoints", "tensorboard", "checkpoints/frames_000000000032")),
@@ -25,18 +33,7 @@ IN_THE_WAY = [
 def test_what_is_where_a_run_is_to_write_is_found_before_it_trains(tmp_path, name, kind):
     path = tmp_path / "run" / name
     path.parent.mkdir(parents=True)
-    (tmp_path / "elsewhere").touch()
-    match kind:
-        case "link":
-            path.symlink_to(tmp_path / "elsewhere")
-        case "dangling":
-            path.symlink_to(tmp_path / "nothing")
-        case "folder":
-            path.mkdir()
-        case "pipe":
-            os.mkfifo(path)
-        case "file":
-            path.touch()
+    MAKE[kind](path)
     error = error_of(check_writable_places, tmp_path / "run")
     assert error.startswith(f"{path} is ")
     assert "Move it away" in error

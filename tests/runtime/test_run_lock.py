@@ -5,6 +5,7 @@ import fcntl
 import os
 
 import pytest
+from rejections import error_of
 
 from recurrl.errors import ConfigError
 from recurrl.runtime.run_directory import LOCK, locked
@@ -25,18 +26,11 @@ def test_the_lock_of_a_killed_process_is_free(tmp_path, holder, arguments):
         assert f"process {os.getpid()} on" in (tmp_path / LOCK).read_text()
 
 
-def test_a_released_lock_can_be_acquired_again(tmp_path):
-    for _ in range(2):
-        with locked(tmp_path):
-            pass
-
-
 @pytest.mark.parametrize("content", [b"", b"\xff", b"process \x1b[2J", b"x" * 9000])
 def test_a_holder_that_does_not_say_who_it_is_is_another_process(tmp_path, holder, content):
     holder(tmp_path)
     (tmp_path / LOCK).write_bytes(content)
-    with pytest.raises(ConfigError, match="in use by another process"):
-        locked(tmp_path).__enter__()
+    assert "in use by another process" in error_of(locked(tmp_path).__enter__)
 
 
 @pytest.mark.parametrize("make", [os.mkfifo, os.mkdir], ids=["pipe", "folder"])

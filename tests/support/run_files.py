@@ -7,6 +7,8 @@ from collections.abc import Mapping
 import torch
 import yaml
 
+from recurrl.tracking.csv import CsvTracker
+
 SUMMARY_KEYS = {
     *("status", "error", "frames", "wall_time_s", "train_time_s", "frames_per_s", "startup_time_s"),
     *("pretrain_log_likelihood", "train_return_mean", "eval_return_mean", "eval_return_std", "eval_episodes"),
@@ -20,6 +22,11 @@ def summary(run):
     return json.loads((run / "summary.json").read_text(encoding="utf-8"))
 
 
+def ended(run, *names):
+    """How a run ended: the status in its summary, and what else is named."""
+    return tuple(summary(run)[name] for name in ("status", *names))
+
+
 def settings(run):
     return yaml.safe_load((run / "config.yaml").read_text(encoding="utf-8"))
 
@@ -27,6 +34,14 @@ def settings(run):
 def metrics(run):
     with (run / "metrics.csv").open(encoding="utf-8", newline="") as file:
         return list(csv.DictReader(file))
+
+
+def write_rows(path, rows):
+    """Writes metrics as a run does: of each row, the frames and what was logged."""
+    tracker = CsvTracker(path)
+    for frames, logged in rows:
+        tracker.log(frames, logged)
+    tracker.close()
 
 
 def contents(folder):

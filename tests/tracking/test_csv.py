@@ -6,17 +6,11 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from run_files import metrics
+from rejections import error_of
+from run_files import metrics, write_rows
 
 from recurrl.errors import ConfigError
 from recurrl.tracking.csv import CsvTracker, make
-
-
-def write(path, rows):
-    tracker = CsvTracker(path)
-    for frames, logged in rows:
-        tracker.log(frames, logged)
-    tracker.close()
 
 
 def test_a_row_is_in_the_file_before_the_tracker_is_closed(tmp_path):
@@ -29,7 +23,7 @@ def test_a_row_is_in_the_file_before_the_tracker_is_closed(tmp_path):
 
 def test_a_later_metric_gets_a_column_and_earlier_rows_an_empty_cell(tmp_path):
     path = tmp_path / "metrics.csv"
-    write(path, [(8, {"a": 1.0}), (16, {"a": 2.0, "eval/return_mean": 9.0}), (24, {"a": 3.0})])
+    write_rows(path, [(8, {"a": 1.0}), (16, {"a": 2.0, "eval/return_mean": 9.0}), (24, {"a": 3.0})])
     assert path.read_text() == "frames,a,eval/return_mean\n8,1.0,\n16,2.0,9.0\n24,3.0,\n"
     assert list(tmp_path.iterdir()) == [path]
 
@@ -42,7 +36,7 @@ names = st.text(st.characters(exclude_categories=["Cs", "Cc", "Zl", "Zp"]), min_
 def test_whatever_was_logged_is_read_back_to_the_last_digit_under_its_name(rows):
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory) / "metrics.csv"
-        write(path, enumerate(rows, start=1))
+        write_rows(path, enumerate(rows, start=1))
         for index, (row, logged) in enumerate(zip(metrics(path.parent), rows, strict=True), start=1):
             assert int(row.pop("frames")) == index
             cells = {name: float(cell) for name, cell in row.items() if cell}
@@ -70,7 +64,7 @@ def test_a_run_that_resumes_in_its_directory_continues_its_rows(logger_options, 
 
 
 def test_a_resumed_run_that_logs_nothing_changes_nothing(logger_options, tmp_path):
-    write(tmp_path / "metrics.csv", [(8, {"a": 8.0}), (16, {"a": 16.0})])
+    write_rows(tmp_path / "metrics.csv", [(8, {"a": 8.0}), (16, {"a": 16.0})])
     before = (tmp_path / "metrics.csv").read_bytes()
     make(logger_options(), tmp_path, {}).close(exit_code=1)
     assert (tmp_path / "metrics.csv").read_bytes() == before
@@ -91,14 +85,11 @@ def test_a_file_that_no_run_wrote_is_rejected_before_anything_is_trained(tmp_pat
     assert path.read_text() == text
 
 
-@pytest.mark.parametrize("kind", ["pipe", "folder", "not text"])
-def test_what_is_not_a_file_of_text_is_rejected_without_waiting(tmp_path, kind):
+NO_TEXT = {"pipe": os.mkfifo, "folder": Path.mkdir, "not text": lambda path: path.write_bytes(b"frames\n\xff\n")}
+
+
+@pytest.mark.parametrize("place", NO_TEXT.values(), ids=NO_TEXT)
+def test_what_is_not_a_file_of_text_is_rejected_without_waiting(tmp_path, place):
     path = tmp_path / "metrics.csv"
-    if kind == "pipe":
-        os.mkfifo(path)
-    elif kind == "folder":
-        path.mkdir()
-    else:
-        path.write_bytes(b"frames\n\xff\n")
-    with pytest.raises(ConfigError, match=r"metrics\.csv is not "):
-        CsvTracker(path)
+    place(path)
+    assert "metrics.csv is not " in error_of(CsvTracker, path)

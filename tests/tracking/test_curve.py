@@ -5,8 +5,8 @@ import numpy
 import pytest
 from matplotlib.figure import Figure
 from matplotlib.image import imread
+from run_files import write_rows
 
-from recurrl.tracking.csv import CsvTracker
 from recurrl.tracking.curve import plot_learning_curve
 
 TRAIN, EVAL, STD = "train/return_mean", "eval/return_mean", "eval/return_std"
@@ -21,10 +21,7 @@ def plot(tmp_path, monkeypatch):
 
     def plot(rows, rendered=False):
         path = tmp_path / "metrics.csv"
-        tracker = CsvTracker(path)
-        for frames, metrics in rows:
-            tracker.log(frames, metrics)
-        tracker.close()
+        write_rows(path, rows)
 
         def record(figure, png, **options):
             saved.append(figure)

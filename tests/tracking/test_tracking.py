@@ -2,6 +2,7 @@ import subprocess
 import sys
 
 import pytest
+from rejections import error_of
 
 import recurrl.tracking
 import recurrl.tracking.csv
@@ -48,8 +49,7 @@ def test_opened_destinations_are_closed_as_failed_when_a_later_one_fails(logger_
     first = Recorder()
     monkeypatch.setattr(recurrl.tracking.csv, "make", lambda *_: first)
     monkeypatch.setattr(recurrl.tracking.tensorboard, "make", fail)
-    with pytest.raises(ValueError, match="not here"):
-        make_trackers(logger_options("tensorboard"), tmp_path, {})
+    assert "not here" in error_of(make_trackers, logger_options("tensorboard"), tmp_path, {}, kind=ValueError)
     assert first.events == [("", "closed", 1)]
 
 

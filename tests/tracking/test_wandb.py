@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import wandb
+from rejections import error_of
 from run_files import metrics, settings
 from wandb_files import config_of, history, only, records
 from wandb_server import synced
@@ -132,8 +133,7 @@ def test_online_stays_online_because_wandb_may_not_offer_another_mode(
         raise wandb.Error("no run")
 
     monkeypatch.setattr(wandb, "init", init)
-    with pytest.raises(ValueError, match="no run"):
-        make(logger_options("wandb", mode=mode), tmp_path, {})
+    assert "no run" in error_of(make, logger_options("wandb", mode=mode), tmp_path, {}, kind=ValueError)
 
 
 def test_online_without_a_login_is_an_error_that_says_what_to_do(machine, logger_options, tmp_path):
@@ -160,9 +160,9 @@ def test_a_run_gets_the_name_in_the_environment(machine, logger_options, tmp_pat
     assert run.display_name == "mine"
 
 
-def test_a_sweep_is_a_group_of_finished_runs_with_every_metric_of_every_row(machine, recurrl_train, tiny, tmp_path):
+def test_a_sweep_is_a_group_of_finished_runs_with_every_metric_of_every_row(machine, train, tiny, tmp_path):
     ours = ["-m", *tiny, "logger=wandb", "logger.mode=offline", "cell=gru,lstm", "hydra.sweep.dir=sweep"]
-    recurrl_train(*ours, cwd=tmp_path).succeeded()
+    train(*ours).succeeded()
     for job, cell in enumerate(("gru", "lstm")):
         run_dir = tmp_path / "sweep" / str(job)
         recorded = records(run_dir)

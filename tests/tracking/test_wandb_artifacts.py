@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from disks import with_a_disk_of_its_own
-from run_files import summary
+from run_files import contents, summary
 from wandb_files import history, records
 from wandb_server import synced
 
@@ -20,10 +20,6 @@ OFFLINE = "logger.mode=offline"
 @pytest.fixture
 def upload(machine, recurrl_upload, tmp_path):
     return lambda *arguments: recurrl_upload(*arguments, cwd=tmp_path)
-
-
-def contents(folder):
-    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def test_the_best_checkpoint_of_a_run_offline_waits_for_wandb_sync(trained, upload, tmp_path):

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from run_files import metrics, summary
+from run_files import ended, metrics, summary
 from wandb_server import WandbServer, synced
 
 from recurrl.checkpoint import Checkpoint, files
@@ -147,9 +147,8 @@ def test_a_run_that_wandb_cannot_start_fails_before_training(machine, trained, t
     assert (outcome.code, "Traceback" in outcome.err) == (1, False)
     assert seconds < 10
     assert outcome.error.startswith("logger=wandb could not start a run with logger.mode=online: ")
-    result = summary(tmp_path / "run")
-    assert (result["status"], result["frames"]) == ("failed", 0)
-    assert reason in result["error"]
+    assert ended(tmp_path / "run", "frames") == ("failed", 0)
+    assert reason in summary(tmp_path / "run")["error"]
     for text in (reason, "logger.mode=offline", "logger=csv"):
         assert text in outcome.error
 
