@@ -251,17 +251,6 @@ def find(path: Path, which: str = LAST) -> Path:
     return newest if which == LAST else _best_in(run_dir)
 
 
-def best(run_dir: Path) -> tuple[Path, dict[str, Any]]:
-    """The best checkpoint of a run, and what describes it: frames, evaluation, version and its files' SHA-256.
-
-    Raises:
-        ConfigError: the run has no evaluated checkpoint.
-    """
-    saved = Checkpoint(_best_in(run_dir))
-    described = {"frames": saved.frames, "version": saved.version, "sha256": saved.checksums}
-    return saved.path, {**(saved.evaluation or {}), **described}
-
-
 def _newest(run_dir: Path) -> Path | None:
     return next(reversed(files.checkpoints_in(run_dir / CHECKPOINTS)), None)
 
