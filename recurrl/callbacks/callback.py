@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import inspect
 import logging
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from tensordict import TensorDictBase
 
-from recurrl.agent import Agent
 from recurrl.algorithms.metrics import check_numbers, merged
-from recurrl.config import EnvConfig
-from recurrl.errors import ConfigError, require
+from recurrl.errors import require
 from recurrl.evaluation import random_numbers_restored
-from recurrl.policy import Policy
-from recurrl.runtime.serialization import Stateful, state_copy
+from recurrl.runtime.serialization import state_copy
 
 if TYPE_CHECKING:
     from recurrl.trainer import Trainer
@@ -28,15 +23,9 @@ logger = logging.getLogger(__name__)
 class Callback:
     """Runs at fixed points of :meth:`recurrl.trainer.Trainer.fit`. A subclass overrides the methods that it needs.
 
-    Those of users run on rank 0 alone, and may write files.
-
-    What a callback draws at random in ``on_iteration`` changes the run; :class:`IterationCallback` leaves it unchanged.
+    Those of users are in runs of one process, and may write files. To act with the policy, make an
+    ``Agent(trainer.policy, trainer.config.env)``.
     """
-
-    @property
-    def name(self) -> str:
-        """The name of its state in checkpoints."""
-        return type(self).__name__
 
     def on_start(self, trainer: Trainer) -> None:
         """Called once, before the first iteration."""
@@ -45,14 +34,18 @@ class Callback:
         """Called with each rollout ``[N, T]``, before the update."""
 
     def on_iteration(self, trainer: Trainer, metrics: dict[str, float]) -> bool | None:
-        """Called after each update. ``trainer.frames`` includes the iteration.
+        """Called after each update, before the iteration is saved, evaluated and logged.
+
+        What it draws at random does not change the run.
 
         Args:
-            trainer: the run.
-            metrics: the iteration's metrics, to which callbacks add. After the evaluation they include its metrics.
+            trainer: the run. ``trainer.frames`` includes the iteration; ``trainer.evaluation`` has the metrics of an
+                evaluation after the iteration before.
+            metrics: the iteration's metrics, to which callbacks add.
 
         Returns:
-            True to end the run after this iteration, as ``trainer.stop()`` does.
+            True to stop, as ``trainer.stop()`` does: the run is saved and evaluated as at its end, with the status
+            ``stopped``. It can be resumed.
         """
 
     def on_end(self, trainer: Trainer) -> None:
@@ -73,51 +66,6 @@ class Callback:
         """Restores what ``state_dict`` returned."""
 
 
-class IterationCallback(Protocol):
-    """A callback of a run that only reads its metrics and its policy.
-
-    It may have ``state_dict()`` and ``load_state_dict(state)``: checkpoints then hold its state, of tensors and plain
-    values.
-    """
-
-    def on_iteration(self, metrics: Mapping[str, float], policy: Agent) -> bool | None:
-        """Called after each iteration, before it is logged. What it draws at random does not change the run.
-
-        Args:
-            metrics: the iteration's metrics, with ``frames``, and the evaluation's if there was one after it.
-            policy: acts with the parameters that the iteration learned.
-
-        Returns:
-            True to stop: the run is saved and evaluated as at its end, with the status ``stopped``. It can be resumed.
-        """
-
-
-class UserCallback(Callback):
-    """An :class:`IterationCallback` as a callback of the trainer."""
-
-    def __init__(self, callback: IterationCallback, policy: Policy, env: EnvConfig) -> None:
-        self._callback, self._agent = callback, Agent(policy, env)
-
-    @property
-    def name(self) -> str:
-        """The name of the user's class."""
-        return type(self._callback).__name__
-
-    def on_iteration(self, trainer: Trainer, metrics: dict[str, float]) -> bool | None:
-        """Calls the user's with metrics that it cannot change, because the run would not log them."""
-        with random_numbers_restored():
-            return self._callback.on_iteration(MappingProxyType({"frames": trainer.frames, **metrics}), self._agent)
-
-    def state_dict(self) -> dict[str, Any]:
-        """The callback's state, if it has one."""
-        return self._callback.state_dict() if isinstance(self._callback, Stateful) else {}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restores the callback's state."""
-        if isinstance(self._callback, Stateful):
-            self._callback.load_state_dict(state)
-
-
 def check_callbacks(callbacks: Sequence[Any]) -> None:
     """Rejects what would not be called as its author meant, before a run begins.
 
@@ -126,32 +74,17 @@ def check_callbacks(callbacks: Sequence[Any]) -> None:
     """
     require(isinstance(callbacks, list | tuple), f"callbacks must be a list (got a {type(callbacks).__name__}).")
     for each in callbacks:
+        name = getattr(each, "__name__", None) if isinstance(each, type) else type(each).__name__
         require(
-            not isinstance(each, type),
-            f"callbacks must be objects (got a class). Give {getattr(each, '__name__', each)}().",
+            isinstance(each, Callback),
+            f"callbacks must hold objects whose class derives from recurrl.Callback (got {each!r:.80}). "
+            + (f"Give {name}()." if isinstance(each, type) else f"Derive {name} from it."),
         )
-        name, derives = type(each).__name__, isinstance(each, Callback)
-        known = {method for method in vars(Callback if derives else IterationCallback) if method.startswith("on_")}
-        unknown = sorted(method for method in dir(each) if method.startswith("on_") and method not in known)
+        unknown = sorted(method for method in dir(each) if method.startswith("on_") and not hasattr(Callback, method))
+        known = sorted(method for method in vars(Callback) if method.startswith("on_"))
         require(
             not unknown,
-            f"The callback {name} has {', '.join(unknown)}, which nothing calls. It may have {', '.join(sorted(known))}"
-            + ("." if derives else "; the others of recurrl.Callback if it derives from that."),
-        )
-        arguments, others = ("trainer, metrics", "metrics") if derives else ("metrics, policy", "trainer")
-        try:
-            signature = inspect.signature(each.on_iteration)
-            signature.bind(*arguments.split(", "))
-        except (AttributeError, TypeError, ValueError) as error:
-            raise ConfigError(f"The callback {name} must have on_iteration({arguments}): {error}.") from error
-        require(
-            next(iter(signature.parameters)) != others,
-            f"The callback {name} must have on_iteration({arguments}), because it "
-            + ("derives from recurrl.Callback." if derives else "does not derive from recurrl.Callback."),
-        )
-        require(
-            hasattr(each, "state_dict") == hasattr(each, "load_state_dict"),
-            f"The callback {name} must have both state_dict and load_state_dict, or neither.",
+            f"The callback {name} has {', '.join(unknown)}, which nothing calls. It may have {', '.join(known)}.",
         )
 
 
@@ -161,8 +94,9 @@ class Callbacks:
     def __init__(self, callbacks: Sequence[Callback]) -> None:
         self._callbacks: dict[str, Callback] = {}
         for callback in callbacks:
-            number = sum(callback.name == other.name for other in self._callbacks.values())
-            self._callbacks[f"{callback.name}_{number}" if number else callback.name] = callback
+            name = type(callback).__name__
+            number = sum(type(other).__name__ == name for other in self._callbacks.values())
+            self._callbacks[f"{name}_{number}" if number else name] = callback
 
     def on_start(self, trainer: Trainer) -> None:
         """Calls ``on_start`` of each, before the first iteration."""
@@ -177,13 +111,14 @@ class Callbacks:
     def on_iteration(self, trainer: Trainer, metrics: dict[str, float]) -> None:
         """Calls ``on_iteration`` of each, after the update.
 
-        Once a signal has stopped the evaluation no other is called: a resumed run repeats the iteration's.
+        Raises:
+            ConfigError: one has added a metric that is not a number.
         """
-        for callback in self._callbacks.values():
-            if callback.on_iteration(trainer, metrics):
-                trainer.stop()
-            if trainer.evaluation is None:
-                return
+        with random_numbers_restored():
+            for callback in self._callbacks.values():
+                if callback.on_iteration(trainer, metrics):
+                    trainer.stop()
+        check_numbers(metrics)
 
     def on_end(self, trainer: Trainer) -> None:
         """Calls ``on_end`` of each, after the last iteration."""

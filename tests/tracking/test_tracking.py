@@ -1,5 +1,6 @@
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 from rejections import error_of
@@ -7,12 +8,12 @@ from rejections import error_of
 import recurrl.tracking
 import recurrl.tracking.csv
 import recurrl.tracking.tensorboard
-from recurrl.callbacks.builtin import Log
+from recurrl.callbacks.builtin import Recorder
 from recurrl.tracking import Tracker, make_trackers
 from recurrl.tracking.csv import CsvTracker
 
 
-class Recorder(Tracker):
+class Destination(Tracker):
     def __init__(self, events=None, name="", failure=None):
         self.events = [] if events is None else events
         self.name = name
@@ -30,9 +31,11 @@ class Recorder(Tracker):
 @pytest.mark.parametrize("failing", [0, 1, 2])
 def test_closing_reaches_every_destination_and_raises_the_failure_of_one(failing):
     events = []
-    trackers = [Recorder(events, str(i), OSError("disk full") if i == failing else None) for i in range(3)]
+    failures = [OSError("disk full") if i == failing else None for i in range(3)]
+    trackers = {str(i): Destination(events, str(i), failures[i]) for i in range(3)}
+    config = SimpleNamespace(total_frames=1)
     with pytest.raises(OSError, match="disk full"):
-        Log(trackers, diagnosis=None, save=None, total_frames=1).close(failed=True)
+        Recorder(config, None, {}, trackers, start=None, restarts=None, diagnosis=None).close(failed=True)
     assert sorted(events) == [(name, "closed", 1) for name in ("0", "1", "2")]
 
 
@@ -46,7 +49,7 @@ def test_opened_destinations_are_closed_as_failed_when_a_later_one_fails(logger_
     def fail(*_):
         raise ValueError("not here")
 
-    first = Recorder()
+    first = Destination()
     monkeypatch.setattr(recurrl.tracking.csv, "make", lambda *_: first)
     monkeypatch.setattr(recurrl.tracking.tensorboard, "make", fail)
     assert "not here" in error_of(make_trackers, logger_options("tensorboard"), tmp_path, {}, kind=ValueError)
