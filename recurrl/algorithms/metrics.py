@@ -49,7 +49,6 @@ class Losses(NamedTuple):
         return sum(others, first)
 
 
-@torch.no_grad()
 def step_metrics(losses: Losses, norm: Tensor, skipped: Tensor, taken: Tensor) -> dict[str, Tensor]:
     """The metrics of a gradient step, by the names of their columns in ``metrics.csv``, and its ratios.
 
