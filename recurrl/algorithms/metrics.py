@@ -60,7 +60,7 @@ def step_metrics(losses: Losses, norm: Tensor, skipped: Tensor, taken: Tensor) -
     """
     terms = {f"loss/{name}": term.detach() for name, term in losses.terms.items()}
     metrics = losses.metrics if losses.mask is None else _weighted(losses.metrics, losses.mask.flatten())
-    ratios = dict[str, Tensor]()
+    ratios = {}
     if losses.log_ratio is not None:
         mask = torch.ones_like(losses.log_ratio, dtype=torch.bool) if losses.mask is None else losses.mask
         ratios = {_LOG_RATIO: losses.log_ratio.flatten(), _MASK: mask.flatten()}
@@ -79,11 +79,9 @@ def mean_metrics(steps: Sequence[Mapping[str, Tensor]], log_clip_range: tuple[fl
         ConfigError: some have other metrics than the first.
     """
     for step in steps:
-        if changed := step.keys() ^ steps[0].keys():
-            raise ConfigError(
-                f"The loss returns {sorted(changed)} for some minibatches only. Return the same terms and metrics for "
-                "each."
-            )
+        if changed := sorted(step.keys() ^ steps[0].keys()):
+            advice = "Return the same terms and metrics for each."
+            raise ConfigError(f"The loss returns {changed} for some minibatches only. {advice}")
     columns = {name: torch.stack([step[name] for step in steps]) for name in steps[0] if name not in _RATIOS}
     if _LOG_RATIO in steps[0]:
         # Minibatches may differ in size.
