@@ -159,7 +159,8 @@ class GRPOLoss(LossModule):
             self.samples_mc_entropy,
         )
         assert losses.log_ratio is not None
-        ratios = ratio_metrics(losses.log_ratio, losses.mask, self.log_clip_range)
+        assert losses.mask is not None
+        ratios = ratio_metrics(losses.log_ratio.flatten(), losses.mask.flatten(), self.log_clip_range)
         metrics = {name.removeprefix("policy/"): value for name, value in ratios.items()}
         return GRPOLossOutput(
             **{f"loss_{name}": term for name, term in losses.terms.items()},

@@ -192,7 +192,7 @@ class Algorithm(nn.Module):
                 break
             if self.options.target_kl is not None and self._kl(steps[before:]) > self.options.target_kl:
                 break
-        metrics = mean_metrics(steps)
+        metrics = mean_metrics(steps, self.log_clip_range)
         check_gradient(self, metrics)
         check_all_optimized(self)
         optim = {"optim/lr": self._lr, "optim/signal": self.gradient_signal.share}
@@ -217,11 +217,11 @@ class Algorithm(nn.Module):
         norm = nn.utils.clip_grad_norm_(self._trained, self.options.max_grad_norm or math.inf)
         # The sum is finite only if both are; a product with zero is NaN otherwise.
         skipped = ((total + norm) * 0.0).float().nan_to_num(nan=1.0)
-        taken = 1.0 - skipped if losses.weight is None else (1.0 - skipped) * (losses.weight > 0)
         # Fused optimizers read it, as torch.amp.GradScaler sets it, and take no step where it is 1.
-        self.optimizer.found_inf = 1.0 - taken  # type: ignore[attr-defined]
+        not_taken = skipped if losses.weight is None else skipped.maximum(losses.weight <= 0)
+        self.optimizer.found_inf = not_taken  # type: ignore[attr-defined]
         self.optimizer.step()
-        return step_metrics(losses, norm, skipped, taken, self.log_clip_range)
+        return step_metrics(losses, norm, skipped, 1.0 - not_taken)
 
     def backward(self, slices_SK: TensorDictBase) -> tuple[Losses, Tensor]:
         """The losses of a minibatch, with all ranks' weight, and their sum, whose gradient the parameters then have."""
@@ -278,7 +278,7 @@ class Algorithm(nn.Module):
 
     def _kl(self, steps: Sequence[Metrics]) -> float:
         """The mean KL of gradient steps; NaN if none was taken."""
-        kl = torch.tensor(mean_metrics(steps).get(KL, math.nan), dtype=torch.float64)
+        kl = torch.tensor(mean_metrics(steps, self.log_clip_range).get(KL, math.nan), dtype=torch.float64)
         return float(world().gathered(kl).mean())
 
     def components(self) -> dict[str, Any]:

@@ -147,7 +147,7 @@ def check_skipped(algorithm: Algorithm, steps: Sequence[Mapping[str, Tensor]]) -
     """
     in_a_row = int(algorithm.skipped_in_a_row)
     # An empty minibatch between them is neither.
-    for skipped, taken in torch.stack([torch.stack([step[SKIPPED], step[STEPS]]) for step in steps]).tolist():
+    for skipped, taken in torch.stack([step[name] for step in steps for name in (SKIPPED, STEPS)]).view(-1, 2).tolist():
         in_a_row = 0 if taken else in_a_row + int(skipped)
     algorithm.skipped_in_a_row.fill_(in_a_row)
     if in_a_row >= MAX_SKIPPED_STEPS:

@@ -62,31 +62,35 @@ def kl_from_log_ratio(log_ratio: Tensor) -> Tensor:
 def ratio_metrics(
     log_ratio: Tensor, mask: Tensor | None, log_clip_range: tuple[float, float] | None
 ) -> dict[str, Tensor]:
-    """Metrics of the ratios of a minibatch.
+    """Metrics of the ratios of a minibatch, or of several.
 
     Args:
-        log_ratio: without gradient.
+        log_ratio: ``[..., P]`` without gradient, of the P steps of each minibatch.
         mask: true for the steps that count; None for all.
         log_clip_range: what a clipped objective clips to; None for other objectives.
     """
-    metrics = {"policy/kl": mean_of(kl_from_log_ratio(log_ratio), mask)}
+    metrics = {"policy/kl": mean_of(kl_from_log_ratio(log_ratio), mask, -1)}
     if log_clip_range is not None:
         low, high = log_clip_range
         outside = (log_ratio < low) | (log_ratio > high)
-        metrics["policy/clip_fraction"] = mean_of(outside.to(log_ratio.dtype), mask)
+        metrics["policy/clip_fraction"] = mean_of(outside.to(log_ratio.dtype), mask, -1)
     metrics["policy/effective_sample_size"] = effective_sample_fraction(log_ratio, mask)
     return metrics
 
 
-def mean_of(value: Tensor, mask: Tensor | None) -> Tensor:
-    """The mean over unmasked steps, zero if there are none; over all steps without a mask."""
-    return value.mean() if mask is None else torch.where(mask, value, 0.0).sum() / mask.sum().clamp(min=1)
+def mean_of(value: Tensor, mask: Tensor | None, dim: int | None = None) -> Tensor:
+    """The mean over unmasked steps, zero if there are none; over all without a mask. By default over all dimensions."""
+    return value.mean(dim) if mask is None else torch.where(mask, value, 0.0).sum(dim) / mask.sum(dim).clamp(min=1)
 
 
 def effective_sample_fraction(log_ratio: Tensor, mask: Tensor | None) -> Tensor:
-    """(Σρ)² / (n Σρ²) over the n unmasked ratios: 1 if all are equal, 1/n if one outweighs all others."""
+    """(Σρ)² / (n Σρ²) over the n unmasked ratios of each minibatch ``[..., P]``.
+
+    It is 1 if all are equal, and 1/n if one outweighs all others.
+    """
     if mask is not None:
         log_ratio = log_ratio.where(mask, -math.inf)
     # Dividing by the largest ratio cancels out, and keeps exponentials from overflowing.
-    weight = (log_ratio - log_ratio.max()).exp()
-    return mean_of(weight, mask).square() / mean_of(weight.square(), mask).clamp(min=torch.finfo(weight.dtype).tiny)
+    weight = (log_ratio - log_ratio.amax(-1, keepdim=True)).exp()
+    mean, square = (mean_of(each, mask, -1) for each in (weight, weight.square()))
+    return mean.square() / square.clamp(min=torch.finfo(weight.dtype).tiny)

@@ -10,12 +10,15 @@ from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from recurrl.algorithms.importance import ratio_metrics
 from recurrl.errors import ConfigError
 from recurrl.runtime.ranks import world
 
 KL, STEPS, SKIPPED, GRAD_NORM = "policy/kl", "optim/steps", "optim/skipped_steps", "optim/grad_norm"
+# Of a gradient step's ratios, until mean_metrics makes the metrics of all steps from them at once.
+_RATIOS = _LOG_RATIO, _MASK = "log_ratio", "mask"
 
 Value = TypeVar("Value")
 
@@ -46,48 +49,57 @@ class Losses(NamedTuple):
         return sum(others, first)
 
 
-@torch.no_grad()
-def step_metrics(
-    losses: Losses, norm: Tensor, skipped: Tensor, taken: Tensor, log_clip_range: tuple[float, float] | None
-) -> dict[str, Tensor]:
-    """The metrics of a gradient step, by the names of their columns in ``metrics.csv``.
+def step_metrics(losses: Losses, norm: Tensor, skipped: Tensor, taken: Tensor) -> dict[str, Tensor]:
+    """The metrics of a gradient step, by the names of their columns in ``metrics.csv``, and its ratios.
 
     Args:
         losses: of its minibatch.
         norm: of the gradient, before clipping.
         skipped: 1 if the step was skipped because it is not finite, else 0.
         taken: 1 if the optimizer took the step, else 0.
-        log_clip_range: the log-ratios that a clipped objective clips to; None for other objectives.
     """
-    metrics = losses.metrics
-    if losses.log_ratio is not None:
-        metrics = merged(metrics, ratio_metrics(losses.log_ratio, losses.mask, log_clip_range))
-    if losses.mask is not None and world().size > 1:
-        share, _ = share_of_ranks(losses.mask.sum().double())
-        metrics = {name: value * share for name, value in metrics.items()}
     terms = {f"loss/{name}": term.detach() for name, term in losses.terms.items()}
-    return merged(terms, metrics, {GRAD_NORM: norm, SKIPPED: skipped, STEPS: taken})
+    metrics = losses.metrics if losses.mask is None else _weighted(losses.metrics, losses.mask.flatten())
+    ratios = {}
+    if losses.log_ratio is not None:
+        mask = torch.ones_like(losses.log_ratio, dtype=torch.bool) if losses.mask is None else losses.mask
+        ratios = {_LOG_RATIO: losses.log_ratio.flatten(), _MASK: mask.flatten()}
+    return merged(terms, metrics, ratios, {GRAD_NORM: norm, SKIPPED: skipped, STEPS: taken})
 
 
 @torch.no_grad()
-def mean_metrics(steps: Sequence[Mapping[str, Tensor]]) -> dict[str, float]:
+def mean_metrics(steps: Sequence[Mapping[str, Tensor]], log_clip_range: tuple[float, float] | None) -> dict[str, float]:
     """The mean metrics of the gradient steps taken, if there are any; how many were taken, and how many skipped.
+
+    Args:
+        steps: the :func:`step_metrics` of each.
+        log_clip_range: the log-ratios that a clipped objective clips to; None for other objectives.
 
     Raises:
         ConfigError: some have other metrics than the first.
     """
     for step in steps:
-        if changed := step.keys() ^ steps[0].keys():
-            raise ConfigError(
-                f"The loss returns {sorted(changed)} for some minibatches only. Return the same terms and metrics for "
-                "each."
-            )
-    columns = {name: torch.stack([step[name] for step in steps]) for name in steps[0]}
+        if changed := sorted(step.keys() ^ steps[0].keys()):
+            advice = "Return the same terms and metrics for each."
+            raise ConfigError(f"The loss returns {changed} for some minibatches only. {advice}")
+    columns = {name: torch.stack([step[name] for step in steps]) for name in steps[0] if name not in _RATIOS}
+    if _LOG_RATIO in steps[0]:
+        # Minibatches may differ in size.
+        log_ratio, mask = (pad_sequence([step[name] for step in steps], batch_first=True) for name in _RATIOS)
+        columns = merged(columns, _weighted(ratio_metrics(log_ratio, mask, log_clip_range), mask))
     taken_M1 = (columns[STEPS] > 0).unsqueeze(1)
     sums = torch.stack([columns.pop(STEPS).sum(), columns.pop(SKIPPED).sum()])
     means = torch.stack(list(columns.values()), 1).where(taken_M1, 0.0).sum(0) / taken_M1.sum()
     taken, skipped, *values = torch.cat([sums, means]).tolist()
     return {**(dict(zip(columns, values, strict=True)) if taken else {}), SKIPPED: skipped, STEPS: taken}
+
+
+def _weighted(metrics: Mapping[str, Tensor], mask: Tensor) -> Mapping[str, Tensor]:
+    """The metrics of masks ``[..., P]``, such that their plain mean over ranks is one over all unmasked steps."""
+    if world().size == 1:
+        return metrics
+    share, _ = share_of_ranks(mask.sum(-1).double())
+    return {name: value * share for name, value in metrics.items()}
 
 
 def share_of_ranks(weight: Tensor) -> tuple[Tensor, Tensor]:

@@ -130,10 +130,11 @@ class PPO(Algorithm):
     def _critic_loss(
         self, value: Tensor, slices_SK: TensorDictBase, mask: Tensor | None
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        target, stored, limit = slices_SK[VALUE_TARGET], slices_SK[VALUE], self.options.clip_value
+        target, limit = slices_SK[VALUE_TARGET], self.options.clip_value
         error = (value - target).square()
         if limit is None:
             return mean_of(error, mask), {}
+        stored = slices_SK[VALUE]
         moved = value - stored
         clipped = moved.clamp(-limit, limit)
         larger = torch.maximum(error, (stored + clipped - target).square())

@@ -128,8 +128,7 @@ class SliceStates:
         self, slices_SK: TensorDictBase, entering_S: Mapping[NestedKey, Tensor], where_S: Tensor | None = None
     ) -> None:
         """Writes states into the first step of slices, except at episode starts and outside ``where_S``."""
-        first_S = slices_SK[:, 0]
-        write_S = ~first_S[IS_INIT].reshape(first_S.batch_size)
+        write_S = ~slices_SK[IS_INIT][:, 0].flatten()
         if where_S is not None:
             write_S = write_S & where_S
         for key in self._keys:

@@ -52,11 +52,10 @@ class SingleCollector:
         batch, device, policy = self.env.batch_size[0], self.env.device, self.policy
         if self._curriculum:
             self.env.stateful.load_state_dict(self._curriculum)
-        noise = {NOISE: torch.zeros(batch, policy.noise_size, device=policy.device)}
         self._current: Tensors = {
             **self.env.reset_tensors(None),
             **policy.initial_state(batch),
-            **(noise if NOISE in policy.carried_keys else {}),
+            **({NOISE: torch.zeros(batch, policy.noise_size, device=policy.device)} if policy.noise else {}),
             IS_INIT: torch.ones(batch, 1, dtype=torch.bool, device=device),
             EPISODE_LENGTH: torch.zeros(batch, 1, dtype=torch.int64, device=device),
             EPISODE_RETURN: torch.zeros(batch, 1, dtype=torch.float64, device=device),

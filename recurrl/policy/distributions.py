@@ -17,7 +17,6 @@ import torch
 from tensordict import NestedKey, TensorDict, TensorDictBase
 from torch import Tensor
 from torch.distributions import Bernoulli, Categorical, Distribution, Independent, Normal
-from torch.distributions.utils import lazy_property
 from torch.nn import functional
 
 QUADRATURE_POINTS = 64
@@ -25,7 +24,7 @@ _POINTS, _WEIGHTS = np.polynomial.hermite_e.hermegauss(QUADRATURE_POINTS)
 
 
 class LazyCategorical(Categorical):
-    """torch's Categorical, normalised on demand, and in fewer operations.
+    """torch's Categorical in fewer operations, with its probabilities on demand.
 
     Args:
         unnormalized: ``[B, K]``, log-probabilities up to a constant.
@@ -34,13 +33,8 @@ class LazyCategorical(Categorical):
 
     def __init__(self, unnormalized: Tensor, mask: Tensor | None = None) -> None:
         self.unnormalized = self._param = unnormalized = allowed(unnormalized, mask)
-        self._num_events = unnormalized.shape[-1]
+        self.logits, self._num_events = functional.log_softmax(unnormalized, -1), unnormalized.shape[-1]
         Distribution.__init__(self, unnormalized.shape[:-1], validate_args=False)
-
-    @lazy_property
-    def logits(self) -> Tensor:
-        """Log-probabilities ``[B, K]``."""
-        return functional.log_softmax(self.unnormalized, -1)
 
     def log_prob(self, value: Tensor) -> Tensor:
         """Log-probabilities of choices ``[..., B]``."""

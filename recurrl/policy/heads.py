@@ -50,9 +50,8 @@ class ActionHead(nn.Module):
         """The distribution of actions ``[B]``."""
         parameters = self.network(features)
         parameters = (parameters,) if isinstance(parameters, Tensor) else parameters
-        if self.masked:
-            return self.distribution(*parameters, mask=observation[ACTION_MASK])
-        return self.distribution(*parameters)
+        mask = {"mask": observation[ACTION_MASK]} if self.masked else {}
+        return self.distribution(*parameters, **mask)
 
 
 class JointHead(nn.Module):

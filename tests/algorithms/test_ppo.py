@@ -48,7 +48,7 @@ def loss_of(algorithm, batch):
 
 def flat(algorithm, losses):
     """Terms and metrics by TorchRL's names."""
-    metrics = {**losses.metrics, **ratio_metrics(losses.log_ratio, None, algorithm.log_clip_range)}
+    metrics = {**losses.metrics, **ratio_metrics(losses.log_ratio.flatten(), None, algorithm.log_clip_range)}
     metrics = {name.removeprefix("policy/").replace("/", "_"): value for name, value in metrics.items()}
     return {**{f"loss_{name}": term for name, term in losses.terms.items()}, **metrics}
 

@@ -237,34 +237,50 @@ INLINE void multiply(const int rows, const int vectors, vec *sums, const real *l
     }
 }
 
-/* The same, WIDE vectors, into memory. */
-INLINE void accumulate(const int rows, real *to, long to_stride, const real *left, long stride, long step, long depth,
-                       const real *panel, long panel_stride) {
+/* The same, at most WIDE vectors, into memory. */
+INLINE void accumulate(const int rows, const int vectors, real *to, long to_stride, const real *left, long stride,
+                       long step, long depth, const real *panel, long panel_stride) {
     vec sums[8 * WIDE];
     UNROLL
     for (int r = 0; r < rows; r++) {
         UNROLL
-        for (int v = 0; v < WIDE; v++) sums[r * WIDE + v] = load(to + r * to_stride + v * LANES, LANES);
+        for (int v = 0; v < vectors; v++) sums[r * vectors + v] = load(to + r * to_stride + v * LANES, LANES);
     }
-    multiply(rows, WIDE, sums, left, stride, step, depth, panel, panel_stride);
+    multiply(rows, vectors, sums, left, stride, step, depth, panel, panel_stride);
     UNROLL
     for (int r = 0; r < rows; r++) {
         UNROLL
-        for (int v = 0; v < WIDE; v++) store(to + r * to_stride + v * LANES, sums[r * WIDE + v], LANES);
+        for (int v = 0; v < vectors; v++) store(to + r * to_stride + v * LANES, sums[r * vectors + v], LANES);
     }
 }
 
-/* The same for all columns: those of block b of WIDE vectors are in the panel at right + b * panels_stride. */
+/* The same for all rows. */
+INLINE void accumulate_rows(const int vectors, long count, real *to, long to_stride, const real *left, long stride,
+                            long step, long depth, const real *panel, long panel_stride) {
+#define BLOCK(rows, r)                                                                                      \
+    accumulate(rows, vectors, to + r * to_stride, to_stride, left + r * stride, stride, step, depth, panel, \
+               panel_stride)
+    FOR_ROWS(count, MOST_ROWS(vectors), BLOCK)
+#undef BLOCK
+}
+
+static void accumulate_panel(long rows, real *to, long to_stride, const real *left, long stride, long step, long depth,
+                             const real *panel, long panel_stride) {
+    accumulate_rows(WIDE, rows, to, to_stride, left, stride, step, depth, panel, panel_stride);
+}
+
+static void accumulate_half(long rows, real *to, long to_stride, const real *left, long stride, long step, long depth,
+                            const real *panel, long panel_stride) {
+    accumulate_rows(WIDE / 2, rows, to, to_stride, left, stride, step, depth, panel, panel_stride);
+}
+
+/* The same for all columns, without those of the last panel's second half if there are none. Those of block b of WIDE
+ * vectors are in the panel at right + b * panels_stride. */
 static void accumulate_all(long rows, long columns, real *to, long to_stride, const real *left, long stride, long step,
                            long depth, const real *right, long panel_stride, long panels_stride) {
-    for (long block = 0; block < wide(columns) / PANEL; block++) {
-        real *to_block = to + block * PANEL;
-        const real *panel = right + block * panels_stride;
-#define BLOCK(rows, r) \
-    accumulate(rows, to_block + r * to_stride, to_stride, left + r * stride, stride, step, depth, panel, panel_stride)
-        FOR_ROWS(rows, MOST_ROWS(WIDE), BLOCK)
-#undef BLOCK
-    }
+    for (; columns > 0; columns -= PANEL, to += PANEL, right += panels_stride)
+        (columns > PANEL / 2 ? accumulate_panel : accumulate_half)(rows, to, to_stride, left, stride, step, depth,
+                                                                   right, panel_stride);
 }
 
 /* ---- both directions ---- */
