@@ -138,13 +138,13 @@ class Trainer:
         return self.is_last or self.request.number > 0
 
     def _completed(self, update: Mapping[str, float]) -> dict[str, float]:
-        """Counts an iteration, and adds times, collection and callbacks to the update's metrics. Collective."""
+        """Counts an iteration, and adds times and collection to the update's metrics. Collective."""
         self.report.backend = next((module.backend_in_use for module in self.policy.recurrent_modules), None)
         times = self.report.add_iteration(self.config.frames_per_batch, self.algorithm.compile_time_s)
         collected = world().averaged(self.collector.metrics())
         if RESTARTS in collected:
             collected[RESTARTS] = float(round(collected[RESTARTS] * world().size))
-        return merged(update, times, collected, self.callbacks.metrics())
+        return merged(update, times, collected)
 
     @contextmanager
     def _running(self) -> Iterator[None]:

@@ -115,6 +115,9 @@ class SavesAnArray(recurrl.Callback):
     def state_dict(self):
         return {"best": np.zeros(3)}
 
+    def load_state_dict(self, state):
+        pass
+
 
 @pytest.mark.parametrize("callback", [Unsavable(), SavesAnArray()], ids=["a generator", "an array"])
 def test_a_state_that_could_not_be_restored_is_an_error_when_it_is_saved(callback, tiny):
@@ -187,6 +190,11 @@ class Misspelt(recurrl.Callback):
         pass
 
 
+class Forgetful(recurrl.Callback):
+    def state_dict(self):
+        return {"count": 1}
+
+
 class NotDerived:
     def on_iteration(self, trainer, metrics):
         pass
@@ -196,6 +204,7 @@ NOT_CALLED = [
     (Counter, r"whose class derives from recurrl.Callback \(got <class .*Counter'>\). Give Counter\(\)."),
     (NotDerived(), r"\(got <.*NotDerived object at .*\). Derive NotDerived from it."),
     (object(), r"\(got <object object at .*\). Derive object from it."),
+    (Forgetful(), "Forgetful must have both state_dict and load_state_dict, or neither."),
     (Misspelt(), "Misspelt has on_iterations, which nothing calls. It may have on_end, on_iteration, on_rollout, "),
 ]
 
@@ -239,5 +248,21 @@ def test_a_metric_that_is_no_number_is_an_error(tiny):
             metrics["mine/name"] = "text"
 
     for callback in (Wrong(), Adds()):
-        with pytest.raises(ConfigError, match="The metric mine/name must be a number"):
+        named = type(callback).__name__
+        with pytest.raises(ConfigError, match=f"The metric mine/name of the callback {named} must be a number"):
             recurrl.train(tiny, callbacks=[callback])
+
+
+def test_metrics_of_a_callback_are_those_after_its_iteration(tiny):
+    class Counts(recurrl.Callback):
+        count = 0
+
+        def on_iteration(self, trainer, metrics):
+            assert "train/episodes" in metrics
+            self.count += 1
+
+        def metrics(self):
+            return {"mine/count": self.count}
+
+    recurrl.train([*tiny, "total_frames=96"], run_dir="run", callbacks=[Counts()])
+    assert [row["mine/count"] for row in metrics(Path("run"))] == ["1.0", "2.0", "3.0"]

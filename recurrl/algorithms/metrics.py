@@ -121,8 +121,12 @@ def merged(*parts: Mapping[str, Value]) -> dict[str, Value]:
     return together
 
 
-def check_numbers(metrics: Mapping[str, Any]) -> None:
+def check_numbers(metrics: Mapping[str, Any], owner: str = "") -> None:
     """Rejects metrics that are not numbers.
+
+    Args:
+        metrics: by name.
+        owner: follows a metric's name in the message.
 
     Raises:
         ConfigError: with the first of them.
@@ -131,4 +135,4 @@ def check_numbers(metrics: Mapping[str, Any]) -> None:
         try:
             float(value)
         except (TypeError, ValueError, RuntimeError) as error:
-            raise ConfigError(f"The metric {name} must be a number (got {value!r:.60}).") from error
+            raise ConfigError(f"The metric {name}{owner} must be a number (got {value!r:.60}).") from error

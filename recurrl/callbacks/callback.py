@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from recurrl.trainer import Trainer
 
 logger = logging.getLogger(__name__)
+STATE = "state_dict", "load_state_dict"
 
 
 class Callback:
@@ -55,7 +56,7 @@ class Callback:
         """Releases files and connections. Called however the run ends."""
 
     def metrics(self) -> dict[str, float]:
-        """Metrics to log with each iteration, besides the update's."""
+        """Metrics to log with each iteration, besides the update's. Called after ``on_iteration``."""
         return {}
 
     def state_dict(self) -> dict[str, Any]:
@@ -86,6 +87,8 @@ def check_callbacks(callbacks: Sequence[Any]) -> None:
             not unknown,
             f"The callback {name} has {', '.join(unknown)}, which nothing calls. It may have {', '.join(known)}.",
         )
+        saves, loads = (getattr(type(each), method) is not getattr(Callback, method) for method in STATE)
+        require(saves == loads, f"The callback {name} must have both {' and '.join(STATE)}, or neither.")
 
 
 class Callbacks:
@@ -109,16 +112,17 @@ class Callbacks:
             callback.on_rollout(trainer, rollout)
 
     def on_iteration(self, trainer: Trainer, metrics: dict[str, float]) -> None:
-        """Calls ``on_iteration`` of each, after the update.
+        """Calls ``on_iteration`` of each, after the update, and adds its metrics.
 
         Raises:
-            ConfigError: one has added a metric that is not a number.
+            ConfigError: one has a metric that is not a number, or that another part of the run has too.
         """
         with random_numbers_restored():
-            for callback in self._callbacks.values():
+            for name, callback in self._callbacks.items():
                 if callback.on_iteration(trainer, metrics):
                     trainer.stop()
-        check_numbers(metrics)
+                metrics.update(merged(metrics, callback.metrics()))
+                check_numbers(metrics, f" of the callback {name}")
 
     def on_end(self, trainer: Trainer) -> None:
         """Calls ``on_end`` of each, after the last iteration."""
@@ -130,16 +134,6 @@ class Callbacks:
         with ExitStack() as stack:
             for callback in self._callbacks.values():
                 stack.callback(callback.close, failed)
-
-    def metrics(self) -> dict[str, float]:
-        """The metrics of all callbacks.
-
-        Raises:
-            ConfigError: two have a metric of the same name, or one is not a number.
-        """
-        metrics = merged(*(callback.metrics() for callback in self._callbacks.values()))
-        check_numbers(metrics)
-        return metrics
 
     def state_dict(self) -> dict[str, Any]:
         """The states of those that have one, by name.
