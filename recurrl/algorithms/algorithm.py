@@ -228,7 +228,9 @@ class Algorithm(nn.Module):
         began = time.perf_counter()
         losses = self._losses(slices_SK)
         if not self._is_checked:
-            check_losses(losses, self, slices_SK.batch_size)
+            check_losses(losses, self, slices_SK)
+        if losses.weight is None and losses.mask is not None:
+            losses = losses._replace(weight=losses.mask.sum().float())
         if losses.weight is not None and world().size > 1:
             share, weight = share_of_ranks(losses.weight)
             terms = {name: term * share for name, term in losses.terms.items()}

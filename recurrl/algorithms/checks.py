@@ -9,10 +9,12 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Size, Tensor, nn
+from tensordict import TensorDictBase
+from torch import Tensor, nn
 
 from recurrl.algorithms.metrics import GRAD_NORM, SKIPPED, STEPS, Losses, check_numbers
 from recurrl.errors import ConfigError, NonFiniteError, RunError, require
+from recurrl.keys import LOSS_MASK
 
 if TYPE_CHECKING:
     from recurrl.algorithms.algorithm import Algorithm
@@ -21,12 +23,13 @@ MAX_SKIPPED_STEPS = 10
 """Gradient steps with NaN or Inf are skipped; this many in a row end the run."""
 
 
-def check_losses(losses: Losses, algorithm: Algorithm, shape_SK: Size) -> None:
+def check_losses(losses: Losses, algorithm: Algorithm, slices_SK: TensorDictBase) -> None:
     """Rejects losses that could not be minimised and logged.
 
     Raises:
         ConfigError: they are not :class:`Losses`; there is no term; a term or metric is not a scalar; a term does not
-            depend on the parameters; or the ratios are not one per step, or missing where a key needs them.
+            depend on the parameters; the ratios are not one per step, or missing where a key needs them; or steps that
+            are not transitions are not left out.
     """
     what = f"The loss of algorithm={algorithm.options.name}"
     require(
@@ -46,6 +49,12 @@ def check_losses(losses: Losses, algorithm: Algorithm, shape_SK: Size) -> None:
         f"{what} returns the term {', '.join(detached)} without gradient, so it would not be minimised. Look for a "
         "detach(), or return it among the metrics.",
     )
+    require(
+        losses.mask is not None or LOSS_MASK not in slices_SK,
+        f"{what} must leave out steps that the environment inserts (got no mask). Take mask = slices[{LOSS_MASK!r}], "
+        "means by recurrl.algorithms.importance.mean_of(value, mask), and return Losses(..., mask=mask).",
+    )
+    shape_SK = slices_SK.batch_size
     for name, of_steps in (("log_ratio", losses.log_ratio), ("mask", losses.mask)):
         # GRPO's have one more dimension, of size one.
         if of_steps is not None and of_steps.shape not in (shape_SK, (*shape_SK, 1)):

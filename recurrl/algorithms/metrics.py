@@ -31,9 +31,9 @@ class Losses(NamedTuple):
         metrics: other scalars to log, without gradient, by the name of their column in ``metrics.csv``.
         log_ratio: log π(a) − log π_behaviour(a), ``[S, K]``, without gradient. The KL follows from it; without it
             ``lr_schedule=adaptive`` and ``algorithm.target_kl`` are unsupported.
-        mask: bool ``[S, K]``, the steps that count in metrics; None for all.
-        weight: what the terms were divided by, a scalar, if it differs from minibatch to minibatch; ranks weight theirs
-            by it. Without any the optimizer takes no step.
+        mask: bool ``[S, K]`` or ``[S, K, 1]``, the steps that the terms and metrics are means over; None for all.
+        weight: what the terms were divided by, a scalar, if it is not the number of unmasked steps; ranks weight theirs
+            by it. Where it is zero, the optimizer takes no step.
     """
 
     terms: dict[str, Tensor]

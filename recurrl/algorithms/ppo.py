@@ -123,9 +123,8 @@ class PPO(Algorithm):
             estimate, target = self.monte_carlo_head(output.features), slices_SK[MONTE_CARLO_TARGET]
             terms["monte_carlo"] = self.options.critic_coeff * mean_of((estimate - target).square(), mask_SK1)
             terms["discrepancy"] = self.options.discrepancy_coeff * mean_of((value - estimate).square(), mask_SK1)
-        weight = None if mask is None else mask.sum().to(value.dtype)
         metrics = {"policy/entropy": entropy.detach(), **value_metrics}
-        return Losses(terms, metrics, log_ratio.detach(), mask, weight)
+        return Losses(terms, metrics, log_ratio.detach(), mask)
 
     def _critic_loss(
         self, value: Tensor, slices_SK: TensorDictBase, mask: Tensor | None

@@ -40,6 +40,7 @@ def _checked(overrides: Sequence[str], config_dir: Path | None) -> str:
     if config.resume is not None:
         raise ConfigError("recurrl-check checks new runs; a resumed run checks itself. Leave resume out.")
     # With torch, which typos need not wait for.
+    from recurrl.algorithms.metrics import STEPS
     from recurrl.build import make_algorithm, make_collector, make_policy_for, set_process_state, warm_start
     from recurrl.collector.collector import unsavable_reason
     from recurrl.consistency import check_consistency
@@ -59,7 +60,9 @@ def _checked(overrides: Sequence[str], config_dir: Path | None) -> str:
         try:
             batch = collector.collect()
             line = check_consistency(policy, batch, config)
-            make_algorithm(replace(config, epochs=1), policy).update(batch, 0.0)
+            metrics = make_algorithm(replace(config, epochs=1), policy).update(batch, 0.0)
+            terms = ", ".join(f"{name} {value:.3g}" for name, value in metrics.items() if name.startswith("loss/"))
+            line += f"\none update by algorithm={config.algorithm.name}: {metrics[STEPS]:.0f} gradient steps; {terms}"
             reason = unsavable_reason(collector)
             lost = f"\nCheckpoints cannot hold unfinished episodes; a resumed run starts new ones. {reason}."
             return line if reason is None else line + lost

@@ -11,6 +11,7 @@ from torch import nn
 
 from recurrl import checkpoint
 from recurrl.algorithms import Algorithm, Losses
+from recurrl.algorithms.importance import mean_of
 from recurrl.algorithms.metrics import merged
 from recurrl.algorithms.ppo import PPO
 from recurrl.build import make_algorithm
@@ -203,6 +204,30 @@ def test_what_follows_the_kl_needs_it(key, small):
     message = key.removeprefix("algorithm.").removesuffix("=0.1")
     with pytest.raises(ConfigError, match=f"{message} needs the KL, but the loss of algorithm=ppo has no log_ratio"):
         algorithm.update(batches[0], 0.0)
+
+
+def test_a_loss_that_learns_from_inserted_steps_is_an_error(small):
+    algorithm, (rollout, *_) = made(small, OneTerm)
+    rollout["next", "inserted"] = torch.zeros(*rollout.shape, 1, dtype=torch.bool)
+    with pytest.raises(
+        ConfigError, match=r"must leave out steps that the environment inserts .* Losses\(..., mask=mask"
+    ):
+        algorithm.update(rollout, 0.0)
+
+
+class Masked(OneTerm):
+    """Leaves masked steps out, by a mask alone."""
+
+    def loss(self, slices_SK, output):
+        mask = slices_SK["loss_mask"]
+        return Losses({"features": mean_of(output.features.square(), mask)}, mask=mask)
+
+
+def test_a_mask_weights_minibatches_by_its_steps_and_without_any_no_step_is_taken(small):
+    algorithm, (rollout, *_) = made(small, Masked)
+    rollout["next", "inserted"] = torch.ones(*rollout.shape, 1, dtype=torch.bool)
+    rollout["next", "inserted"][0, 0] = False
+    assert algorithm.update(rollout, 0.0)["optim/steps"] == algorithm.config.epochs
 
 
 def test_an_algorithm_needs_no_ratio_and_no_critic(small):

@@ -10,13 +10,13 @@ from dataclasses import dataclass
 import torch
 from tensordict import TensorDictBase
 from torch import Tensor
-from torch.nn.functional import mse_loss
 
 from recurrl.algorithms import Algorithm, Losses
 from recurrl.algorithms.advantages import next_values
+from recurrl.algorithms.importance import mean_of
 from recurrl.config import AlgorithmConfig, TrainConfig
 from recurrl.config.options import WEIGHT, option
-from recurrl.keys import ACTION, VALUE
+from recurrl.keys import ACTION, LOSS_MASK, VALUE
 from recurrl.policy import Policy
 from recurrl.policy.policy import SequenceOutput
 
@@ -57,14 +57,16 @@ class Reinforce(Algorithm):
 
     def loss(self, slices_SK: TensorDictBase, output: SequenceOutput) -> Losses:
         """The policy gradient's surrogate, the baseline's error and the entropy bonus."""
-        advantage = (slices_SK[RETURN] - slices_SK[VALUE]).squeeze(-1)
-        entropy = output.distribution.entropy().mean()
+        mask_SK1, log_prob = slices_SK.get(LOSS_MASK), output.distribution.log_prob(slices_SK[ACTION]).unsqueeze(-1)
+        entropy = mean_of(output.distribution.entropy().unsqueeze(-1), mask_SK1)
         assert output.value is not None
         return Losses(
             {
-                "objective": -(advantage * output.distribution.log_prob(slices_SK[ACTION])).mean(),
-                "baseline": self.options.baseline_coeff * mse_loss(output.value, slices_SK[RETURN]),
+                "objective": mean_of((slices_SK[VALUE] - slices_SK[RETURN]) * log_prob, mask_SK1),
+                "baseline": self.options.baseline_coeff
+                * mean_of((output.value - slices_SK[RETURN]).square(), mask_SK1),
                 "entropy": -self.options.entropy_coeff * entropy,
             },
             {"policy/entropy": entropy.detach()},
+            mask=mask_SK1,
         )
