@@ -3,7 +3,6 @@
 Shape legend: N environments, T steps of a row, S slices, K steps of a slice.
 """
 
-from collections.abc import Callable
 from functools import partial
 
 import torch
@@ -74,9 +73,7 @@ class PPO(Algorithm):
     def prepare(self, rows_NT: TensorDictBase, reward_NT: Tensor) -> dict[str, float]:
         """Writes advantages and value targets, and scales the entropy bonus by the size of the advantages."""
         options = self.options
-        estimate: Callable[..., tuple[Tensor, Tensor]] = gae
-        if self.uses_vtrace:
-            estimate = partial(vtrace, ratio=reevaluate(rows_NT, self.policy))
+        estimate = partial(vtrace, ratio=reevaluate(rows_NT, self.policy)) if self.uses_vtrace else gae
         value, next_value = rows_NT[VALUE], next_values(rows_NT, self.policy)
         inputs = reward_NT.unsqueeze(-1), value, next_value, rows_NT["next", "done"], options.gamma
         advantage, target = estimate(*inputs, options.lmbda)
