@@ -15,7 +15,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.core.singleton import Singleton
 
 from recurrl.agent import Agent
-from recurrl.callbacks import Callback
+from recurrl.callbacks import Callback, IterationCallback
 from recurrl.checkpoint import AUTO, BEST
 from recurrl.cli.directories import run_directory
 from recurrl.cli.job import run as run_job
@@ -55,7 +55,7 @@ class Run:
 def train(
     config: str | Sequence[str] | Mapping[str, Any] = (),
     run_dir: str | Path | None = None,
-    callbacks: Sequence[Callback] = (),
+    callbacks: Sequence[Callback | IterationCallback] = (),
     config_dir: str | Path | None = None,
     env: Callable[..., Any] | str | None = None,
 ) -> Run:

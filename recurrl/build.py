@@ -13,7 +13,7 @@ import torch
 from recurrl import checkpoint
 from recurrl.algorithms.algorithm import Algorithm
 from recurrl.callbacks import builtin
-from recurrl.callbacks.callback import Callback, Callbacks
+from recurrl.callbacks.callback import Callback, Callbacks, IterationCallback, UserCallback
 from recurrl.callbacks.diagnosis import Diagnosis
 from recurrl.checkpoint.warm_start import copy_weights
 from recurrl.collector.collector import Collector, RolloutSpec
@@ -51,7 +51,7 @@ def make_trainer(
     request: StopRequest,
     start: checkpoint.Checkpoint | None = None,
     explicit_keys: Collection[str] = (),
-    callbacks: Sequence[Callback] = (),
+    callbacks: Sequence[Callback | IterationCallback] = (),
 ) -> Trainer:
     """A run, ready to :meth:`~recurrl.trainer.Trainer.fit`, on any of its ranks.
 
@@ -80,36 +80,47 @@ def make_trainer(
     if world().rank > 0:
         seed_process(seed_of_rank(config.seed, report.frames, world().rank))
     with ExitStack() as opened:
-        diagnosis = make_diagnosis(config, policy)
-        check = [builtin.ConsistencyCheck(partial(check_consistency, config=share))] if config.consistency_check else []
-        all_callbacks = Callbacks([*check, builtin.EpisodeStatistics(), diagnosis, *callbacks])
+        all_callbacks = make_callbacks(config, run_dir, settings, policy, start, restarts, callbacks)
         opened.callback(all_callbacks.close, failed=True)
-        recorder = make_recorder(config, run_dir, settings, start, restarts, diagnosis)
-        opened.callback(recorder.close, failed=True)
         collector = make_collector(share, policy, report.frames, restarts)
         opened.pop_all()
-    return Trainer(config, run_dir, algorithm, collector, all_callbacks, recorder, report, request)
+    return Trainer(config, run_dir, algorithm, collector, all_callbacks, report, request)
 
 
-def make_recorder(
+def make_callbacks(
     config: TrainConfig,
     run_dir: Path,
     settings: Mapping[str, Any],
+    policy: Policy,
     start: checkpoint.Checkpoint | None,
     restarts: Restarts,
-    diagnosis: Diagnosis,
-) -> builtin.Recorder:
-    """Saves, evaluates and logs the run; ranks above 0 log nowhere."""
-    resumed = None if start is None else start.resumed
-    trackers = make_trackers(config.logger, run_dir, settings, resumed) if world().rank == 0 else {}
-    env = config_of_rank(config, world()).env
-    return builtin.Recorder(config, env, settings, trackers, start, restarts, diagnosis)
+    callbacks: Sequence[Callback | IterationCallback],
+) -> Callbacks:
+    """The callbacks of a run in their order: save, evaluate, then the user's, then log.
 
-
-def make_diagnosis(config: TrainConfig, policy: Policy) -> Diagnosis:
-    """What warns that the run does not learn."""
+    So an interrupted evaluation already has its checkpoint, and a resumed run repeats it.
+    """
+    check, share = [], config_of_rank(config, world())
+    if config.consistency_check:
+        check.append(builtin.ConsistencyCheck(partial(check_consistency, config=share)))
+    if world().rank > 0:
+        save = builtin.SaveCheckpoint(config, settings, {}, None, restarts)
+        return Callbacks([*check, builtin.EpisodeStatistics(), save])
+    trackers = make_trackers(config.logger, run_dir, settings, None if start is None else start.resumed)
     continuous = sum(head.log_std.numel() for head in policy.modules() if isinstance(head, GaussianParameters))
-    return Diagnosis(config.iterations, config.algorithm.max_grad_norm, continuous, config.policy.initial_std)
+    diagnosis = Diagnosis(config.iterations, config.algorithm.max_grad_norm, continuous, config.policy.initial_std)
+    save = builtin.SaveCheckpoint(config, settings, trackers, start, restarts, rewrites=bool(callbacks))
+    return Callbacks(
+        [
+            *check,
+            builtin.EpisodeStatistics(),
+            diagnosis,
+            save,
+            builtin.Evaluation(restarts, share.env),
+            *(each if isinstance(each, Callback) else UserCallback(each, policy, config.env) for each in callbacks),
+            builtin.Log(trackers.values(), diagnosis, save, config.total_frames),
+        ]
+    )
 
 
 def config_of_rank(config: TrainConfig, ranks: World) -> TrainConfig:

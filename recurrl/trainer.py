@@ -14,7 +14,6 @@ import torch
 
 from recurrl.algorithms.algorithm import Algorithm
 from recurrl.algorithms.metrics import merged
-from recurrl.callbacks.builtin import Recorder
 from recurrl.callbacks.callback import Callbacks
 from recurrl.collector.collector import Collector
 from recurrl.collector.restarts import RESTARTS
@@ -41,13 +40,13 @@ class Trainer:
         algorithm: updates the policy from a rollout.
         collector: collects rollouts.
         callbacks: run around each iteration, in their order.
-        recorder: saves, evaluates and logs each iteration after that.
         report: the run's summary, with its frames so far.
         request: set by signals; ends the run after the current iteration, with a checkpoint.
         metrics: the last iteration's metrics. A resumed run whose last iteration was saved but not logged, because its
-            evaluation was interrupted, starts with them: it first evaluates and logs that iteration.
-        evaluation: the metrics of the evaluation after the iteration that was logged last, empty if none was due;
-            None if a signal stopped it.
+            evaluation was interrupted, starts with them: it first repeats the callbacks of that iteration.
+        evaluation: the metrics of the evaluation after the last iteration, empty if none was due; None if a signal
+            stopped it, and a resumed run repeats the iteration's callbacks.
+        checkpoint: the last iteration's checkpoint, until its evaluation is added; None if there is none.
         stopped: a callback has stopped the run, which is then saved and evaluated as at its end.
     """
 
@@ -56,11 +55,11 @@ class Trainer:
     algorithm: Algorithm
     collector: Collector
     callbacks: Callbacks
-    recorder: Recorder
     report: Report
     request: StopRequest
     metrics: dict[str, float] = field(default_factory=dict)
     evaluation: dict[str, float] | None = field(default_factory=dict)
+    checkpoint: Path | None = None
     stopped: bool = False
 
     def fit(self, on_accepted: Callable[[], None] = lambda: None) -> None:
@@ -75,13 +74,12 @@ class Trainer:
             RunError: an environment, a rank or the update failed.
         """
         with self._running():
-            self.recorder.restore(self)
             self.callbacks.on_start(self)
             self.report.has_begun = True
             on_accepted()
             self.report.startup_time_s = time.time() - self.report.started
             if self.metrics:
-                self.recorder.record(self)
+                self.callbacks.on_iteration(self, self.metrics)
             while not self.finished():
                 with self.report.timing("collect"):
                     rollout = self.collector.collect()
@@ -90,8 +88,6 @@ class Trainer:
                     metrics = self.algorithm.update(rollout, self.progress)
                 self.metrics = self._completed(metrics)
                 self.callbacks.on_iteration(self, self.metrics)
-                self.recorder.record(self)
-            self.recorder.finish(self)
             self.callbacks.on_end(self)
         self.report.status = "stopped" if self.stopped else "completed"
 
@@ -122,7 +118,7 @@ class Trainer:
         return self.frames // every_frames > (self.frames - self.config.frames_per_batch) // every_frames
 
     def stop(self) -> None:
-        """Ends the run after this iteration, saved and evaluated as at its end. For runs of one process."""
+        """Ends the run after this iteration, saved and evaluated as at its end. Called on rank 0."""
         self.stopped |= not self.is_last
 
     def finished(self) -> bool:
@@ -138,20 +134,19 @@ class Trainer:
         return self.is_last or self.request.number > 0
 
     def _completed(self, update: Mapping[str, float]) -> dict[str, float]:
-        """Counts an iteration, and adds times and collection to the update's metrics. Collective."""
+        """Counts an iteration, and adds times, collection and callbacks to the update's metrics. Collective."""
         self.report.backend = next((module.backend_in_use for module in self.policy.recurrent_modules), None)
         times = self.report.add_iteration(self.config.frames_per_batch, self.algorithm.compile_time_s)
         collected = world().averaged(self.collector.metrics())
         if RESTARTS in collected:
             collected[RESTARTS] = float(round(collected[RESTARTS] * world().size))
-        return merged(update, times, collected)
+        return merged(update, times, collected, self.callbacks.metrics())
 
     @contextmanager
     def _running(self) -> Iterator[None]:
         """Defers signals, and closes callbacks and collector however the run ends."""
         with ExitStack() as stack:
             # Failed environments may also fail to close, which must not hide the first error.
-            stack.push(lambda error, *_: self.recorder.close(failed=error is not None))
             stack.push(lambda error, *_: self.callbacks.close(failed=error is not None))
             stack.push(lambda error, *_: self.collector.shutdown(raise_on_error=error is None))
             notice = _STOP_NOTICE.format(self.report.resume_command) if world().rank == 0 else ""

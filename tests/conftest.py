@@ -37,6 +37,7 @@ from recurrl.cli import compare as compare_command
 from recurrl.cli import evaluate as evaluate_command
 from recurrl.cli import export as export_command
 from recurrl.cli import train as train_command
+from recurrl.cli import upload as upload_command
 from recurrl.cli.overrides import prepared
 from recurrl.config.composed import typed
 from recurrl.policy.normalization import ObservationNormalizer
@@ -168,6 +169,7 @@ recurrl_train = _command("recurrl-train", train_command.main)
 recurrl_evaluate = _command("recurrl-evaluate", evaluate_command.evaluate_main)
 recurrl_check = _command("recurrl-check", check_command.check_main)
 recurrl_export = _command("recurrl-export", export_command.export_main)
+recurrl_upload = _command("recurrl-upload", upload_command.upload_main)
 recurrl_compare = _command("recurrl-compare", compare_command.compare_main)
 recurrl_report = _command("recurrl-report", compare_command.report_main)
 

@@ -24,7 +24,6 @@ from rejections import error_of
 from run_files import lasting, metrics, settings, summary, without_times
 
 import recurrl
-from recurrl.agent import Agent
 from recurrl.api import overrides_of
 from recurrl.cli.open_run import open_run
 from recurrl.config.composed import as_schema, resolved
@@ -112,32 +111,34 @@ def test_text_in_a_mapping_stays_text():
         overrides_of({"seed": object()})
 
 
-class Acts(recurrl.Callback):
-    """Acts with the policy of each iteration."""
+class Recorder:
+    """Records its arguments, and stops after some iterations."""
 
-    def __init__(self):
-        self.frames = []
+    def __init__(self, stop_after):
+        self.stop_after, self.seen, self.policies = stop_after, [], []
 
-    def on_iteration(self, trainer, metrics):
-        self.frames.append(trainer.frames)
-        agent = Agent(trainer.policy, trainer.config.env)
-        env, state = agent.make_env(), agent.initial_state()
-        action, _ = agent.act(env.reset(seed=0)[0], state, deterministic=False)  # draws random numbers
+    def on_iteration(self, metrics, policy):
+        self.seen.append(dict(metrics))
+        self.policies.append(policy)
+        env, state = policy.make_env(), policy.initial_state()
+        action, _ = policy.act(env.reset(seed=0)[0], state, deterministic=False)  # draws random numbers
         assert env.action_space.contains(action)
+        return len(self.seen) == self.stop_after
 
 
 def test_a_callback_sees_each_iteration_and_does_not_change_the_run(tiny):
     config = [*tiny, "total_frames=96", "evaluation.every_frames=64"]
-    acts = Acts()
-    watched = recurrl.train(config, run_dir="watched", callbacks=[acts])
+    recorder = Recorder(stop_after=99)
+    watched = recurrl.train(config, run_dir="watched", callbacks=[recorder])
     alone = recurrl.train(config, run_dir="alone")
-    assert acts.frames == [32, 64, 96]
+    assert [row["frames"] for row in recorder.seen] == [32, 64, 96]
+    assert ["eval/return_mean" in row for row in recorder.seen] == [False, True, True]
     assert lasting(watched.directory) == lasting(alone.directory)
 
 
 def test_a_failing_callback_fails_the_run(tiny):
-    class Failing(recurrl.Callback):
-        def on_iteration(self, trainer, metrics):
+    class Failing:
+        def on_iteration(self, metrics, policy):
             raise RuntimeError("no")
 
     with pytest.raises(RuntimeError, match="no"):
@@ -241,7 +242,8 @@ def test_what_cannot_be_loaded_is_rejected(finished_run, tmp_path):
 def test_warnings_are_printed_where_the_program_sets_up_no_logging(tiny, tmp_path):
     script = (
         "import recurrl\n"
-        "class Kept(recurrl.Callback):\n"
+        "class Kept:\n"
+        "    def on_iteration(self, metrics, policy): pass\n"
         "    def state_dict(self): return {'a': 1}\n"
         "    def load_state_dict(self, state): pass\n"
         f"recurrl.train({[*tiny, 'total_frames=64']}, run_dir='run', callbacks=[Kept()])\n"

@@ -121,12 +121,8 @@ def merged(*parts: Mapping[str, Value]) -> dict[str, Value]:
     return together
 
 
-def check_numbers(metrics: Mapping[str, Any], owner: str = "") -> None:
+def check_numbers(metrics: Mapping[str, Any]) -> None:
     """Rejects metrics that are not numbers.
-
-    Args:
-        metrics: by name.
-        owner: follows a metric's name in the message.
 
     Raises:
         ConfigError: with the first of them.
@@ -135,4 +131,4 @@ def check_numbers(metrics: Mapping[str, Any], owner: str = "") -> None:
         try:
             float(value)
         except (TypeError, ValueError, RuntimeError) as error:
-            raise ConfigError(f"The metric {name}{owner} must be a number (got {value!r:.60}).") from error
+            raise ConfigError(f"The metric {name} must be a number (got {value!r:.60}).") from error

@@ -1,5 +1,5 @@
-"""Callbacks, which run around an iteration, those of users too; and its checkpoint, evaluation and logging."""
+"""Callbacks, which run around an iteration: statistics, checkpoints, evaluation, logging, and users' callbacks."""
 
-from recurrl.callbacks.callback import Callback, Callbacks, check_callbacks
+from recurrl.callbacks.callback import Callback, Callbacks, IterationCallback, check_callbacks
 
-__all__ = ["Callback", "Callbacks", "check_callbacks"]
+__all__ = ["Callback", "Callbacks", "IterationCallback", "check_callbacks"]

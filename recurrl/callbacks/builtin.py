@@ -1,16 +1,15 @@
-"""What every run has: consistency check, statistics of episodes, checkpoints, evaluation and logging."""
+"""The callbacks of every run: consistency check, statistics of episodes, checkpoints, evaluation and logging."""
 
 from __future__ import annotations
 
 import logging
 import math
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import ExitStack
 from copy import deepcopy
 from itertools import chain
 from operator import itemgetter
-from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +17,7 @@ import torch
 from tensordict import TensorDictBase
 
 from recurrl import checkpoint, evaluation
+from recurrl.algorithms.metrics import check_numbers
 from recurrl.callbacks.callback import Callback
 from recurrl.callbacks.diagnosis import Diagnosis
 from recurrl.checkpoint import files, rank_states
@@ -122,40 +122,36 @@ def _ended_in(batch_NT: TensorDictBase) -> list[list[float]]:
     return table_TN4[done_TN1.squeeze(-1)].tolist()
 
 
-class Recorder:
-    """Saves, evaluates and logs iterations, after the callbacks. Ranks above 0 only take part in saving.
-
-    A checkpoint is written before the evaluation, which is added to it once the iteration is logged. A run resumed from
-    one without it first evaluates and logs that iteration.
+class SaveCheckpoint(Callback):
+    """Restores the run at its start, and saves it when a checkpoint or an evaluation is due, and at its end.
 
     Args:
         config: the whole run's configuration.
-        env: this rank's share of the environments, for which it has a simulator.
         settings: the whole configuration as plain values.
-        trackers: destinations of metrics, by name, the file first; checkpoints hold the run's ids there.
+        trackers: destinations of metrics, by name; checkpoints hold the run's ids there.
         start: the checkpoint to resume from, on rank 0; None for a new run. One of another directory is copied.
         restarts: counts restarts of environments.
-        diagnosis: knows the warnings for the summary.
+        rewrites: write a checkpoint again once it is complete, because users' callbacks have run since.
     """
 
     def __init__(
         self,
         config: TrainConfig,
-        env: EnvConfig,
         settings: Mapping[str, Any],
         trackers: Mapping[str, Tracker],
         start: checkpoint.Checkpoint | None,
         restarts: Restarts,
-        diagnosis: Diagnosis,
+        rewrites: bool = False,
     ) -> None:
-        self._config, self._env, self._settings, self._trackers = config, env, settings, trackers
+        self._periods = config.checkpoint.every_frames, config.evaluation.every_frames
+        self._keep_last, self._rewrites = config.checkpoint.keep_last, rewrites
+        self._settings = settings
         self._tracker_ids = {} if start is None else dict(start.resumed.ids)
         self._tracker_ids |= {name: each.id for name, each in trackers.items() if each.id is not None}
-        self._start, self._restarts, self._diagnosis = start, restarts, diagnosis
-        self._progress = Progress(config.total_frames)
+        self._start, self._restarts = start, restarts
         self._saved_frames: int | None = None
 
-    def restore(self, trainer: Trainer) -> None:
+    def on_start(self, trainer: Trainer) -> None:
         """Gives all ranks the state of rank 0, or of the checkpoint.
 
         Raises:
@@ -170,8 +166,7 @@ class Recorder:
         self._start.load(self._components, self._settings)
         if not self._start.is_in(trainer.run_dir):
             self._start = self._start.copied_to(trainer.run_dir)
-        trainer.evaluation = self._start.evaluation or {}
-        metrics = self._start.metrics | trainer.evaluation
+        metrics = self._start.metrics | (self._start.evaluation or {})
         # The count of all ranks so far; the other ranks begin at zero.
         self._restarts.count = int(metrics.get(RESTARTS, 0))
         self._start.replace_later_ones()
@@ -181,89 +176,91 @@ class Recorder:
         else:
             trainer.report.update(metrics)
 
-    def record(self, trainer: Trainer) -> None:
-        """Saves and evaluates the last iteration if that is due, and logs it. Collective.
+    def on_iteration(self, trainer: Trainer, metrics: dict[str, float]) -> None:
+        """Saves the run if it is due."""
+        trainer.checkpoint = None
+        if self._start is not None and trainer.report.frames_here == 0:
+            trainer.checkpoint = self._start.path  # of an iteration whose evaluation is repeated
+        elif any(map(trainer.is_due, self._periods)):
+            self._save(trainer)
+
+    def on_end(self, trainer: Trainer) -> None:
+        """Saves the last iteration of a run that ends early."""
+        if trainer.report.frames_here and self._saved_frames != trainer.frames:
+            self._save(trainer)
+
+    def complete(self, trainer: Trainer) -> None:
+        """Adds the evaluation to the last iteration's checkpoint, if there is one, and removes older checkpoints.
+
+        Called on rank 0 once the iteration is logged: a resumed run has yet to evaluate and to log the iteration of a
+        checkpoint without it.
+        """
+        if trainer.checkpoint is None or trainer.evaluation is None:
+            return
+        if self._rewrites:
+            self._save(trainer, trainer.evaluation)
+        else:
+            files.add_evaluation(trainer.checkpoint, trainer.evaluation)
+        checkpoint.prune(trainer.run_dir, self._keep_last)
+        trainer.checkpoint = None
+
+    def _save(self, trainer: Trainer, evaluation: Mapping[str, float] | None = None) -> None:
+        self._saved_frames = trainer.frames
+        metrics = {name: value for name, value in trainer.metrics.items() if name not in (evaluation or {})}
+        trainer.checkpoint = checkpoint.save(
+            trainer.run_dir, trainer.frames, metrics, self._components, self._tracker_ids, self._settings, evaluation
+        )
+        trainer.report.checkpoint = f"{CHECKPOINTS}/{trainer.checkpoint.name}"
+
+
+class Evaluation(Callback):
+    """Evaluates the policy when an evaluation is due, and adds its metrics to the iteration's.
+
+    A signal stops an evaluation between two steps. After an environment error it is repeated with new environments, if
+    restarts are allowed.
+
+    Args:
+        restarts: counts restarts of environments.
+        env: this rank's share of the environments, for which it has a simulator.
+    """
+
+    def __init__(self, restarts: Restarts, env: EnvConfig) -> None:
+        self._restarts, self._env = restarts, env
+
+    def on_iteration(self, trainer: Trainer, metrics: dict[str, float]) -> None:
+        """Evaluates if it is due.
 
         Raises:
             EnvError: an environment failed.
             RunError: too many restarts in a row failed.
         """
-        path, evaluates = None, trainer.is_due(self._config.evaluation.every_frames)
-        if self._start is not None and trainer.report.frames_here == 0:
-            path = self._start.path
-        elif evaluates or trainer.is_due(self._config.checkpoint.every_frames):
-            path = self._save(trainer)
-        if world().rank > 0:
-            return
-        trainer.evaluation = self._evaluated(trainer, path) if evaluates else {}
-        if trainer.evaluation is None:  # a resumed run repeats it
-            return
-        trainer.metrics.update(trainer.evaluation)
-        self._log(trainer)
-        if path is not None:
-            self._complete(trainer, path, trainer.evaluation)
+        trainer.evaluation = {}
+        if trainer.is_due(trainer.config.evaluation.every_frames):
+            self._evaluate(trainer)
 
-    def finish(self, trainer: Trainer) -> None:
-        """Saves the last iteration of a run that a signal ends early, and draws the learning curve. Collective."""
-        path = None
-        if trainer.report.frames_here and self._saved_frames != trainer.frames:
-            path = self._save(trainer)
-        if world().rank > 0:
-            return
-        if path is not None:
-            self._complete(trainer, path, {})
-        plot_learning_curve(trainer.run_dir / METRICS, trainer.run_dir / CURVE)
+    def on_end(self, trainer: Trainer) -> None:
+        """Evaluates a run that a callback stopped as at its end, unless that was before its first iteration."""
+        if trainer.stopped and trainer.metrics:
+            self._evaluate(trainer)
 
-    def _save(self, trainer: Trainer) -> Path:
-        self._saved_frames = trainer.frames
-        path = checkpoint.save(
-            trainer.run_dir, trainer.frames, trainer.metrics, self._components, self._tracker_ids, self._settings
-        )
-        trainer.report.checkpoint = f"{CHECKPOINTS}/{path.name}"
-        return path
-
-    def _complete(self, trainer: Trainer, path: Path, evaluation: Mapping[str, float]) -> None:
-        files.add_evaluation(path, evaluation)
-        checkpoint.prune(trainer.run_dir, self._config.checkpoint.keep_last)
-
-    def _evaluated(self, trainer: Trainer, path: Path | None) -> dict[str, float] | None:
-        """The metrics of an evaluation; None if a signal stopped it, which it does between two steps.
-
-        After an environment error it is repeated with new environments, if restarts are allowed.
-        """
-        errors, restarts = 0, self._restarts.count
-        while True:
+    def _evaluate(self, trainer: Trainer) -> None:
+        trainer.evaluation, errors, restarts = None, 0, self._restarts.count
+        while trainer.evaluation is None:
             try:
-                metrics = _evaluated(trainer, self._env, seeds(self._config.seed, errors + 1)[-1])
-                break
+                trainer.evaluation = _evaluated(trainer, self._env, seeds(trainer.config.seed, errors + 1)[-1])
             except StoppedError:
-                return None
+                return
             except (ConfigError, RunError) as error:
                 failed = EnvError(
-                    f"In the evaluation after {trainer.frames} frames: {error} The policy is saved in {path}; resuming "
-                    "from it repeats the evaluation."
+                    f"In the evaluation after {trainer.frames} frames: {error} The policy is saved in "
+                    f"{trainer.checkpoint}; resuming from it repeats the evaluation."
                 )
                 failed.__cause__ = error
                 self._restarts.after(failed, errors, "an evaluation")
                 errors += 1
         if RESTARTS in trainer.metrics:
-            metrics[RESTARTS] = trainer.metrics[RESTARTS] + self._restarts.count - restarts
-        return metrics
-
-    def _log(self, trainer: Trainer) -> None:
-        report, metrics = trainer.report, trainer.metrics
-        report.warnings = self._diagnosis.warnings(metrics)
-        for tracker in self._trackers.values():
-            tracker.log(trainer.frames, metrics)
-        report.update(metrics)
-        self._progress.update(trainer.frames, metrics, warning=next(reversed(report.warnings), ""))
-
-    def close(self, failed: bool) -> None:
-        """Closes the destinations; if one fails, the others are closed nevertheless."""
-        self._progress.close()
-        with ExitStack() as stack:
-            for tracker in self._trackers.values():
-                stack.callback(tracker.close, int(failed))
+            trainer.evaluation[RESTARTS] = trainer.metrics[RESTARTS] + self._restarts.count - restarts
+        trainer.metrics.update(trainer.evaluation)
 
 
 def _evaluated(trainer: Trainer, env: EnvConfig, seed: int) -> dict[str, float]:
@@ -285,3 +282,49 @@ def _evaluated(trainer: Trainer, env: EnvConfig, seed: int) -> dict[str, float]:
     if options.random and trainer.is_last:
         metrics |= evaluation.random_metrics(env, options.episodes, seed, stopped)
     return metrics
+
+
+class Log(Callback):
+    """Logs each iteration, after which its checkpoint is complete, and draws the learning curve at the end.
+
+    Args:
+        trackers: destinations of metrics, the file first.
+        diagnosis: knows the warnings for the summary.
+        save: writes the checkpoints.
+        total_frames: the run's, for the progress line.
+    """
+
+    def __init__(
+        self, trackers: Collection[Tracker], diagnosis: Diagnosis, save: SaveCheckpoint, total_frames: int
+    ) -> None:
+        self._trackers, self._diagnosis, self._save = trackers, diagnosis, save
+        self._progress = Progress(total_frames)
+
+    def on_iteration(self, trainer: Trainer, metrics: dict[str, float]) -> None:
+        """Logs the iteration, unless an evaluation of it is to come."""
+        if not trainer.stopped:
+            self._log(trainer)
+
+    def on_end(self, trainer: Trainer) -> None:
+        """Logs a run that a callback stopped, completes a checkpoint of the end, and draws the learning curve."""
+        if trainer.evaluation is not None and trainer.stopped and trainer.metrics:
+            self._log(trainer)
+        self._save.complete(trainer)
+        plot_learning_curve(trainer.run_dir / METRICS, trainer.run_dir / CURVE)
+
+    def _log(self, trainer: Trainer) -> None:
+        report, metrics = trainer.report, trainer.metrics
+        check_numbers(metrics)
+        report.warnings = self._diagnosis.warnings(metrics)
+        for tracker in self._trackers:
+            tracker.log(trainer.frames, metrics)
+        report.update(metrics)
+        self._progress.update(trainer.frames, metrics, warning=next(reversed(report.warnings), ""))
+        self._save.complete(trainer)
+
+    def close(self, failed: bool) -> None:
+        """Closes the destinations; if one fails, the others are closed nevertheless."""
+        self._progress.close()
+        with ExitStack() as stack:
+            for tracker in self._trackers:
+                stack.callback(tracker.close, int(failed))

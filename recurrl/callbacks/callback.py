@@ -2,31 +2,41 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Protocol
 
 from tensordict import TensorDictBase
 
+from recurrl.agent import Agent
 from recurrl.algorithms.metrics import check_numbers, merged
-from recurrl.errors import require
+from recurrl.config import EnvConfig
+from recurrl.errors import ConfigError, require
 from recurrl.evaluation import random_numbers_restored
-from recurrl.runtime.serialization import state_copy
+from recurrl.policy import Policy
+from recurrl.runtime.serialization import Stateful, state_copy
 
 if TYPE_CHECKING:
     from recurrl.trainer import Trainer
 
 logger = logging.getLogger(__name__)
-STATE = "state_dict", "load_state_dict"
 
 
 class Callback:
     """Runs at fixed points of :meth:`recurrl.trainer.Trainer.fit`. A subclass overrides the methods that it needs.
 
-    Those of users are in runs of one process, and may write files. To act with the policy, make an
-    ``Agent(trainer.policy, trainer.config.env)``.
+    Those of users run on rank 0 alone, and may write files.
+
+    What a callback draws at random in ``on_iteration`` changes the run; :class:`IterationCallback` leaves it unchanged.
     """
+
+    @property
+    def name(self) -> str:
+        """The name of its state in checkpoints."""
+        return type(self).__name__
 
     def on_start(self, trainer: Trainer) -> None:
         """Called once, before the first iteration."""
@@ -35,18 +45,14 @@ class Callback:
         """Called with each rollout ``[N, T]``, before the update."""
 
     def on_iteration(self, trainer: Trainer, metrics: dict[str, float]) -> bool | None:
-        """Called after each update, before the iteration is saved, evaluated and logged.
-
-        What it draws at random does not change the run.
+        """Called after each update. ``trainer.frames`` includes the iteration.
 
         Args:
-            trainer: the run. ``trainer.frames`` includes the iteration; ``trainer.evaluation`` has the metrics of an
-                evaluation after the iteration before.
-            metrics: the iteration's metrics, to which callbacks add.
+            trainer: the run.
+            metrics: the iteration's metrics, to which callbacks add. After the evaluation they include its metrics.
 
         Returns:
-            True to stop, as ``trainer.stop()`` does: the run is saved and evaluated as at its end, with the status
-            ``stopped``. It can be resumed.
+            True to end the run after this iteration, as ``trainer.stop()`` does.
         """
 
     def on_end(self, trainer: Trainer) -> None:
@@ -56,7 +62,7 @@ class Callback:
         """Releases files and connections. Called however the run ends."""
 
     def metrics(self) -> dict[str, float]:
-        """Metrics to log with each iteration, besides the update's. Called after ``on_iteration``."""
+        """Metrics to log with each iteration, besides the update's."""
         return {}
 
     def state_dict(self) -> dict[str, Any]:
@@ -67,6 +73,51 @@ class Callback:
         """Restores what ``state_dict`` returned."""
 
 
+class IterationCallback(Protocol):
+    """A callback of a run that only reads its metrics and its policy.
+
+    It may have ``state_dict()`` and ``load_state_dict(state)``: checkpoints then hold its state, of tensors and plain
+    values.
+    """
+
+    def on_iteration(self, metrics: Mapping[str, float], policy: Agent) -> bool | None:
+        """Called after each iteration, before it is logged. What it draws at random does not change the run.
+
+        Args:
+            metrics: the iteration's metrics, with ``frames``, and the evaluation's if there was one after it.
+            policy: acts with the parameters that the iteration learned.
+
+        Returns:
+            True to stop: the run is saved and evaluated as at its end, with the status ``stopped``. It can be resumed.
+        """
+
+
+class UserCallback(Callback):
+    """An :class:`IterationCallback` as a callback of the trainer."""
+
+    def __init__(self, callback: IterationCallback, policy: Policy, env: EnvConfig) -> None:
+        self._callback, self._agent = callback, Agent(policy, env)
+
+    @property
+    def name(self) -> str:
+        """The name of the user's class."""
+        return type(self._callback).__name__
+
+    def on_iteration(self, trainer: Trainer, metrics: dict[str, float]) -> bool | None:
+        """Calls the user's with metrics that it cannot change, because the run would not log them."""
+        with random_numbers_restored():
+            return self._callback.on_iteration(MappingProxyType({"frames": trainer.frames, **metrics}), self._agent)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The callback's state, if it has one."""
+        return self._callback.state_dict() if isinstance(self._callback, Stateful) else {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restores the callback's state."""
+        if isinstance(self._callback, Stateful):
+            self._callback.load_state_dict(state)
+
+
 def check_callbacks(callbacks: Sequence[Any]) -> None:
     """Rejects what would not be called as its author meant, before a run begins.
 
@@ -75,20 +126,33 @@ def check_callbacks(callbacks: Sequence[Any]) -> None:
     """
     require(isinstance(callbacks, list | tuple), f"callbacks must be a list (got a {type(callbacks).__name__}).")
     for each in callbacks:
-        name = getattr(each, "__name__", None) if isinstance(each, type) else type(each).__name__
         require(
-            isinstance(each, Callback),
-            f"callbacks must hold objects whose class derives from recurrl.Callback (got {each!r:.80}). "
-            + (f"Give {name}()." if isinstance(each, type) else f"Derive {name} from it."),
+            not isinstance(each, type),
+            f"callbacks must be objects (got a class). Give {getattr(each, '__name__', each)}().",
         )
-        unknown = sorted(method for method in dir(each) if method.startswith("on_") and not hasattr(Callback, method))
-        known = sorted(method for method in vars(Callback) if method.startswith("on_"))
+        name, derives = type(each).__name__, isinstance(each, Callback)
+        known = {method for method in vars(Callback if derives else IterationCallback) if method.startswith("on_")}
+        unknown = sorted(method for method in dir(each) if method.startswith("on_") and method not in known)
         require(
             not unknown,
-            f"The callback {name} has {', '.join(unknown)}, which nothing calls. It may have {', '.join(known)}.",
+            f"The callback {name} has {', '.join(unknown)}, which nothing calls. It may have {', '.join(sorted(known))}"
+            + ("." if derives else "; the others of recurrl.Callback if it derives from that."),
         )
-        saves, loads = (getattr(type(each), method) is not getattr(Callback, method) for method in STATE)
-        require(saves == loads, f"The callback {name} must have both {' and '.join(STATE)}, or neither.")
+        arguments, others = ("trainer, metrics", "metrics") if derives else ("metrics, policy", "trainer")
+        try:
+            signature = inspect.signature(each.on_iteration)
+            signature.bind(*arguments.split(", "))
+        except (AttributeError, TypeError, ValueError) as error:
+            raise ConfigError(f"The callback {name} must have on_iteration({arguments}): {error}.") from error
+        require(
+            next(iter(signature.parameters)) != others,
+            f"The callback {name} must have on_iteration({arguments}), because it "
+            + ("derives from recurrl.Callback." if derives else "does not derive from recurrl.Callback."),
+        )
+        require(
+            hasattr(each, "state_dict") == hasattr(each, "load_state_dict"),
+            f"The callback {name} must have both state_dict and load_state_dict, or neither.",
+        )
 
 
 class Callbacks:
@@ -97,9 +161,8 @@ class Callbacks:
     def __init__(self, callbacks: Sequence[Callback]) -> None:
         self._callbacks: dict[str, Callback] = {}
         for callback in callbacks:
-            name = type(callback).__name__
-            number = sum(type(other).__name__ == name for other in self._callbacks.values())
-            self._callbacks[f"{name}_{number}" if number else name] = callback
+            number = sum(callback.name == other.name for other in self._callbacks.values())
+            self._callbacks[f"{callback.name}_{number}" if number else callback.name] = callback
 
     def on_start(self, trainer: Trainer) -> None:
         """Calls ``on_start`` of each, before the first iteration."""
@@ -112,17 +175,15 @@ class Callbacks:
             callback.on_rollout(trainer, rollout)
 
     def on_iteration(self, trainer: Trainer, metrics: dict[str, float]) -> None:
-        """Calls ``on_iteration`` of each, after the update, and adds its metrics.
+        """Calls ``on_iteration`` of each, after the update.
 
-        Raises:
-            ConfigError: one has a metric that is not a number, or that another part of the run has too.
+        Once a signal has stopped the evaluation no other is called: a resumed run repeats the iteration's.
         """
-        with random_numbers_restored():
-            for name, callback in self._callbacks.items():
-                if callback.on_iteration(trainer, metrics):
-                    trainer.stop()
-                metrics.update(merged(metrics, callback.metrics()))
-                check_numbers(metrics, f" of the callback {name}")
+        for callback in self._callbacks.values():
+            if callback.on_iteration(trainer, metrics):
+                trainer.stop()
+            if trainer.evaluation is None:
+                return
 
     def on_end(self, trainer: Trainer) -> None:
         """Calls ``on_end`` of each, after the last iteration."""
@@ -134,6 +195,16 @@ class Callbacks:
         with ExitStack() as stack:
             for callback in self._callbacks.values():
                 stack.callback(callback.close, failed)
+
+    def metrics(self) -> dict[str, float]:
+        """The metrics of all callbacks.
+
+        Raises:
+            ConfigError: two have a metric of the same name, or one is not a number.
+        """
+        metrics = merged(*(callback.metrics() for callback in self._callbacks.values()))
+        check_numbers(metrics)
+        return metrics
 
     def state_dict(self) -> dict[str, Any]:
         """The states of those that have one, by name.

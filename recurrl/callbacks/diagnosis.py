@@ -98,6 +98,8 @@ class Diagnosis(Callback):
 
     def on_iteration(self, trainer: Trainer, metrics: dict[str, float]) -> None:
         """Logs the warnings that are due for the first time."""
+        if trainer.report.frames_here == 0:
+            return  # an iteration that a resumed run repeats, which the checkpoint's state includes
         for warning in self.update(metrics):
             logger.warning("After %d frames: %s", trainer.frames, warning)
 

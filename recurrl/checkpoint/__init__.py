@@ -50,6 +50,7 @@ def save(
     of: Mapping[str, Stateful],
     tracker_ids: Mapping[str, str] = MappingProxyType({}),
     settings: Mapping[str, Any] = MappingProxyType({}),
+    evaluation: Mapping[str, float] | None = None,
 ) -> Path:
     """Writes a checkpoint on rank 0, and returns its path. Collective.
 
@@ -62,6 +63,7 @@ def save(
         of: the :func:`components` of the run.
         tracker_ids: the run's ids at destinations of metrics.
         settings: the run's whole configuration as plain values.
+        evaluation: the policy's evaluation, if the iteration is logged.
 
     Raises:
         OSError: the disk is full, or the folder is not writable. Earlier checkpoints stay intact.
@@ -73,7 +75,7 @@ def save(
         states = {name: component.state_dict() for name, component in of.items()} | others
         values = {"version": __version__, "frames": frames, "ranks": world().size, "metrics": floats(metrics)}
         values |= {"tracker_ids": dict(tracker_ids), "settings": dict(settings)}
-        files.write(path, states, values)
+        files.write(path, states, values, evaluation)
     return path
 
 
@@ -247,6 +249,17 @@ def find(path: Path, which: str = LAST) -> Path:
             "without it."
         )
     return newest if which == LAST else _best_in(run_dir)
+
+
+def best(run_dir: Path) -> tuple[Path, dict[str, Any]]:
+    """The best checkpoint of a run, and what describes it: frames, evaluation, version and its files' SHA-256.
+
+    Raises:
+        ConfigError: the run has no evaluated checkpoint.
+    """
+    saved = Checkpoint(_best_in(run_dir))
+    described = {"frames": saved.frames, "version": saved.version, "sha256": saved.checksums}
+    return saved.path, {**(saved.evaluation or {}), **described}
 
 
 def _newest(run_dir: Path) -> Path | None:

@@ -15,7 +15,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from recurrl import checkpoint
 from recurrl.build import make_trainer
-from recurrl.callbacks import Callback, check_callbacks
+from recurrl.callbacks import Callback, IterationCallback, check_callbacks
 from recurrl.cli.overrides import job_overrides, overridden_keys, text_of
 from recurrl.cli.resume import as_overrides, with_resumed
 from recurrl.cli.saved_config import code_named
@@ -44,7 +44,7 @@ def run(
     config: TrainConfig | None,
     run_dir: Path,
     started: float,
-    callbacks: Sequence[Callback] = (),
+    callbacks: Sequence[Callback | IterationCallback] = (),
     env: Any = None,
     strict: bool = True,
 ) -> None:
@@ -153,7 +153,7 @@ def _copy_history(start: checkpoint.Checkpoint, run_dir: Path) -> None:
     start.resumed = start.resumed._replace(ids={})  # two runs must not write to the same wandb run
 
 
-def _resume_command(settings: DictConfig, run_dir: Path, callbacks: Sequence[Callback]) -> str:
+def _resume_command(settings: DictConfig, run_dir: Path, callbacks: Sequence[Callback | IterationCallback]) -> str:
     """The command that resumes the run; or a call, if a command line cannot name all of its arguments."""
     code = code_named(settings, run_dir)
     unsigned = code if code and not signature_line(settings, run_dir) else ()

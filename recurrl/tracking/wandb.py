@@ -2,6 +2,8 @@
 
 import logging
 import os
+import re
+import shutil
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -13,12 +15,12 @@ os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
 import wandb
 
 from recurrl.config import WandbConfig
-from recurrl.errors import ConfigError, one_line
+from recurrl.errors import ConfigError, RunError, one_line
 from recurrl.runtime.run_directory import METRICS
 from recurrl.tracking.csv import log_history, read_rows
 from recurrl.tracking.trackers import FRAMES, Resumed, Tracker
 
-NAME = "wandb"
+NAME, CHECKPOINT = "wandb", "checkpoint"
 FINISH_TIMEOUT_S = 60.0
 """How long a finishing run waits to upload its last metrics; WANDB_FINISH_TIMEOUT overrides it."""
 
@@ -112,6 +114,76 @@ def choose_mode(mode: str) -> tuple[str, str]:
     if wandb.login(prompt=False, verify=False):
         return "online", "a login was found"
     return "offline", "no login was found; `wandb login` makes one"
+
+
+def log_artifact(run: wandb.Run, kind: str, folder: Path, metadata: Mapping[str, Any]) -> None:
+    """Makes a folder the newest version of the run's artifact of a kind.
+
+    Online, waits for its upload, as long as a finishing run waits for its last metrics. Offline, copies the folder
+    to the run's files, from where ``wandb sync`` uploads it.
+
+    Raises:
+        OSError: the folder cannot be read or copied.
+        ValueError: the server rejected the artifact.
+        wandb.Error: the upload took too long.
+    """
+    name = re.sub(r"[^A-Za-z0-9_.-]", "_", f"{kind}-{run.id}")
+    artifact = wandb.Artifact(name, type=kind, metadata=dict(metadata))
+    source = _copied(folder, Path(run.dir).resolve().parent / "artifacts" / kind) if run.offline else folder
+    artifact.add_dir(str(source), skip_cache=True, policy="immutable")
+    logged = run.log_artifact(artifact)
+    if not run.offline:
+        logged.wait(timeout=round(run.settings.finish_timeout))
+    logger.info("wandb artifact %s: %s", name, folder)
+
+
+def _copied(folder: Path, to: Path) -> Path:
+    """Copies a folder whole or not at all, so that a full disk still has space for the last metrics."""
+    try:
+        return shutil.copytree(folder, to, copy_function=shutil.copyfile, dirs_exist_ok=True)
+    except OSError:
+        shutil.rmtree(to, ignore_errors=True)
+        raise
+
+
+def upload(
+    options: WandbConfig,
+    run_id: str,
+    run_dir: Path,
+    settings: Mapping[str, Any],
+    artifacts: Mapping[str, tuple[Path, Mapping[str, Any]]],
+    exit_code: int,
+) -> str:
+    """Adds artifacts to the wandb run of a finished training run, and returns where they are.
+
+    Args:
+        options: the training run's options of wandb.
+        run_id: the wandb run's id.
+        run_dir: the training run's directory.
+        settings: the training run's whole configuration.
+        artifacts: the folder and the metadata of each, by kind.
+        exit_code: the training run's exit code.
+
+    Raises:
+        ConfigError: wandb cannot continue the run.
+        RunError: an artifact could not be recorded or uploaded.
+    """
+    run = _start(options, run_id, run_dir, settings)
+    if run.disabled:
+        run.finish()
+        raise ConfigError("wandb is disabled (WANDB_MODE or `wandb disabled`). Set WANDB_MODE=online or offline.")
+    try:
+        for kind, (folder, metadata) in artifacts.items():
+            log_artifact(run, kind, folder, metadata)
+        run.finish(exit_code=exit_code)
+    except Exception as error:  # wandb's failures have no common public type
+        with suppress(Exception):
+            run.finish(exit_code=exit_code)
+        raise RunError(
+            f"Not all of {', '.join(artifacts)} became artifacts of wandb run {run_id}: {one_line(error)}. Check the "
+            "disk and the connection, and try again."
+        ) from error
+    return _where(run)
 
 
 def _start(options: WandbConfig, run_id: str | None, run_dir: Path, settings: Mapping[str, Any]) -> wandb.Run:

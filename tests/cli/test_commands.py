@@ -18,7 +18,7 @@ from recurrl.config.keys import SYNONYMS, packaged_keys
 from recurrl.config.plugins import GROUPS, names
 
 SCRIPTS = "console_scripts"
-OTHER_COMMANDS = ("evaluate", "check", "export", "compare", "report")
+OTHER_COMMANDS = ("evaluate", "check", "export", "upload", "compare", "report")
 
 
 def test_the_commands_are_installed_with_the_package():

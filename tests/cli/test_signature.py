@@ -90,7 +90,11 @@ PASSED = [
 
 @pytest.mark.parametrize(("passed", "named"), PASSED)
 def test_of_a_run_that_no_command_line_can_name_the_call_is_printed(tiny, tmp_path, signalled, capfd, passed, named):
-    arguments = passed | ({"callbacks": [recurrl.Callback()]} if "callbacks" in passed else {})
+    class Idle:
+        def on_iteration(self, metrics, policy):
+            pass
+
+    arguments = passed | ({"callbacks": [Idle()]} if "callbacks" in passed else {})
     signalled(2)
     with pytest.raises(KeyboardInterrupt):
         recurrl.train(tiny, run_dir=tmp_path / "run", **arguments)

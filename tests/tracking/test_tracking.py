@@ -1,6 +1,5 @@
 import subprocess
 import sys
-from types import SimpleNamespace
 
 import pytest
 from rejections import error_of
@@ -8,12 +7,12 @@ from rejections import error_of
 import recurrl.tracking
 import recurrl.tracking.csv
 import recurrl.tracking.tensorboard
-from recurrl.callbacks.builtin import Recorder
+from recurrl.callbacks.builtin import Log
 from recurrl.tracking import Tracker, make_trackers
 from recurrl.tracking.csv import CsvTracker
 
 
-class Destination(Tracker):
+class Recorder(Tracker):
     def __init__(self, events=None, name="", failure=None):
         self.events = [] if events is None else events
         self.name = name
@@ -31,11 +30,9 @@ class Destination(Tracker):
 @pytest.mark.parametrize("failing", [0, 1, 2])
 def test_closing_reaches_every_destination_and_raises_the_failure_of_one(failing):
     events = []
-    failures = [OSError("disk full") if i == failing else None for i in range(3)]
-    trackers = {str(i): Destination(events, str(i), failures[i]) for i in range(3)}
-    config = SimpleNamespace(total_frames=1)
+    trackers = [Recorder(events, str(i), OSError("disk full") if i == failing else None) for i in range(3)]
     with pytest.raises(OSError, match="disk full"):
-        Recorder(config, None, {}, trackers, start=None, restarts=None, diagnosis=None).close(failed=True)
+        Log(trackers, diagnosis=None, save=None, total_frames=1).close(failed=True)
     assert sorted(events) == [(name, "closed", 1) for name in ("0", "1", "2")]
 
 
@@ -49,7 +46,7 @@ def test_opened_destinations_are_closed_as_failed_when_a_later_one_fails(logger_
     def fail(*_):
         raise ValueError("not here")
 
-    first = Destination()
+    first = Recorder()
     monkeypatch.setattr(recurrl.tracking.csv, "make", lambda *_: first)
     monkeypatch.setattr(recurrl.tracking.tensorboard, "make", fail)
     assert "not here" in error_of(make_trackers, logger_options("tensorboard"), tmp_path, {}, kind=ValueError)

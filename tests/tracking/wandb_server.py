@@ -1,4 +1,4 @@
-"""A fake wandb server that records runs."""
+"""A fake wandb server that records runs and their artifacts."""
 
 import gzip
 import json
@@ -8,9 +8,27 @@ import subprocess
 import sys
 import threading
 from collections import defaultdict
+from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 REJECTED = {"errors": [{"message": "user is not logged in"}]}
+
+
+@dataclass
+class Artifact:
+    """An artifact that a run logged.
+
+    Attributes:
+        request: what wandb sent about it: its name, type, run and metadata.
+        files: their contents by name.
+    """
+
+    request: dict
+    files: dict[str, bytes] = field(default_factory=dict)
+
+    @property
+    def metadata(self):
+        return json.loads(self.request["metadata"])
 
 
 class WandbServer:
@@ -19,15 +37,20 @@ class WandbServer:
     Attributes:
         history: rows logged for each run id, in order of arrival.
         completed: exit codes reported for each run id.
+        artifacts: those that were uploaded and committed, by name.
         views: workspaces that were saved.
+        rejection: why artifacts are rejected; empty to accept them.
     """
 
     def __init__(self, status=200):
         """Answers every request with ``status``; anything but 200 is an error."""
         self.history = defaultdict(list)
         self.completed = defaultdict(list)
+        self.artifacts = {}
         self.views = []
+        self.rejection = ""
         self.status = status
+        self._begun = []
         self._connections = set()
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
         self._server.daemon_threads = True
@@ -79,6 +102,8 @@ class WandbServer:
         if path == "/graphql":
             query = json.loads(body)
             named = re.search(r"(?:query|mutation)\s+(\w+)", query["query"])
+            if self.rejection and named and named[1] == "CreateArtifact":
+                return {"errors": [{"message": self.rejection}]}
             answers = {
                 "Viewer": self._viewer,
                 "GetDefaultEntity": self._viewer,
@@ -86,12 +111,22 @@ class WandbServer:
                 "UpsertBucket": self._upserted,
                 "RunResumeStatus": self._resume_status,
                 "CreateRunFiles": self._files,
+                "ArtifactType": lambda _: {"project": {"artifact": None}},
+                "CreateArtifact": self._artifact,
+                "CreateArtifactManifest": self._manifest,
+                "UpdateArtifactManifest": self._manifest,
+                "CreateArtifactFiles": self._artifact_files,
+                "CommitArtifact": self._committed,
+                "ArtifactByID": self._described,
             }
             make = answers.get(named[1] if named else "")
             return {"data": make(query.get("variables") or {}) if make else {}}
         stream = re.fullmatch(r"/files/[^/]+/[^/]+/([^/]+)/file_stream", path)
         if stream:
             self._receive(stream[1], json.loads(body))
+        uploaded = re.fullmatch(r"/artifacts/(\d+)/(.*)", path)
+        if uploaded:
+            self._begun[int(uploaded[1])].files[uploaded[2]] = body
         return {}
 
     def _receive(self, run, body):
@@ -131,6 +166,42 @@ class WandbServer:
         files = [{"name": name, "uploadUrl": f"{self.url}/upload"} for name in query["files"]]
         return {"createRunFiles": {"runID": "bucket", "uploadHeaders": [], "files": files}}
 
+    def _artifact(self, query):
+        self._begun.append(Artifact(query["input"]))
+        number = str(len(self._begun) - 1)
+        artifact = {"id": number, "state": "PENDING", "artifactSequence": {"latestArtifact": None}}
+        return {"createArtifact": {"artifact": artifact}}
+
+    def _manifest(self, query):
+        file = {"id": "file", "uploadUrl": f"{self.url}/upload", "uploadHeaders": []}
+        made = {"artifactManifest": {"id": "manifest", "file": file}}
+        return {"createArtifactManifest": made, "updateArtifactManifest": made}
+
+    def _artifact_files(self, query):
+        edges = []
+        for file in query["input"]["artifactFiles"]:
+            number, name = file["artifactID"], file["name"]
+            node = {"storagePath": name, "uploadUrl": f"{self.url}/artifacts/{number}/{name}", "uploadHeaders": []}
+            edges.append({"node": {**node, "uploadMultipartUrls": None, "artifact": {"id": number}}})
+        return {"createArtifactFiles": {"files": {"edges": edges}}}
+
+    def _committed(self, query):
+        artifact = self._begun[int(query["artifactID"])]
+        self.artifacts[_name_of(artifact)] = artifact
+        return {"commitArtifact": {"artifact": {"id": query["artifactID"], "digest": artifact.request["digest"]}}}
+
+    def _described(self, query):
+        artifact = self._begun[int(query["id"])]
+        project = {"id": "project", "internalId": "project", "name": "p", "entity": {"name": "me"}}
+        sequence = {"__typename": "ArtifactSequence", "name": _name_of(artifact), "project": project}
+        described = {"__typename": "Artifact", "id": query["id"], "artifactSequence": sequence, "versionIndex": 0}
+        described |= {"artifactType": {"name": artifact.request["artifactTypeName"]}, "description": None}
+        described |= {"metadata": artifact.request["metadata"], "digest": artifact.request["digest"], "tags": []}
+        described |= {"ttlDurationSeconds": -2, "ttlIsInherited": True, "historyStep": None, "state": "COMMITTED"}
+        described |= {"size": 0, "commitHash": "c", "fileCount": len(artifact.files), "aliases": []}
+        described |= {"createdAt": "2026-01-01T00:00:00", "updatedAt": None}
+        return {"artifact": described}
+
 
 def synced(run_dir):
     """A server to which wandb's own command has uploaded what wandb wrote into the directory of a run."""
@@ -140,3 +211,7 @@ def synced(run_dir):
     subprocess.run(command, env=environment, check=True, capture_output=True, timeout=60)
     server.stop()
     return server
+
+
+def _name_of(artifact):
+    return artifact.request.get("artifactCollectionName") or artifact.request["artifactCollectionNames"][0]

@@ -1,0 +1,61 @@
+"""``recurrl-upload``: adds a run's files to its wandb run."""
+
+import argparse
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from recurrl.cli.messages import errors_as_messages
+from recurrl.cli.overrides import TRUST
+from recurrl.cli.saved_config import check_trusted
+from recurrl.config import WandbConfig
+from recurrl.config.composed import plain, typed
+from recurrl.errors import ConfigError, naming
+from recurrl.runtime.report import read_summary
+from recurrl.runtime.run_directory import EXPORTS, VIDEOS, locked, run_directory_of
+
+
+def upload_main() -> None:
+    """``recurrl-upload``: adds a run's best checkpoint, exported policy and videos to its wandb run, as artifacts."""
+    parser = argparse.ArgumentParser(
+        prog="recurrl-upload",
+        description="Adds files of a finished run with logger=wandb to its wandb run, as artifacts: the best "
+        "checkpoint, and what recurrl-export and recurrl-evaluate --video wrote into the run's directory. Without a "
+        "login they are recorded for a later wandb sync.",
+    )
+    parser.add_argument("run", type=Path, help="a run directory")
+    parser.add_argument("--trust-packages", action="store_true", help=TRUST)
+    arguments = parser.parse_args()
+    with errors_as_messages():
+        sys.stdout.write(_uploaded(arguments.run, arguments.trust_packages))
+
+
+def _uploaded(run: Path, trust_packages: bool) -> str:
+    """Makes files of a run artifacts of its wandb run, and returns their kinds and where they are.
+
+    Raises:
+        ConfigError: the run was not logged to wandb, or is running.
+        RunError: something could not be recorded or uploaded.
+    """
+    # With torch, which help and typos need not wait for.
+    from recurrl import checkpoint
+    from recurrl.cli.open_run import config_of
+    from recurrl.tracking.wandb import CHECKPOINT, upload
+
+    run_dir = run_directory_of(run)
+    saved = checkpoint.Checkpoint(checkpoint.find(run_dir))
+    found = config_of(saved)
+    if not trust_packages:
+        check_trusted(found)
+    with naming(found.source):
+        options, run_id = typed(found.config).logger, saved.resumed.ids.get("wandb")
+    if not isinstance(options, WandbConfig) or run_id is None:
+        raise ConfigError(f"{run_dir} has no wandb run: it was trained with logger={options.name}. Give another run.")
+    with locked(run_dir):
+        artifacts: dict[str, tuple[Path, Mapping[str, Any]]] = {CHECKPOINT: checkpoint.best(run_dir)}
+        artifacts |= {kind: (run_dir / kind, {}) for kind in (EXPORTS, VIDEOS) if (run_dir / kind).is_dir()}
+        # The training run's, which wandb shows as the state of its run.
+        exit_code = 0 if read_summary(run_dir).get("status") in ("completed", "stopped") else 1
+        where = upload(options, run_id, run_dir, plain(found.config), artifacts, exit_code)
+    return f"{', '.join(artifacts)}: artifacts of the run's wandb run. {where}\n"

@@ -1,0 +1,99 @@
+"""``recurrl-upload``: the best checkpoint of a run and other files as artifacts of its wandb run."""
+
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from disks import with_a_disk_of_its_own
+from run_files import contents, summary
+from wandb_files import history, records
+from wandb_server import synced
+
+from recurrl import checkpoint
+
+OFFLINE = "logger.mode=offline"
+
+
+@pytest.fixture
+def upload(machine, recurrl_upload, tmp_path):
+    return lambda *arguments: recurrl_upload(*arguments, cwd=tmp_path)
+
+
+def test_the_best_checkpoint_of_a_run_offline_waits_for_wandb_sync(trained, upload, tmp_path):
+    trained(OFFLINE, "checkpoint.every_frames=32", "evaluation.every_frames=32").succeeded()
+    upload("run").succeeded()
+    best, described = checkpoint.best(tmp_path / "run")
+    expected = contents(best)
+    # Even if the run's directory changes afterwards.
+    shutil.rmtree(tmp_path / "run" / "checkpoints")
+    server = synced(tmp_path / "run")
+    [run_id] = server.history
+    [(name, artifact)] = server.artifacts.items()
+    sent = (name, artifact.request["artifactTypeName"], artifact.request["runName"])
+    assert sent == (f"checkpoint-{run_id}", "checkpoint", run_id)
+    assert artifact.files == expected
+    assert artifact.metadata == described
+    assert {"frames", "eval/return_mean", "version", "sha256"} <= described.keys()
+
+
+def test_the_best_checkpoint_of_a_run_online_is_uploaded(server, trained, upload, tmp_path):
+    trained().succeeded()
+    upload("run").succeeded()
+    [artifact] = server.artifacts.values()
+    assert artifact.files == contents(checkpoint.best(tmp_path / "run")[0])
+    assert list(server.completed.values()) == [[0, 0]]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not with_a_disk_of_its_own("/dev/shm", "1m"), reason="a disk of its own cannot be had here")
+def test_a_full_disk_is_an_error_and_loses_no_metrics(machine, tiny, tmp_path):
+    folder, kept = tmp_path / "run" / "wandb", tmp_path / "kept"
+    folder.mkdir(parents=True)
+    kept.mkdir()
+    commands = Path(sys.executable).parent
+    train = [str(commands / "recurrl-train"), *tiny, "logger=wandb", OFFLINE, "hydra.run.dir=run"]
+    train = [each.replace("hidden_size=8", "hidden_size=128") for each in train]  # the checkpoint is too large
+    command = f"{shlex.join(train)} && ! {commands}/recurrl-upload run && cp -r run/wandb kept/"
+    disk = with_a_disk_of_its_own(str(folder), "100k")
+    done = subprocess.run([*disk, "sh", "-c", command], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert "No space left on device" in done.stderr
+    assert summary(tmp_path / "run")["status"] == "completed"
+    for of_upload in sorted((kept / "wandb").glob("offline-run-*"))[1:]:
+        shutil.rmtree(of_upload)
+    assert [step["frames"] for step in history(records(kept))] == [32, 64]
+
+
+def test_exported_files_and_videos_are_added_to_the_run_later(trained, upload, tmp_path):
+    trained(OFFLINE).succeeded()
+    for folder, name in (("export", "policy.onnx"), ("video", "replay.mp4")):
+        (tmp_path / "run" / folder).mkdir()
+        (tmp_path / "run" / folder / name).write_bytes(name.encode())
+    done = upload("run").succeeded()
+    assert "checkpoint, export, video: " in done.out
+    server = synced(tmp_path / "run")
+    [(run_id, rows)] = server.history.items()
+    assert [row["frames"] for row in rows] == [32, 64]
+    assert set(server.artifacts) == {f"{kind}-{run_id}" for kind in ("checkpoint", "export", "video")}
+    assert server.artifacts[f"export-{run_id}"].files == {"policy.onnx": b"policy.onnx"}
+    assert server.artifacts[f"video-{run_id}"].files == {"replay.mp4": b"replay.mp4"}
+
+
+def test_a_rejected_upload_fails_the_command_and_can_be_repeated(server, trained, upload):
+    trained().succeeded()
+    server.rejection = "storage quota exceeded"
+    done = upload("run").failed()
+    assert "storage quota exceeded" in done.error
+    server.rejection = ""
+    upload("run").succeeded()
+    [(run_id, rows)] = server.history.items()
+    assert set(server.artifacts) == {f"checkpoint-{run_id}"}
+    assert [row["frames"] for row in rows] == [32, 64]
+
+
+def test_a_run_without_a_wandb_run_is_an_error(upload, finished_run):
+    done = upload(str(finished_run)).failed()
+    assert "has no wandb run: it was trained with logger=csv" in done.error
