@@ -184,7 +184,7 @@ def make_algorithm(config: TrainConfig, policy: Policy) -> Algorithm:
     algorithm: Algorithm = factory("algorithm", options.name)(options, policy, config)
     require(
         isinstance(algorithm, Algorithm),
-        f"algorithm.name={options.name} makes a {type(algorithm).__name__}. Give a class derived from "
+        f"algorithm.name={options.name} makes a {type(algorithm).__name__}. Use a class derived from "
         "recurrl.algorithms.Algorithm, or a function that returns one of its objects.",
     )
     return algorithm.to(policy.device)

@@ -135,7 +135,7 @@ def evaluate(
         else:
             logger.warning(
                 "%d of %d evaluation episodes of %s had not ended after %d steps; their returns so far are "
-                "counted. Give env.max_episode_steps.",
+                "counted. Set env.max_episode_steps.",
                 *(unfinished, episodes, config.id, max_steps),
             )
     returns: list[float] = returns_NE[:, :-1].T.flatten()[:episodes].tolist()

@@ -98,7 +98,7 @@ def _check_groups(config: TrainConfig) -> None:
     if size is None:
         return
     fitting = ", ".join(map(str, _divisors(num_envs)[1:]))
-    advice = f"Give one of: {fitting}." if fitting else "Give a larger env.num_envs."
+    advice = f"Choose one of: {fitting}." if fitting else "Set a larger env.num_envs."
     condition = f"at least 2 and divide env.num_envs={num_envs}"
     _must(size >= 2 and num_envs % size == 0, "algorithm.group_size", condition, size, advice)
     condition = f"single with algorithm={config.algorithm.name}, because workers reset their environments separately"
@@ -160,12 +160,12 @@ def _check_batches(config: TrainConfig) -> None:
     _must(fits, "minibatch_slices", batch, config.minibatch_slices, _one_of(slices))
     # The KL of a minibatch follows from the steps before it.
     adapts = config.epochs * slices > config.minibatch_slices or config.buffer.replays
-    condition, advice = "linear with one gradient step per iteration", "Give more epochs or a smaller minibatch_slices."
+    condition, advice = "linear with one gradient step per iteration", "Set more epochs or a smaller minibatch_slices."
     _must(adapts or config.lr_schedule != "adaptive", "lr_schedule", condition, config.lr_schedule, advice)
     for key in ("total_frames", "schedule_frames"):
         number, condition = getattr(config, key), f"at least one iteration of frames_per_batch={frames}"
         enough = number is None or number >= frames
-        _must(enough, key, condition, number, f"Give a larger {key} or a smaller frames_per_batch.")
+        _must(enough, key, condition, number, f"Set a larger {key} or a smaller frames_per_batch.")
 
 
 def _check_normalization(config: TrainConfig) -> None:
@@ -180,10 +180,10 @@ def _check_off_policy(config: TrainConfig) -> None:
     """The algorithm corrects for rollouts of older weights, and the buffer holds an iteration."""
     buffer, frames = config.buffer, config.frames_per_batch
     if isinstance(buffer, ReplayConfig):
-        condition, advice = f"at least frames_per_batch={frames}", f"Give buffer.frames={16 * frames}, for example."
+        condition, advice = f"at least frames_per_batch={frames}", f"Set buffer.frames={16 * frames}, for example."
         _must(buffer.frames >= frames, "buffer.frames", condition, buffer.frames, advice)
     condition = f"on_policy with algorithm={config.algorithm.name}, which does not correct for older weights"
-    advice = "Give algorithm=ppo algorithm.advantage=vtrace, or buffer=on_policy."
+    advice = "Use algorithm=ppo algorithm.advantage=vtrace, or buffer=on_policy."
     _must(config.algorithm.is_off_policy or not buffer.replays, "buffer", condition, buffer.name, advice)
 
 
@@ -193,7 +193,7 @@ def _check_states(config: TrainConfig) -> None:
     _must(config.cell.name != NO_CELL or config.state == STORED, "state", "stored with cell=none", config.state, advice)
     length, steps = config.slice_len, config.steps_per_row
     condition = f"at least 2 and less than the {steps} steps of a row with state=burn_in"
-    advice = "Give one between, or a larger frames_per_batch."
+    advice = "Set one in between, or a larger frames_per_batch."
     _must(config.state != BURN_IN or 2 <= length < steps, "slice_len", condition, length, advice)
 
 
@@ -215,7 +215,7 @@ def _check_ranks(config: TrainConfig) -> None:
     _must(folder is None, "pretrain.folder", condition, folder, advice)
     here = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
     if config.device == "cuda":
-        advice = "Give torchrun a smaller --nproc-per-node, or device=cuda:0 for all ranks."
+        advice = "Start torchrun with a smaller --nproc-per-node, or set device=cuda:0 for all ranks."
         count = f"one of at least {here} GPUs, one a rank"
         _must(here <= torch.cuda.device_count(), "device=cuda", count, torch.cuda.device_count(), advice)
 
@@ -223,11 +223,11 @@ def _check_ranks(config: TrainConfig) -> None:
 def _check_multiple(key: str, number: int, of: int, words: str) -> None:
     """Requires a multiple, and names the nearest one."""
     nearest = max(1, round(number / of)) * of
-    _must(number % of == 0, key, f"a multiple of {words}", number, f"Give {key}={nearest}, for example.")
+    _must(number % of == 0, key, f"a multiple of {words}", number, f"Set {key}={nearest}, for example.")
 
 
 def _one_of(number: int) -> str:
-    return f"Give one of: {', '.join(map(str, _divisors(number)))}."
+    return f"Choose one of: {', '.join(map(str, _divisors(number)))}."
 
 
 def _divisors(number: int) -> list[int]:

@@ -22,7 +22,7 @@ _HEAD = """# Configuration
 
 <!-- Written by `python scripts/reference.py > docs/configuration.md`. -->
 
-Give keys as `key=value` and groups as `group=choice`. `recurrl-train --help` shows the same texts, and
+Write keys as `key=value` and groups as `group=choice`. `recurrl-train --help` shows the same texts, and
 `recurrl-train --cfg job ...` those of one run. For your yamls, add `--config-dir DIR`: `DIR/cell/mine.yaml` is
 `cell=mine`. Begin them with `defaults: [CHOICE, _self_]`; `CHOICE`, one of the package's, gives the values that yours
 leaves out.

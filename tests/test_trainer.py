@@ -201,7 +201,7 @@ class NotDerived:
 
 
 NOT_CALLED = [
-    (Counter, r"whose class derives from recurrl.Callback \(got <class .*Counter'>\). Give Counter\(\)."),
+    (Counter, r"whose class derives from recurrl.Callback \(got <class .*Counter'>\). Pass Counter\(\)."),
     (NotDerived(), r"\(got <.*NotDerived object at .*\). Derive NotDerived from it."),
     (object(), r"\(got <object object at .*\). Derive object from it."),
     (Forgetful(), "Forgetful must have both state_dict and load_state_dict, or neither."),

@@ -79,7 +79,7 @@ def check_callbacks(callbacks: Sequence[Any]) -> None:
         require(
             isinstance(each, Callback),
             f"callbacks must hold objects whose class derives from recurrl.Callback (got {each!r:.80}). "
-            + (f"Give {name}()." if isinstance(each, type) else f"Derive {name} from it."),
+            + (f"Pass {name}()." if isinstance(each, type) else f"Derive {name} from it."),
         )
         unknown = sorted(method for method in dir(each) if method.startswith("on_") and not hasattr(Callback, method))
         known = sorted(method for method in vars(Callback) if method.startswith("on_"))

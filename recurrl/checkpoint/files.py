@@ -127,7 +127,7 @@ def load(path: Path, components: Mapping[str, Stateful], changes: Mapping[str, t
             if changes:
                 reason = ", ".join(f"{key} is {now} and was {was}" for key, (was, now) in changes.items())
             raise ConfigError(
-                f"The checkpoint {path} does not fit this configuration: {reason}. Give its run's settings (network, "
+                f"The checkpoint {path} does not fit this configuration: {reason}. Use its run's settings (network, "
                 f"environment), or start a new run with the weights that fit: init_from={path} instead of resume."
             ) from error
 
@@ -142,7 +142,7 @@ def state(path: Path, name: str) -> Any:
         return _read(path, name)
     except _INCOMPATIBLE as error:
         raise ConfigError(
-            f"The {name} of the checkpoint {path} cannot be read: {one_line(error)}. Give another checkpoint."
+            f"The {name} of the checkpoint {path} cannot be read: {one_line(error)}. Use another checkpoint."
         ) from error
 
 

@@ -211,7 +211,7 @@ def _is_complete(start: checkpoint.Checkpoint, config: TrainConfig, run_dir: Pat
     if config.resume != checkpoint.AUTO:
         raise ConfigError(
             f"total_frames must be at least {start.frames + config.frames_per_batch} (got {config.total_frames}), "
-            f"because resume={config.resume} is already at {start.frames} frames. Give more total_frames."
+            f"because resume={config.resume} is already at {start.frames} frames. Set a larger total_frames."
         )
     has_completed: bool = read_summary(run_dir).get("status") == "completed"
     if has_completed:

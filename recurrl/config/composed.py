@@ -178,7 +178,7 @@ def _error(error: OmegaConfBaseException, config: DictConfig) -> ConfigError:
             value = OmegaConf.select(OmegaConf.create(plain(config, resolve=False)), name)
             words = words_of(*keys[name])
             is_one = words.startswith("a list") and not isinstance(value, ListConfig)
-            hint = f" Give {name}=[...], with commas between its values." * is_one
+            hint = f" Use {name}=[...], with commas between its values." * is_one
             return ConfigError(f"{name} must be {words} (got {'null' if value is None else value}).{hint}")
     if "missing mandatory" not in reason:
         return ConfigError(f"{key} has a value that cannot be used ({reason}). Correct it.")

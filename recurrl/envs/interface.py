@@ -239,7 +239,7 @@ def _own_entries_of_dict(observation: Composite, mask: Collection[int | str], pr
     if hidden and privileged:
         raise ConfigError(
             "algorithm.critic_observation must name the entries of a dict that only the critic sees (got hidden). "
-            f"Give [{', '.join(map(str, mask))}], and leave env.mask out."
+            f"Use [{', '.join(map(str, mask))}], and leave env.mask out."
         )
     visible = [(path, spec) for path, spec in leaves_of(observation) if path[0] not in hidden]
     return [Entry((OBSERVATION, *path), path, spec) for path, spec in visible]

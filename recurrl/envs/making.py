@@ -98,7 +98,7 @@ def check_rows(config: EnvConfig, steps_per_row: int) -> None:
     if limit is not None and steps_per_row < limit:
         raise ConfigError(
             f"With algorithm=grpo every row begins with a reset, and rows have {steps_per_row} steps (frames_per_batch "
-            f"/ env.num_envs), but an episode of {config.id} may have {limit}: later steps would never be seen. Give "
+            f"/ env.num_envs), but an episode of {config.id} may have {limit}: later steps would never be seen. Set "
             f"frames_per_batch={limit * config.num_envs}, and a slice_len that divides {limit}; or, if shorter "
             f"episodes are meant, env.max_episode_steps={steps_per_row}."
         )

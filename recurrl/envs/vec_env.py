@@ -357,8 +357,8 @@ def _space_like(value: Any) -> spaces.Space[Any]:
     dtype: Any = torch.empty(0, dtype=tensor.dtype).numpy().dtype.type
     if tensor.ndim < 2 or not (tensor.is_floating_point() or tensor.dtype == torch.uint8):
         raise ConfigError(
-            f"An observation of shape {tuple(tensor.shape)} and {tensor.dtype} says nothing of its range. Give the "
-            "environment a single_observation_space, a space of Gymnasium."
+            f"An observation of shape {tuple(tensor.shape)} and {tensor.dtype} does not determine its range. Define "
+            "the environment's single_observation_space, a space of Gymnasium."
         )
     low, high = (-np.inf, np.inf) if tensor.is_floating_point() else (0, 255)
     return spaces.Box(low, high, tuple(tensor.shape[1:]), dtype)

@@ -70,7 +70,7 @@ def _without(observation: TensorSpec, names: Collection[str]) -> TensorSpec:
         return observation
     entries = dict(observation.items()) if isinstance(observation, Composite) else {}
     allowed = {name for name in entries if name != ACTION_MASK}
-    hidden = " For hidden, also give env.mask=[...], what the policy may not see." if HIDDEN in names else ""
+    hidden = " For hidden, also set env.mask=[...], what the policy may not see." if HIDDEN in names else ""
     require(
         set(names) < allowed,
         "algorithm.critic_observation must name some, but not all, of the observation's entries "
@@ -111,7 +111,7 @@ def make_backend(options: BackendConfig) -> str | Backend:
     missing = [name for name in ("controls_matmul_precision", "supports", "sequence") if not hasattr(backend, name)]
     require(
         not missing,
-        f"backend.name={options.name} makes a {type(backend).__name__} without {' and '.join(missing)}. Give it what "
+        f"backend.name={options.name} makes a {type(backend).__name__} without {' and '.join(missing)}. Add what "
         "recurrl.recurrent.backends.Backend describes.",
     )
     return backend

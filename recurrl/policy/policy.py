@@ -183,8 +183,8 @@ class Policy(nn.Module):
         self.state_keys: list[NestedKey] = [key for each in self._trunks() for key in each.state_keys]
         if len(set(self.state_keys)) < len(self.state_keys):
             raise ValueError(
-                f"Two recurrent states of a policy have the same name: {self.state_keys}. Give the critic's cell its "
-                "own in_keys and out_keys."
+                f"Two recurrent states of a policy have the same name: {self.state_keys}. The critic's cell needs "
+                "its own in_keys and out_keys."
             )
         self.input_keys = [*self.state_keys, *([] if previous_action is None else [PREVIOUS_ACTION])]
         self.carried_keys = [*self.input_keys, *([] if noise is None else [NOISE])]
