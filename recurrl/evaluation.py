@@ -89,7 +89,7 @@ def evaluate(
         config: the environment.
         policy: acts on its own device; None for random actions.
         episodes: number of episodes.
-        seed: of torch's global generator; of the environments, with an offset.
+        seed: the seed of torch's global generator and, with an offset, of the environments.
         states: ``kept`` leaves the recurrent states alone. ``zeroed`` sets them to zero before each step. ``shuffled``
             gives each environment the states of another one; there are at least two.
         stopped: called before each step; True ends the evaluation.

@@ -15,7 +15,7 @@ import yaml  # type: ignore[import-untyped]
 from recurrl.cli.help import flow
 from recurrl.config.keys import SYNONYMS, keys_of
 from recurrl.config.options import Meaning, words_of
-from recurrl.config.plugins import GROUPS, PACKAGED_OPTIONS, base_options, default_name, values, yaml_names
+from recurrl.config.plugins import GROUPS, PACKAGED_OPTIONS, base_options, default_name, yaml_names, yaml_values
 
 _CONFIGS = files("recurrl.configs")
 _HEAD = """# Configuration
@@ -64,7 +64,7 @@ def _group(group: str, shared: list[Option]) -> Iterator[str]:
     yield from (*_choices(group, default_name(group)), "")
     # The other environments change few of these values.
     names = ["gym", *PACKAGED_OPTIONS[group]] if group == "env" else yaml_names(group)
-    choices = {name: values(group, name) for name in names}
+    choices = {name: yaml_values(group, name) for name in names}
     of_shared = {"gym": choices["gym"]} if group == "env" else choices
     yield from _table((option for option in shared if option[0] != f"{group}.name"), of_shared)
     keys = {key for key, _, _ in shared}

@@ -53,14 +53,14 @@ class Algorithm(nn.Module):
     saved in checkpoints.
 
     Args:
-        options: the algorithm's.
+        options: the algorithm's options.
         policy: the policy to improve, in place.
-        config: the run's: epochs, minibatches, optimizer.
+        config: the run's configuration: epochs, minibatches, optimizer.
 
     Attributes:
         log_clip_range: the log-ratios that a clipped objective clips to; None if the algorithm has none.
         progress: the fraction of the run's frames before this iteration.
-        rows: those of the last iteration, as prepared; None before it.
+        rows: the rows of the last iteration, as prepared; None before it.
         compile_time_s: seconds of the first compiled gradient; None before it, and without ``compile=true``.
     """
 
@@ -104,7 +104,7 @@ class Algorithm(nn.Module):
         Args:
             slices_SK: the entries of rows, cut into slices. With ``loss_mask`` ``[S, K, 1]``, only steps where it is
                 true count: the others are not transitions.
-            output: of the policy on these slices, with gradient.
+            output: the policy's output on these slices, with gradient.
         """
         raise NotImplementedError
 

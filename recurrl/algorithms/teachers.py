@@ -41,9 +41,9 @@ class Teacher:
 
     Args:
         target: a run, ``module:function``, an ONNX file, or a TorchScript file with the ending ``.pt``.
-        env: of the student.
+        env: the student's environment options.
         privileged: the student's rollouts have the entry ``hidden``.
-        device: of the rollouts.
+        device: the device of the rollouts.
 
     Raises:
         ConfigError: there is no such teacher, or it does not fit the environment.

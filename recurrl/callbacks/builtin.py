@@ -195,7 +195,7 @@ class Recorder:
             path = self._save(trainer)
         if world().rank > 0:
             return
-        trainer.evaluation = self._evaluated(trainer, path) if evaluates else {}
+        trainer.evaluation = self._evaluate_with_restarts(trainer, path) if evaluates else {}
         if trainer.evaluation is None:  # a resumed run repeats it
             return
         trainer.metrics.update(trainer.evaluation)
@@ -226,7 +226,7 @@ class Recorder:
         files.add_evaluation(path, evaluation)
         checkpoint.prune(trainer.run_dir, self._config.checkpoint.keep_last)
 
-    def _evaluated(self, trainer: Trainer, path: Path | None) -> dict[str, float] | None:
+    def _evaluate_with_restarts(self, trainer: Trainer, path: Path | None) -> dict[str, float] | None:
         """The metrics of an evaluation; None if a signal stopped it, which it does between two steps.
 
         After an environment error it is repeated with new environments, if restarts are allowed.
@@ -234,7 +234,7 @@ class Recorder:
         errors, restarts = 0, self._restarts.count
         while True:
             try:
-                metrics = _evaluated(trainer, self._env, seeds(self._config.seed, errors + 1)[-1])
+                metrics = _evaluation_metrics(trainer, self._env, seeds(self._config.seed, errors + 1)[-1])
                 break
             except StoppedError:
                 return None
@@ -266,7 +266,7 @@ class Recorder:
                 stack.callback(tracker.close, int(failed))
 
 
-def _evaluated(trainer: Trainer, env: EnvConfig, seed: int) -> dict[str, float]:
+def _evaluation_metrics(trainer: Trainer, env: EnvConfig, seed: int) -> dict[str, float]:
     """The metrics of an evaluation; of the last one also what the configuration adds to it."""
     options, stopped = trainer.config.evaluation, lambda: trainer.request.number > 0
     if not options.episodes:  # the last ones of training stand for them

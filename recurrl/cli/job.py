@@ -55,7 +55,7 @@ def run(
         config: the same with its types; None if it resumes a run, whose configuration it is merged with here.
         run_dir: the run's directory, which no other process uses.
         started: when the command began, seconds since the epoch.
-        callbacks: the user's.
+        callbacks: the user's callbacks.
         env: what makes the environments, if it was passed as an object.
         strict: reject values of the command line that have no effect.
 

@@ -173,10 +173,11 @@ def check_choices(composed: DictConfig, of_hydra: Any) -> None:
     if choice and not is_custom(choice) and isinstance(env_id, str) and value_of(composed, "resume") is None:
         declared, source = _declared(choice, overrides), composed.env.source
         its_own = " or ".join([str(declared.get("id")), *declared.get("ids", ())])
-        if not plugins.is_of(env_id, declared):
+        if not plugins.is_declared_for(env_id, declared):
             raise ConfigError(
                 f"env.id must be {its_own} with env={choice} (got {env_id}), because the other settings of "
-                f"env={choice} are for that environment. Use env={plugins.choice_for(env_id)}{'' if source == 'gymnasium' else f' env.source={source}'} "
+                f"env={choice} are for that environment. Use "
+                f"env={plugins.choice_for(env_id)}{'' if source == 'gymnasium' else f' env.source={source}'} "
                 f"env.id={env_id}."
             )
 
@@ -184,7 +185,7 @@ def check_choices(composed: DictConfig, of_hydra: Any) -> None:
 def _declared(env: str, overrides: Sequence[Override]) -> dict[str, Any]:
     """The values of a choice of the group env, whatever else the command line sets."""
     if env in plugins.yaml_names("env"):
-        return plugins.values("env", env)
+        return plugins.yaml_values("env", env)
     search = [str(each.input_line) for each in overrides if each.key_or_group == "hydra.searchpath"]
     return plain(hydra.compose("train", [f"env={env}", *search]).env, resolve=False)
 

@@ -67,7 +67,7 @@ class Condition(NamedTuple):
     Attributes:
         words: the condition in words, which follow "only with".
         holds: true for a run's configuration that meets it; None for what the environment's spaces decide, see
-            :func:`recurrl.policy.build.kinds`.
+            :func:`recurrl.policy.build.conditions_met`.
     """
 
     words: str

@@ -18,6 +18,7 @@ from recurrl.errors import ConfigError, require
 from recurrl.keys import ACTION, ACTION_MASK, HIDDEN, OBSERVATION
 from recurrl.specs import choices
 
+# TorchRL's own names, as RewardSum and StepCounter write them.
 EPISODE_RETURN = "episode_reward"
 EPISODE_LENGTH = "step_count"
 
@@ -33,7 +34,7 @@ def make_batched_env(
 
     Args:
         config: options of the environment.
-        num_envs: copies.
+        num_envs: the number of copies.
         seed: the first copy's seed.
         groups: the number of neighbours whose episodes start from the same states; None for independent copies.
         privileged: observations have the entry ``hidden``, what is hidden from the policy, for the critic.

@@ -13,7 +13,7 @@ from gymnasium.wrappers import TimeLimit
 from torchrl.envs import EnvBase
 
 from recurrl.config.env import EnvConfig, wrapper_and_arguments
-from recurrl.config.plugins import factory, load, values
+from recurrl.config.plugins import factory, load, yaml_values
 from recurrl.envs.arguments import check_arguments
 from recurrl.envs.checks import making
 from recurrl.envs.inline import InlineEnv
@@ -74,7 +74,7 @@ class Source(ABC):
         Raises:
             ConfigError: with what to do.
         """
-        for name, unused in values("env", "gym").items():
+        for name, unused in yaml_values("env", "gym").items():
             value = getattr(self.options, name)
             if name not in (*_ALWAYS, *self.supported_options) and value != unused:
                 got, instead = (json.dumps(each, default=str).strip('"') for each in (value, unused))

@@ -80,8 +80,8 @@ def make_actor(
     """The head of the actor.
 
     Args:
-        options: the policy's.
-        width: of the features.
+        options: the policy's options.
+        width: the number of features.
         observation: the spec of an unbatched observation.
         action: the spec of an unbatched action; a composite for actions of several parts.
 
@@ -150,8 +150,8 @@ class GaussianParameters(nn.Module):
     """A mean that is linear in the features, and a learned standard deviation that does not depend on them.
 
     Args:
-        width: of the features.
-        shape: of an action.
+        width: the number of features.
+        shape: the shape of an action.
         initial_std: standard deviation before training.
     """
 

@@ -98,7 +98,7 @@ class StepOutput(NamedTuple):
         log_prob: the log-probability of the action, ``[B]``.
         value: ``[B, 1]``; None without a critic.
         state: for the next step, with what ``carried_keys`` of the policy names.
-        distribution: of the actions.
+        distribution: the distribution of the actions.
         features: ``[B, F]``, which the actor's head reads.
     """
 
@@ -114,7 +114,7 @@ class SequenceOutput(NamedTuple):
     """What a policy returns for sequences of steps.
 
     Attributes:
-        distribution: of the actions ``[B, T]``.
+        distribution: the distribution of the actions ``[B, T]``.
         value: ``[B, T, 1]``; None without a critic.
         state: ``[B, T, layers, ...]`` each, after the last step of each episode and of each sequence; at other steps it
             may be anything.
@@ -149,8 +149,8 @@ class Policy(nn.Module):
         previous_action: makes the previous action from an action, if a trunk reads it.
 
     Attributes:
-        observation_spec: of one environment, set by :func:`recurrl.policy.build.make_policy`.
-        action_spec: likewise.
+        observation_spec: the spec of one environment's observation, set by :func:`recurrl.policy.build.make_policy`.
+        action_spec: the spec of its action, set there too.
         state_keys: keys of the recurrent states.
         input_keys: keys of what :meth:`step` and :meth:`sequence` read of a state: these, and the previous action.
         carried_keys: keys of what a step passes to the next: these, and the noise of actions if correlated.

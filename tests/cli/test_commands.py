@@ -15,7 +15,7 @@ import yaml
 from recurrl.cli.overrides import prepared
 from recurrl.config import TrainConfig
 from recurrl.config.keys import SYNONYMS, packaged_keys
-from recurrl.config.plugins import GROUPS, names
+from recurrl.config.plugins import GROUPS, choice_names
 
 SCRIPTS = "console_scripts"
 OTHER_COMMANDS = ("evaluate", "check", "export", "compare", "report")
@@ -47,7 +47,7 @@ def test_the_help_lists_the_choices_and_the_most_used_keys_and_nothing_runs(trai
     outcome = train("--help").succeeded()
     lines, words = outcome.out.splitlines(), " ".join(outcome.out.split())
     for group in (group for group in GROUPS if group != "env"):
-        assert f" {group}: {', '.join(names(group))} " in words
+        assert f" {group}: {', '.join(choice_names(group))} " in words
     assert max(map(len, lines)) <= 120
     config = compose()
     keys = [line.partition("#")[0].strip() for line in lines]
@@ -78,7 +78,7 @@ def test_every_key_is_behind_help_all(train, tmp_path):
 
 def test_the_help_lists_custom_choices(train, yamls):
     yamls("cell", "elman")
-    cells = ", ".join(sorted({*names("cell"), "elman"}))
+    cells = ", ".join(sorted({*choice_names("cell"), "elman"}))
     assert f" cell: {cells} " in " ".join(train("--config-dir", "mine", "--help").out.split())
 
 

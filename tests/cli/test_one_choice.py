@@ -6,7 +6,7 @@ from run_files import settings, summary
 
 import recurrl
 from recurrl.cli.overrides import compose
-from recurrl.config.plugins import GROUPS, PRESETS, values, yaml_names
+from recurrl.config.plugins import GROUPS, PRESETS, yaml_names, yaml_values
 from recurrl.errors import ConfigError
 
 FOREIGN = (
@@ -18,7 +18,7 @@ ADVICE = "Use env=gym env.id=Acrobot-v1."
 
 @pytest.mark.parametrize("env", yaml_names("env"))
 def test_what_a_yaml_says_of_its_environment_applies_to_no_other(env):
-    declared = values("env", env)
+    declared = yaml_values("env", env)
     its_own = [each.replace("*", "Any") for each in (declared["id"].replace("???", "Acrobot-v1"), *declared["ids"])]
     for env_id in [*its_own, f"package:{its_own[-1]}"] if declared["ids"] else its_own:
         assert compose([f"env={env}", f"env.id={env_id}"]).env.id == env_id
