@@ -48,7 +48,7 @@ class Trainer:
             evaluation was interrupted, starts with them: it first evaluates and logs that iteration.
         evaluation: the metrics of the evaluation after the iteration that was logged last, empty if none was due;
             None if a signal stopped it.
-        stopped: a callback has stopped the run, which is then saved and evaluated as at its end.
+        stopped: True once a callback has stopped the run, which is then saved and evaluated as if it had finished.
     """
 
     config: TrainConfig
@@ -116,13 +116,16 @@ class Trainer:
         return self.stopped or self.frames + self.config.frames_per_batch > self.config.total_frames
 
     def is_due(self, every_frames: int | None) -> bool:
-        """True if the last iteration reached a multiple of ``every_frames``, or is the run's last. None: only then."""
+        """True if the last iteration reached a multiple of ``every_frames``, or is the run's last.
+
+        If ``every_frames`` is None, only the last iteration is due.
+        """
         if self.is_last or every_frames is None:
             return self.is_last
         return self.frames // every_frames > (self.frames - self.config.frames_per_batch) // every_frames
 
     def stop(self) -> None:
-        """Ends the run after this iteration, saved and evaluated as at its end. For runs of one process."""
+        """Ends the run after this iteration, saved and evaluated as if it had finished. For runs of one process."""
         self.stopped |= not self.is_last
 
     def finished(self) -> bool:

@@ -111,7 +111,7 @@ class Algorithm(nn.Module):
     def annealed(self, start: float, final_fraction: float) -> float:
         """A value that falls from ``start`` at the run's beginning to ``start · final_fraction`` at its end.
 
-        It falls linearly, and after ``schedule_sqrt_after`` frames with the square root of frames besides.
+        It falls linearly. After ``schedule_sqrt_after`` frames it also falls with the square root of the frames.
         """
         fallen = self.progress
         frames = fallen * (self.config.schedule_frames or self.config.total_frames)
@@ -205,8 +205,8 @@ class Algorithm(nn.Module):
     def gradient_step(self, slices_SK: TensorDictBase) -> Metrics:
         """One step of the optimizer, without waiting for the device.
 
-        It is skipped if loss or gradient is not finite. Nor is it taken where no step of the minibatch counts: it would
-        follow the optimizer's momentum alone.
+        It is skipped if loss or gradient is not finite. It is also skipped if every transition in the minibatch is
+        masked, because only momentum would move the weights.
 
         Returns:
             Metrics.

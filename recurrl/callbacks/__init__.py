@@ -1,4 +1,4 @@
-"""Callbacks, which run around an iteration, those of users too; and its checkpoint, evaluation and logging."""
+"""Built-in and user-defined callbacks, and the recorder that checkpoints, evaluates and logs each iteration."""
 
 from recurrl.callbacks.callback import Callback, Callbacks, check_callbacks
 

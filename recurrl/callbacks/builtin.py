@@ -46,8 +46,8 @@ logger = logging.getLogger(__name__)
 class ConsistencyCheck(Callback):
     """Checks once that the update sees what the rollout saw: on the first rollout of known weights.
 
-    Rows collected ahead used weights that are gone and cannot be checked; the first rows of known weights are, against
-    a copy of that policy.
+    Rollouts collected ahead of learning cannot be checked if their weights no longer exist. The check waits for the
+    first rollout whose weights were kept.
 
     Args:
         check: takes the policy, its rollout and ``resumed``, and returns a line for the log.
@@ -267,9 +267,9 @@ class Recorder:
 
 
 def _evaluation_metrics(trainer: Trainer, env: EnvConfig, seed: int) -> dict[str, float]:
-    """The metrics of an evaluation; of the last one also what the configuration adds to it."""
+    """The metrics of an evaluation. The last one also includes the configured ablations (memory, random actions)."""
     options, stopped = trainer.config.evaluation, lambda: trainer.request.number > 0
-    if not options.episodes:  # the last ones of training stand for them
+    if not options.episodes:  # the most recent training episodes are used instead
         if not trainer.metrics["train/episodes"]:
             return {}
         last = {f"eval/{name}": trainer.metrics[f"train/{name}"] for name in ("return_mean", "return_std")}

@@ -24,8 +24,8 @@ STATE = "state_dict", "load_state_dict"
 class Callback:
     """Runs at fixed points of :meth:`recurrl.trainer.Trainer.fit`. A subclass overrides the methods that it needs.
 
-    Those of users are in runs of one process, and may write files. To act with the policy, make an
-    ``Agent(trainer.policy, trainer.config.env)``.
+    User-defined callbacks are supported in single-process runs only. They may write files. To act with the policy,
+    make an ``Agent(trainer.policy, trainer.config.env)``.
     """
 
     def on_start(self, trainer: Trainer) -> None:
@@ -37,7 +37,7 @@ class Callback:
     def on_iteration(self, trainer: Trainer, metrics: dict[str, float]) -> bool | None:
         """Called after each update, before the iteration is saved, evaluated and logged.
 
-        What it draws at random does not change the run.
+        Random numbers drawn here do not affect training.
 
         Args:
             trainer: the run. ``trainer.frames`` includes the iteration; ``trainer.evaluation`` has the metrics of an
@@ -45,8 +45,8 @@ class Callback:
             metrics: the iteration's metrics, to which callbacks add.
 
         Returns:
-            True to stop, as ``trainer.stop()`` does: the run is saved and evaluated as at its end, with the status
-            ``stopped``. It can be resumed.
+            True to stop, as ``trainer.stop()`` does: the run is saved and evaluated as if it had finished, with
+            the status ``stopped``. It can be resumed.
         """
 
     def on_end(self, trainer: Trainer) -> None:
@@ -56,7 +56,7 @@ class Callback:
         """Releases files and connections. Called however the run ends."""
 
     def metrics(self) -> dict[str, float]:
-        """Metrics to log with each iteration, besides the update's. Called after ``on_iteration``."""
+        """Metrics to log with each iteration, in addition to the update's. Called after ``on_iteration``."""
         return {}
 
     def state_dict(self) -> dict[str, Any]:

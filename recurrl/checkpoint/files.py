@@ -171,15 +171,15 @@ def manifest(path: Path) -> Manifest:
     """The manifest of a checkpoint, whose files are all as they were written.
 
     Raises:
-        ConfigError: the checkpoint is damaged; with the newest intact one beside it.
+        ConfigError: the checkpoint is damaged; with the newest intact one in its folder.
     """
     problem = damage(path)
     if problem is not None:
         others = intact_in(path.parent)
-        newest = f"The newest intact checkpoint beside it is {others[-1]}." if others else ""
+        newest = f"The newest intact checkpoint in its folder is {others[-1]}." if others else ""
         raise ConfigError(
             f"The checkpoint {path} is damaged: {problem}. Nothing of it was loaded. "
-            f"{newest or 'There is no intact one beside it.'}"
+            f"{newest or 'There is no intact one in its folder.'}"
         )
     return _manifest(path)
 

@@ -77,8 +77,8 @@ def _parser() -> argparse.ArgumentParser:
         prog="recurrl-evaluate",
         description="Plays episodes with the policies of runs and prints the returns: their mean, a 95% interval of "
         "the mean (Student's t over episodes), the interquartile mean, and their standard deviation. "
-        "Each environment plays one episode, of more than 256 equally many, so that short ones count no more than long "
-        "ones.",
+        "Each environment plays one episode. With more than 256 episodes, each plays the same number, so that short "
+        "episodes are not over-represented.",
     )
     parser.add_argument(
         "run",

@@ -134,7 +134,7 @@ class PPOConfig(ClippedConfig):
 
 @dataclass
 class DistillConfig(PPOConfig):
-    """Imitation of a teacher that sees more, beside PPO (Ross et al. 2011, https://arxiv.org/abs/1011.0686)."""
+    """Imitation of a teacher that sees more, alone or combined with PPO (Ross et al. 2011, https://arxiv.org/abs/1011.0686)."""
 
     critic_observation: list[str] = option(
         "entries of the observation that the teacher and a critic on its own trunk see, and the student does not; "

@@ -48,7 +48,7 @@ COPIES = FEATURES = Range(1, 2**16, integers=True)
 EPISODES = Range(0, 2**16, integers=True)
 LAYERS = Range(1, 2**8, integers=True)
 WORKERS = Range(1, 2**10, integers=True)
-"""Larger numbers are typos, and would only show once memory or threads run out."""
+"""Larger values are almost certainly typos; they are rejected before they exhaust memory or threads."""
 RATE = Range(0, 1, above=True)
 SCALE = Range(0, 10**6, above=True)
 WEIGHT = Range(0, 10**6)

@@ -142,7 +142,7 @@ class SimulatorEnv(VecEnv):
 
     ``step(action)`` returns ``(observation, reward, terminated, truncated, info)``, as Isaac Lab's and mjlab's do, or
     ``(observation, reward, done, extras)`` with ``extras["time_outs"]``, as the ``VecEnv`` of rsl_rl does. ``reset()``
-    begins all episodes anew, and returns ``(observation, info)``; or anything else if there is ``get_observations()``.
+    restarts all episodes and returns ``(observation, info)``; or anything else if there is ``get_observations()``.
     Observations are a tensor ``[N, ...]``, or groups of them by name. Without ``info["final_obs"]`` the observation
     before an episode's last step takes its place, and the entry ``final_unknown`` marks that. The metrics are the means
     of ``info["log"]`` over the steps that have it.

@@ -39,7 +39,7 @@ class Trunk(nn.Module):
             for running statistics.
         core: from there to the features: a :class:`RecurrentModule`, or any module, which then has no states.
         preprocess: applied to observations before the encoder; None for nothing.
-        sees_action: the core reads the previous action beside the encoder's vectors.
+        sees_action: the core reads the previous action together with the encoder's vectors.
     """
 
     def __init__(
@@ -133,7 +133,7 @@ class Policy(nn.Module):
     Nothing is remembered between calls: states are passed in and returned. Observations are tensors or nested mappings
     of tensors, and so are actions of several parts. A state is a mapping from the names in :attr:`state_shapes` to
     tensors and includes that of a recurrent critic and the previous action, if a trunk reads it. A feed-forward policy
-    that does not has none and needs no ``is_init``.
+    that does not read the previous action has no state and needs no ``is_init``.
 
     Args:
         trunk: observations to features: a :class:`Trunk`, or any module, which then has no states. A critic without its

@@ -37,7 +37,7 @@ def test_the_configuration_can_be_printed_and_nothing_runs(train, tmp_path):
 
 @pytest.mark.parametrize("shown", [["--help"], ["--cfg", "job"], ["--cfg", "hydra"]], ids=" ".join)
 def test_what_starts_no_run_is_not_a_sweep(train, tmp_path, shown):
-    error = "-m starts runs, and --help and --cfg start none. Leave one of them out."
+    error = "-m cannot be combined with --help or --cfg, which start no run. Leave one of them out."
     assert train("-m", *shown, "cell=gru,lstm").error == error
     assert train(*shown, "cell=gru,lstm").error.startswith("cell=gru,lstm has several values. Add -m before it to run")
     assert list(tmp_path.iterdir()) == []
