@@ -70,7 +70,7 @@ def train(
         config: overrides as on the command line, ``"cell=lstm seed=1"`` or ``["cell=lstm", "env.num_envs=32"]``; or a
             mapping of keys to values, nested or with dots, which may be the whole configuration of another run.
         run_dir: where everything is written; default: ``outputs/<date>/<time>``, or the directory of the run to resume.
-        callbacks: called after each iteration.
+        callbacks: see :class:`recurrl.Callback` for when each method is called.
         config_dir: a folder with your yamls.
         env: instead of ``env.id``: an id, or a class or function that makes environments of Gymnasium or TorchRL, all
             at once if it has a parameter ``num_envs``, otherwise one at each call. What cannot be imported, such as a
@@ -92,12 +92,12 @@ def train(
         overrides = [*_choice_of(env, overrides), *overrides]
     if run_dir is not None:
         overrides = [*overrides, f"hydra.run.dir={text_of(run_dir)}"]
-    with random_numbers_restored(), _settings_of_process_kept(), _hydra_apart():
+    with random_numbers_restored(), _process_settings_restored(), _isolated_hydra():
         composed = compose(overrides, config_dir)
         of_hydra: Any = HydraConfig.get()
         directory = Path(value_of(of_hydra, "run.dir")).absolute()
         directory.mkdir(parents=True, exist_ok=True)
-        with run_directory(directory, composed) as resume, _log_in(directory / "recurrl.log"):
+        with run_directory(directory, composed) as resume, _log_to_file(directory / "recurrl.log"):
             launch(composed)
             typed = as_schema(composed) if resume is None else None
             # A mapping may be a whole configuration, with values that have no effect.
@@ -176,7 +176,7 @@ def overrides_of(config: Mapping[str, Any]) -> list[str]:
 
 
 @contextmanager
-def _hydra_apart() -> Iterator[None]:
+def _isolated_hydra() -> Iterator[None]:
     """Gives the block a fresh Hydra, and restores the process's afterwards."""
     state = Singleton.get_state()
     GlobalHydra.instance().clear()
@@ -187,7 +187,7 @@ def _hydra_apart() -> Iterator[None]:
 
 
 @contextmanager
-def _settings_of_process_kept() -> Iterator[None]:
+def _process_settings_restored() -> Iterator[None]:
     threads, torchrl = torch.get_num_threads(), logging.getLogger("torchrl")
     level, matmul, cudnn = torchrl.level, torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
     try:
@@ -199,7 +199,7 @@ def _settings_of_process_kept() -> Iterator[None]:
 
 
 @contextmanager
-def _log_in(path: Path) -> Iterator[None]:
+def _log_to_file(path: Path) -> Iterator[None]:
     """Logs to a file too, in the format of the command, and prints warnings if the caller has set up no logging."""
     ours = logging.getLogger("recurrl")
     handlers: list[logging.Handler] = [logging.FileHandler(path, delay=True)]

@@ -27,7 +27,7 @@ from recurrl.envs import make_batched_env
 from recurrl.errors import naming, require
 from recurrl.keys import ACTION, HIDDEN, OBSERVATION
 from recurrl.policy import Policy, make_policy
-from recurrl.policy.build import kinds
+from recurrl.policy.build import conditions_met
 from recurrl.policy.heads import GaussianParameters
 from recurrl.pretraining import pretrain
 from recurrl.recurrent import precision
@@ -63,7 +63,7 @@ def make_trainer(
         request: ends the run after an iteration, with a checkpoint; an evaluation stops between two steps.
         start: the checkpoint to resume from, on rank 0; None for a new run.
         explicit_keys: the keys of values that the user gave; those without an effect in this environment are rejected.
-        callbacks: the user's.
+        callbacks: the user's callbacks.
 
     Raises:
         ConfigError: the environment cannot be used as requested.
@@ -166,7 +166,7 @@ def make_policy_for(config: TrainConfig, explicit_keys: Collection[str] = ()) ->
         make_batched_env(config.env, 1, config.seed, privileged=HIDDEN in config.algorithm.critic_only)
     ) as env:
         observation, action = env.observation_spec[0], env.full_action_spec[0][ACTION]
-        check_effects(config, explicit_keys, kinds(observation[OBSERVATION], action))
+        check_effects(config, explicit_keys, conditions_met(observation[OBSERVATION], action))
         return make_policy(config, observation, action)
 
 
@@ -195,7 +195,7 @@ def make_algorithm(config: TrainConfig, policy: Policy) -> Algorithm:
     algorithm: Algorithm = factory("algorithm", options.name)(options, policy, config)
     require(
         isinstance(algorithm, Algorithm),
-        f"algorithm.name={options.name} makes a {type(algorithm).__name__}. Give a class derived from "
+        f"algorithm.name={options.name} makes a {type(algorithm).__name__}. Use a class derived from "
         "recurrl.algorithms.Algorithm, or a function that returns one of its objects.",
     )
     return algorithm.to(policy.device)
@@ -211,7 +211,7 @@ def make_collector(config: TrainConfig, policy: Policy, frames: int = 0, restart
     """The configured collector.
 
     Args:
-        config: the rank's :func:`config_of_rank` the run.
+        config: the rank's configuration, see :func:`config_of_rank`.
         policy: acts in the environments.
         frames: frames of the run so far.
         restarts: counts restarts after errors.
@@ -235,7 +235,7 @@ def make_collector(config: TrainConfig, policy: Policy, frames: int = 0, restart
 def describe(config: TrainConfig, algorithm: Algorithm) -> str:
     """A one-line description of a run."""
     parameters = sum(parameter.numel() for parameter in algorithm.parameters() if parameter.requires_grad)
-    corrected = "; corrected for older weights" if config.is_off_policy and config.algorithm.is_off_policy else ""
+    corrected = "; corrected for older weights" * (config.is_off_policy and config.algorithm.corrects_for_old_weights)
     memory = "no memory (cell=none)"
     if config.cell.name != NO_CELL:
         choice = " (chosen on the first batch)" if config.backend.name == "auto" else ""

@@ -89,7 +89,7 @@ def evaluate(
         config: the environment.
         policy: acts on its own device; None for random actions.
         episodes: number of episodes.
-        seed: of torch's global generator; of the environments, with an offset.
+        seed: the seed of torch's global generator and, with an offset, of the environments.
         states: ``kept`` leaves the recurrent states alone. ``zeroed`` sets them to zero before each step. ``shuffled``
             gives each environment the states of another one; there are at least two.
         stopped: called before each step; True ends the evaluation.
@@ -135,7 +135,7 @@ def evaluate(
         else:
             logger.warning(
                 "%d of %d evaluation episodes of %s had not ended after %d steps; their returns so far are "
-                "counted. Give env.max_episode_steps.",
+                "counted. Set env.max_episode_steps.",
                 *(unfinished, episodes, config.id, max_steps),
             )
     returns: list[float] = returns_NE[:, :-1].T.flatten()[:episodes].tolist()

@@ -57,7 +57,7 @@ class GRPOLoss(LossModule):
         clip_value: no effect, as in TorchRL: there is no value to clip.
         kl_to_ref_coeff: weight of the KL from the reference policy; None for 0.
         kl_to_inference_coeff: must be None or 0: rollouts use the learner's own policy.
-        device: of the coefficients.
+        device: the device of the coefficients.
         advantage_key: key of the advantages ``[B, T, 1]``. ``set_keys`` sets this and the others: ``action``,
             ``sample_log_prob``, ``ref_log_probs``, ``loss_mask`` (optional: all steps count without it),
             ``episode_loss_steps``.

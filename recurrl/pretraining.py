@@ -110,7 +110,7 @@ def _epoch(
         log_prob = distribution.log_prob(slices_RK[ACTION])[recorded_RK]
         require(
             bool(log_prob.isfinite().all()),
-            "pretraining: the log-likelihood of recorded actions is not finite. Give a smaller lr, or leave "
+            "pretraining: the log-likelihood of recorded actions is not finite. Set a smaller lr, or leave "
             "out episodes with actions that their mask forbids.",
         )
         optimizer.zero_grad()
@@ -139,8 +139,8 @@ def read_episodes(folder: Path, policy: Policy, env: EnvConfig) -> list[TensorDi
     files = sorted(path for path in folder.glob("*.npz") if path.is_file())
     require(
         bool(files),
-        f"pretrain.folder={folder} {'holds no .npz files' if folder.is_dir() else 'is not a folder'}. Give a folder of "
-        "recorded episodes, one .npz file each; see docs/pretraining.md.",
+        f"pretrain.folder={folder} {'holds no .npz files' if folder.is_dir() else 'is not a folder'}. Set it to a "
+        "folder of recorded episodes, one .npz file each; see docs/pretraining.md.",
     )
     interface = NamedInterface(env, policy.critic_only)
     return [_episode(file, policy, interface) for file in files]
@@ -169,7 +169,7 @@ def _episode(file: Path, policy: Policy, interface: NamedInterface) -> TensorDic
             array, slack = inputs[entry.name].numpy(), _ROUNDING * width
             require(
                 bool(((array >= space.low - slack) & (array <= space.high + slack)).all()),
-                f"{what}: {name} lies outside {space}: give actions as the environment takes them. {page}",
+                f"{what}: {name} lies outside {space}: record actions as the environment takes them. {page}",
             )
     inputs |= {entry.name: read(entry, _plural(entry.name, OBSERVATION)) for entry in interface.observed}
     actions = interface.policy_action({entry.path: inputs[entry.name] for entry in interface.actions})
@@ -208,4 +208,4 @@ def _arrays(file: Path) -> Mapping[str, Array]:
             f"{file} cannot be read: {type(error).__name__}: {message_of(error)}. Write it with numpy.savez or "
             "numpy.savez_compressed, from arrays of numbers."
         ) from error
-    raise ConfigError(f"{file} would take {size} bytes of memory. Give one episode a file.")
+    raise ConfigError(f"{file} would take {size} bytes of memory. Write one episode per file.")

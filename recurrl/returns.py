@@ -42,7 +42,7 @@ def summarized(returns: Sequence[float]) -> dict[str, Any]:
 
 
 def return_format(mean: float, spread: float = 0.0) -> str:
-    """How to print a return and those beside it, as a format specification such as ``.1f``.
+    """How to print a return and those next to it, as a format specification such as ``.1f``.
 
     Four digits of the larger of mean and spread, and at least two of the spread, but no more than the seven digits of
     the float32 numbers that rewards are.

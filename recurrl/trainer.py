@@ -47,7 +47,7 @@ class Trainer:
         evaluation: the metrics of the evaluation after the last iteration, empty if none was due; None if a signal
             stopped it, and a resumed run repeats the iteration's callbacks.
         checkpoint: the last iteration's checkpoint, until its evaluation is added; None if there is none.
-        stopped: a callback has stopped the run, which is then saved and evaluated as at its end.
+        stopped: a callback has stopped the run, which is then saved and evaluated as if it had finished.
     """
 
     config: TrainConfig
@@ -112,13 +112,16 @@ class Trainer:
         return self.stopped or self.frames + self.config.frames_per_batch > self.config.total_frames
 
     def is_due(self, every_frames: int | None) -> bool:
-        """True if the last iteration reached a multiple of ``every_frames``, or is the run's last. None: only then."""
+        """True if the last iteration reached a multiple of ``every_frames``, or is the run's last.
+
+        If ``every_frames`` is None, only the last iteration is due.
+        """
         if self.is_last or every_frames is None:
             return self.is_last
         return self.frames // every_frames > (self.frames - self.config.frames_per_batch) // every_frames
 
     def stop(self) -> None:
-        """Ends the run after this iteration, saved and evaluated as at its end. Called on rank 0."""
+        """Ends the run after this iteration, saved and evaluated as if it had finished. Called on rank 0."""
         self.stopped |= not self.is_last
 
     def finished(self) -> bool:

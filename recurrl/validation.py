@@ -23,7 +23,7 @@ from recurrl.config.run import BURN_IN, STORED
 from recurrl.envs.making import check_rows
 from recurrl.envs.source import source_of
 from recurrl.errors import require
-from recurrl.policy.build import make_backend, make_cell
+from recurrl.policy.build import cell_from_options, make_backend
 from recurrl.recurrent.backends import AUTO, Options, unsupported_reason, uses_torch_precision
 from recurrl.recurrent.cell import Cell, ParallelCell
 from recurrl.recurrent.precision import unsupported_by_torch
@@ -64,7 +64,7 @@ def check_effects(config: Any, explicit: Collection[str], kinds: Collection[Cond
     """Rejects values that the user set and that have no effect.
 
     Args:
-        config: the run's.
+        config: the run's configuration.
         explicit: the keys of the values that the user set.
         kinds: the conditions that the environment's spaces meet; None to check those on the configuration.
 
@@ -93,12 +93,12 @@ def _must(holds: bool, key: str, condition: str, value: object, advice: str = ""
 
 
 def _check_groups(config: TrainConfig) -> None:
-    """Groups of environments that start from the same state fit the environments, and no workers split them."""
+    """Checks that groups of environments divide the environments, and that no workers split them."""
     size, num_envs, collector = config.algorithm.envs_per_group, config.env.num_envs, config.collector
     if size is None:
         return
     fitting = ", ".join(map(str, _divisors(num_envs)[1:]))
-    advice = f"Give one of: {fitting}." if fitting else "Give a larger env.num_envs."
+    advice = f"Choose one of: {fitting}." if fitting else "Set a larger env.num_envs."
     condition = f"at least 2 and divide env.num_envs={num_envs}"
     _must(size >= 2 and num_envs % size == 0, "algorithm.group_size", condition, size, advice)
     condition = f"single with algorithm={config.algorithm.name}, because workers reset their environments separately"
@@ -107,7 +107,7 @@ def _check_groups(config: TrainConfig) -> None:
 
 
 def _check_device(config: TrainConfig) -> None:
-    """The device is present and supported."""
+    """Checks that the device is present and supported."""
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     devices = ["cpu", *(["cuda"] if count else []), *(f"cuda:{index}" for index in range(count))]
     condition = f"auto, cpu or one of the {count} CUDA devices that torch {torch.__version__} finds, such as cuda:0"
@@ -116,8 +116,8 @@ def _check_device(config: TrainConfig) -> None:
 
 
 def _check_recurrence(config: TrainConfig) -> None:
-    """The backend supports the device and the options, and what needs a cell has one."""
-    cell, device = make_cell(config.cell), torch.device(config.device)
+    """Checks that the backend supports the device and the options, and that what needs a cell has one."""
+    cell, device = cell_from_options(config.cell), torch.device(config.device)
     if cell is not None:
         options = Options(recompute=config.recompute, precision=config.precision)
         backend = make_backend(config.backend)
@@ -136,7 +136,7 @@ def _check_recurrence(config: TrainConfig) -> None:
 
 
 def _check_compiled_cell(config: TrainConfig, cell: Cell) -> None:
-    """The recurrent layer can be compiled as one graph."""
+    """Checks that the recurrent layer can be compiled as one graph."""
     name, advice = config.backend.name, "Choose another one, or leave compile out."
     compilable = name in COMPILABLE or is_custom(name)
     _must(compilable, "backend", f"one of {', '.join(COMPILABLE)} with compile=true", name, advice)
@@ -146,7 +146,7 @@ def _check_compiled_cell(config: TrainConfig, cell: Cell) -> None:
 
 
 def _check_batches(config: TrainConfig) -> None:
-    """Environments divide evenly into workers, and the frames of an iteration into rows, slices and minibatches."""
+    """Checks that environments divide evenly into workers, and frames into rows, slices and minibatches."""
     if isinstance(config.collector, WorkersConfig):
         workers = config.collector.num_workers
         _check_multiple("env.num_envs", config.env.num_envs, workers, f"collector.num_workers={workers}")
@@ -160,16 +160,16 @@ def _check_batches(config: TrainConfig) -> None:
     _must(fits, "minibatch_slices", batch, config.minibatch_slices, _one_of(slices))
     # The KL of a minibatch follows from the steps before it.
     adapts = config.epochs * slices > config.minibatch_slices or config.buffer.replays
-    condition, advice = "linear with one gradient step per iteration", "Give more epochs or a smaller minibatch_slices."
+    condition, advice = "linear with one gradient step per iteration", "Set more epochs or a smaller minibatch_slices."
     _must(adapts or config.lr_schedule != "adaptive", "lr_schedule", condition, config.lr_schedule, advice)
     for key in ("total_frames", "schedule_frames"):
         number, condition = getattr(config, key), f"at least one iteration of frames_per_batch={frames}"
         enough = number is None or number >= frames
-        _must(enough, key, condition, number, f"Give a larger {key} or a smaller frames_per_batch.")
+        _must(enough, key, condition, number, f"Set a larger {key} or a smaller frames_per_batch.")
 
 
 def _check_normalization(config: TrainConfig) -> None:
-    """Advantages are normalised over several frames."""
+    """Checks that advantages are normalised over several frames."""
     over = getattr(config.algorithm, "normalize_advantage", "none")
     frames = config.frames_per_batch if over == "batch" else config.minibatch_slices * config.slice_len
     condition = f"none where a {over} has one frame"
@@ -177,28 +177,28 @@ def _check_normalization(config: TrainConfig) -> None:
 
 
 def _check_off_policy(config: TrainConfig) -> None:
-    """The algorithm corrects for rollouts of older weights, and the buffer holds an iteration."""
+    """Checks that the algorithm corrects for rollouts of older weights, and that the buffer holds an iteration."""
     buffer, frames = config.buffer, config.frames_per_batch
     if isinstance(buffer, ReplayConfig):
-        condition, advice = f"at least frames_per_batch={frames}", f"Give buffer.frames={16 * frames}, for example."
+        condition, advice = f"at least frames_per_batch={frames}", f"Set buffer.frames={16 * frames}, for example."
         _must(buffer.frames >= frames, "buffer.frames", condition, buffer.frames, advice)
     condition = f"on_policy with algorithm={config.algorithm.name}, which does not correct for older weights"
-    advice = "Give algorithm=ppo algorithm.advantage=vtrace, or buffer=on_policy."
-    _must(config.algorithm.is_off_policy or not buffer.replays, "buffer", condition, buffer.name, advice)
+    advice = "Use algorithm=ppo algorithm.advantage=vtrace, or buffer=on_policy."
+    _must(config.algorithm.corrects_for_old_weights or not buffer.replays, "buffer", condition, buffer.name, advice)
 
 
 def _check_states(config: TrainConfig) -> None:
-    """There are states for the state policy, and steps for burn-in."""
+    """Checks that there are states for the state policy, and steps for burn-in."""
     advice = "Leave state out, or choose a cell."
     _must(config.cell.name != NO_CELL or config.state == STORED, "state", "stored with cell=none", config.state, advice)
     length, steps = config.slice_len, config.steps_per_row
     condition = f"at least 2 and less than the {steps} steps of a row with state=burn_in"
-    advice = "Give one between, or a larger frames_per_batch."
+    advice = "Set one in between, or a larger frames_per_batch."
     _must(config.state != BURN_IN or 2 <= length < steps, "slice_len", condition, length, advice)
 
 
 def _check_ranks(config: TrainConfig) -> None:
-    """Environments, workers and minibatches divide among the ranks, and each rank has a device."""
+    """Checks that environments, workers and minibatches divide among the ranks, and that each rank has a device."""
     ranks, group = launched_size(), config.algorithm.envs_per_group or 1
     if ranks == 1:
         return
@@ -215,7 +215,7 @@ def _check_ranks(config: TrainConfig) -> None:
     _must(folder is None, "pretrain.folder", condition, folder, advice)
     here = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
     if config.device == "cuda":
-        advice = "Give torchrun a smaller --nproc-per-node, or device=cuda:0 for all ranks."
+        advice = "Start torchrun with a smaller --nproc-per-node, or set device=cuda:0 for all ranks."
         count = f"one of at least {here} GPUs, one a rank"
         _must(here <= torch.cuda.device_count(), "device=cuda", count, torch.cuda.device_count(), advice)
 
@@ -223,11 +223,11 @@ def _check_ranks(config: TrainConfig) -> None:
 def _check_multiple(key: str, number: int, of: int, words: str) -> None:
     """Requires a multiple, and names the nearest one."""
     nearest = max(1, round(number / of)) * of
-    _must(number % of == 0, key, f"a multiple of {words}", number, f"Give {key}={nearest}, for example.")
+    _must(number % of == 0, key, f"a multiple of {words}", number, f"Set {key}={nearest}, for example.")
 
 
 def _one_of(number: int) -> str:
-    return f"Give one of: {', '.join(map(str, _divisors(number)))}."
+    return f"Choose one of: {', '.join(map(str, _divisors(number)))}."
 
 
 def _divisors(number: int) -> list[int]:

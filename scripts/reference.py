@@ -15,14 +15,14 @@ import yaml  # type: ignore[import-untyped]
 from recurrl.cli.help import flow
 from recurrl.config.keys import SYNONYMS, keys_of
 from recurrl.config.options import Meaning, words_of
-from recurrl.config.plugins import GROUPS, PACKAGED_OPTIONS, base_options, default_name, values, yaml_names
+from recurrl.config.plugins import GROUPS, PACKAGED_OPTIONS, base_options, default_name, yaml_names, yaml_values
 
 _CONFIGS = files("recurrl.configs")
 _HEAD = """# Configuration
 
 <!-- Written by `python scripts/reference.py > docs/configuration.md`. -->
 
-Give keys as `key=value` and groups as `group=choice`. `recurrl-train --help` shows the same texts, and
+Write keys as `key=value` and groups as `group=choice`. `recurrl-train --help` shows the same texts, and
 `recurrl-train --cfg job ...` those of one run. For your yamls, add `--config-dir DIR`: `DIR/cell/mine.yaml` is
 `cell=mine`. Begin them with `defaults: [CHOICE, _self_]`; `CHOICE`, one of the package's, gives the values that yours
 leaves out.
@@ -64,7 +64,7 @@ def _group(group: str, shared: list[Option]) -> Iterator[str]:
     yield from (*_choices(group, default_name(group)), "")
     # The other environments change few of these values.
     names = ["gym", *PACKAGED_OPTIONS[group]] if group == "env" else yaml_names(group)
-    choices = {name: values(group, name) for name in names}
+    choices = {name: yaml_values(group, name) for name in names}
     of_shared = {"gym": choices["gym"]} if group == "env" else choices
     yield from _table((option for option in shared if option[0] != f"{group}.name"), of_shared)
     keys = {key for key, _, _ in shared}

@@ -250,7 +250,7 @@ def test_actions_in_units_of_the_policy_are_not_those_of_the_environment(small, 
     (episode,) = read_episodes(tmp_path, policy, config.env)
     assert episode["action"].eq(1).all()  # the upper bound
     np.savez(tmp_path / "one.npz", observations=seen, actions=np.full((STEPS, 1), 2.1, np.float32))
-    with pytest.raises(ConfigError, match=r"actions lies outside .* give actions as the environment takes them"):
+    with pytest.raises(ConfigError, match=r"actions lies outside .* record actions as the environment takes them"):
         read_episodes(tmp_path, policy, config.env)
 
 

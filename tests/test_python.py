@@ -226,7 +226,7 @@ def test_a_run_of_another_machine_can_be_opened_whatever_it_computed_with(
 def test_what_cannot_be_loaded_is_rejected(finished_run, tmp_path):
     with pytest.raises(ConfigError, match="does not exist"):
         recurrl.load("nowhere")
-    with pytest.raises(ConfigError, match="Give best or last"):
+    with pytest.raises(ConfigError, match="Use best or last"):
         recurrl.load(finished_run, "newest")
     unfinished = shutil.copytree(finished_run, tmp_path / "unfinished")
     for path in unfinished.glob("checkpoints/*"):

@@ -47,7 +47,7 @@ class Counter:
         self.seen = state["seen"]
 
 
-class Whole(recurrl.Callback):
+class RecordingCallback(recurrl.Callback):
     """Notes the calls of a callback that sees the trainer, and stops the run after an iteration."""
 
     def __init__(self, stop_after=0):
@@ -78,7 +78,7 @@ class Whole(recurrl.Callback):
 
 def test_callbacks_run_in_order_add_metrics_stop_the_run_and_keep_their_states(tiny):
     config = [*tiny, "total_frames=96"]
-    first, whole = [Counter(), Counter()], Whole(stop_after=64)
+    first, whole = [Counter(), Counter()], RecordingCallback(stop_after=64)
     run = recurrl.train(config, run_dir="run", callbacks=[*first, whole])
     assert (run.summary["status"], run.summary["frames"]) == ("stopped", 64)
     assert None not in (run.summary["eval_return_mean"], run.summary["eval_return_mean_zeroed_state"])
@@ -88,7 +88,7 @@ def test_callbacks_run_in_order_add_metrics_stop_the_run_and_keep_their_states(t
         *("end", "close, failed: False"),
     ]
     assert "mine/calls" in Path("run/metrics.csv").read_text()
-    resumed, other = [Counter(), Counter()], Whole()
+    resumed, other = [Counter(), Counter()], RecordingCallback()
     again = recurrl.train(["resume=auto"], run_dir="run", callbacks=[*resumed, other])
     assert (again.summary["status"], again.summary["frames"]) == ("completed", 96)
     assert [counter.seen for counter in resumed] == [[32, 64, 96]] * 2
@@ -162,7 +162,7 @@ def test_no_callback_is_called_for_an_iteration_whose_evaluation_a_signal_stoppe
         signal.raise_signal(signal.SIGTERM)
         raise StoppedError
 
-    whole, counter = Whole(), Counter()
+    whole, counter = RecordingCallback(), Counter()
     config = [*tiny, "total_frames=96", "evaluation.every_frames=64"]
     with monkeypatch.context() as patch:
         patch.setattr(recurrl.evaluation, "evaluate", stopped)
@@ -170,7 +170,7 @@ def test_no_callback_is_called_for_an_iteration_whose_evaluation_a_signal_stoppe
             recurrl.train(config, run_dir="run", callbacks=[whole, counter])
     assert [call for call in whole.calls if "iteration" in call] == ["iteration to 32"]
     assert counter.seen == [32]
-    resumed, other = Whole(), Counter()
+    resumed, other = RecordingCallback(), Counter()
     recurrl.train(["resume=auto"], run_dir="run", callbacks=[resumed, other])
     assert [call for call in resumed.calls if "iteration" in call] == ["iteration to 64", "iteration to 96"]
     assert other.seen == [32, 64, 96]

@@ -39,7 +39,7 @@ VARIANTS = {
 }
 
 
-class Still(torch.optim.Adam):
+class NoOpOptimizer(torch.optim.Adam):
     """An optimizer that takes no steps: fused ones are a kernel, and have none for this device."""
 
     def __init__(self, parameters, lr, eps, fused):
@@ -60,7 +60,7 @@ def on(monkeypatch, small):
         )
         return config, lambda policy, steps: SingleCollector(RolloutSpec(config.env, policy, 4 * steps, 0))
 
-    monkeypatch.setattr(algorithm_module, "OPTIMIZERS", {"adam": Still})
+    monkeypatch.setattr(algorithm_module, "OPTIMIZERS", {"adam": NoOpOptimizer})
     monkeypatch.setattr(torch, "is_autocast_enabled", lambda *_: False)  # raises for a device without it
     return on
 
@@ -175,7 +175,7 @@ def on_gpu(small, monkeypatch):
     monkeypatch.setattr(segments, "_packing_of", without_resets)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.nn.Module, "to", moved)
-    monkeypatch.setattr(algorithm_module, "OPTIMIZERS", {"adam": Still})
+    monkeypatch.setattr(algorithm_module, "OPTIMIZERS", {"adam": NoOpOptimizer})
     monkeypatch.setattr(lmu, "legendre", lmu.legendre.__wrapped__)  # its cache holds values, and must keep them
     return on_gpu
 

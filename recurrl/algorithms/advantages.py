@@ -29,13 +29,13 @@ def gae(
     Args:
         reward: ``[N, T, 1]``, as the other tensors.
         value: V, of the observation before each step.
-        next_value: of the observation after each step, see :func:`next_values`.
+        next_value: the value of the observation after each step, see :func:`next_values`.
         done: true at the end of an episode, which no advantage crosses.
         gamma: discount per step.
         lmbda: λ.
     """
     error = reward + gamma * next_value - value
-    advantage = to_go(error, gamma * lmbda * (~done).to(value.dtype))
+    advantage = discounted_sum(error, gamma * lmbda * (~done).to(value.dtype))
     return advantage, advantage + value
 
 
@@ -55,7 +55,7 @@ def vtrace(
     Args:
         reward: ``[N, T, 1]``, as the other tensors.
         value: V.
-        next_value: of the observation after each step.
+        next_value: the value of the observation after each step.
         done: true at the end of an episode.
         gamma: discount per step.
         lmbda: λ.
@@ -64,7 +64,7 @@ def vtrace(
     error = reward + gamma * next_value - value
     carried = gamma * lmbda * (~done).to(value.dtype)
     clipped = ratio.clamp(max=1.0)
-    correction = to_go(clipped * error, clipped * carried)
+    correction = discounted_sum(clipped * error, clipped * carried)
     return error + carried * functional.pad(correction[:, 1:], (0, 0, 0, 1)), correction + value
 
 
@@ -91,7 +91,7 @@ def segment_ends(rows_NT: TensorDictBase, slice_len: int) -> Tensor:
     return ends_NT
 
 
-def to_go(value_NT1: Tensor, factor_NT1: Tensor) -> Tensor:
+def discounted_sum(value_NT1: Tensor, factor_NT1: Tensor) -> Tensor:
     """``sum[t] = value[t] + factor[t] · sum[t+1]``."""
     return scan_from_zero(factor_NT1.flip(1), value_NT1.flip(1)).flip(1)
 

@@ -53,14 +53,14 @@ class Algorithm(nn.Module):
     saved in checkpoints.
 
     Args:
-        options: the algorithm's.
+        options: the algorithm's options.
         policy: the policy to improve, in place.
-        config: the run's: epochs, minibatches, optimizer.
+        config: the run's configuration: epochs, minibatches, optimizer.
 
     Attributes:
         log_clip_range: the log-ratios that a clipped objective clips to; None if the algorithm has none.
         progress: the fraction of the run's frames before this iteration.
-        rows: those of the last iteration, as prepared; None before it.
+        rows: the rows of the last iteration, as prepared; None before it.
         compile_time_s: seconds of the first compiled gradient; None before it, and without ``compile=true``.
     """
 
@@ -104,14 +104,14 @@ class Algorithm(nn.Module):
         Args:
             slices_SK: the entries of rows, cut into slices. With ``loss_mask`` ``[S, K, 1]``, only steps where it is
                 true count: the others are not transitions.
-            output: of the policy on these slices, with gradient.
+            output: the policy's output on these slices, with gradient.
         """
         raise NotImplementedError
 
     def annealed(self, start: float, final_fraction: float) -> float:
         """A value that falls from ``start`` at the run's beginning to ``start · final_fraction`` at its end.
 
-        It falls linearly, and after ``schedule_sqrt_after`` frames with the square root of frames besides.
+        It falls linearly. After ``schedule_sqrt_after`` frames it also falls with the square root of the frames.
         """
         fallen = self.progress
         frames = fallen * (self.config.schedule_frames or self.config.total_frames)
@@ -205,8 +205,8 @@ class Algorithm(nn.Module):
     def gradient_step(self, slices_SK: TensorDictBase) -> Metrics:
         """One step of the optimizer, without waiting for the device.
 
-        It is skipped if loss or gradient is not finite. Nor is it taken where no step of the minibatch counts: it would
-        follow the optimizer's momentum alone.
+        It is skipped if loss or gradient is not finite. It is also skipped if every transition in the minibatch is
+        masked, because only momentum would move the weights.
 
         Returns:
             Metrics.

@@ -21,7 +21,7 @@ from recurrl.policy.policy import SequenceOutput
 
 
 class Distill(PPO):
-    """Imitation of a teacher, alone or beside PPO.
+    """Imitation of a teacher, alone or combined with PPO.
 
     The student acts, and for each of its steps the teacher, which sees the whole observation, says what it would do:
     DAgger, Ross et al. 2011, https://arxiv.org/abs/1011.0686. For a weight w and the teacher's action a* the loss is

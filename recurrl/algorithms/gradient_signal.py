@@ -53,6 +53,9 @@ class GradientSignal(nn.Module):
         return min(1.0, max(0.0, signal / square)) if square > 0 else 1.0
 
     def epochs(self, most: int, least_fraction: float) -> int:
-        """How many of ``most`` epochs to take: by the square root of the share, and at least a fraction of them."""
+        """The number of epochs to take, proportional to the square root of the signal share.
+
+        It is at least ``least_fraction * most``.
+        """
         fraction = min(1.0, math.sqrt(self.share / ENOUGH_SIGNAL))
         return max(1, round(most * max(least_fraction, fraction)))

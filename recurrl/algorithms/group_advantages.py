@@ -8,7 +8,7 @@ from tensordict import TensorDictBase
 from torch import Tensor
 from torch.nn import functional
 
-from recurrl.algorithms.advantages import to_go
+from recurrl.algorithms.advantages import discounted_sum
 from recurrl.config import GRPOConfig
 from recurrl.keys import ADVANTAGE, LOSS_MASK
 from recurrl.recurrent.module.keys import IS_INIT
@@ -115,7 +115,7 @@ def _comparisons(is_init_NT: Tensor, group_size: int) -> tuple[Tensor, Tensor, T
 def _rewards_to_go(reward_NT: Tensor, is_init_NT: Tensor, gamma: float) -> Tensor:
     """The discounted sum of rewards from each step to the end of its episode or row, in float64."""
     continues_NT1 = functional.pad(~is_init_NT[:, 1:], (0, 1)).unsqueeze(-1)
-    return to_go(reward_NT.double().unsqueeze(-1), gamma * continues_NT1.double()).squeeze(-1)
+    return discounted_sum(reward_NT.double().unsqueeze(-1), gamma * continues_NT1.double()).squeeze(-1)
 
 
 def _relative(values: Tensor, peers: Tensor, divide_by_std: bool) -> Tensor:

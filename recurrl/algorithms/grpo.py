@@ -94,7 +94,7 @@ def grpo_loss(
     each averaged over steps. A KL whose coefficient is zero is left out. Metrics are means over unmasked steps.
 
     Args:
-        distribution: of the actions ``[B, T]``.
+        distribution: the distribution of the actions ``[B, T]``.
         data: the rollout's entries, with ``advantage`` ``[B, T, 1]`` and ``loss_mask`` (bool of that shape; without it,
             every step counts). Some options need ``ref_log_prob`` ``[B, T]`` or ``episode_loss_steps`` ``[B, T, 1]``,
             the number of unmasked steps in the step's episode.

@@ -95,7 +95,10 @@ class PPO(Algorithm):
         return metrics
 
     def epochs(self) -> int:
-        """All, until the critic explains returns: before that, nothing is learnt yet that noise could undo."""
+        """Takes all epochs until the critic explains the returns.
+
+        Until then there is nothing for noisy gradients to undo.
+        """
         return super().epochs() if self.explained > EXPLAINED else self.config.epochs
 
     def loss(self, slices_SK: TensorDictBase, output: SequenceOutput) -> Losses:

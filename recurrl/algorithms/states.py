@@ -104,7 +104,7 @@ class SliceStates:
             self._write_initial(slices_SK, warmed_S, index_S % self._slices_per_row > 0)
 
     def drift(self, slices_SK: TensorDictBase) -> dict[str, float]:
-        """The relative distance between states of the current weights and recorded ones, over the norm of these.
+        """The distance between the states under the current weights and the recorded states, relative to their norm.
 
         Compares the states at the ends of segments, after running these slices. Empty for a policy without states.
 

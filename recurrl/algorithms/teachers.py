@@ -41,9 +41,9 @@ class Teacher:
 
     Args:
         target: a run, ``module:function``, an ONNX file, or a TorchScript file with the ending ``.pt``.
-        env: of the student.
+        env: the student's environment options.
         privileged: the student's rollouts have the entry ``hidden``.
-        device: of the rollouts.
+        device: the device of the rollouts.
 
     Raises:
         ConfigError: there is no such teacher, or it does not fit the environment.
@@ -87,7 +87,7 @@ class Teacher:
             shape, expected = tuple(parts[part.path].shape), (count, *part.raw.shape)
             require(
                 shape == expected,
-                f"algorithm.teacher={self._target} must return actions of shape {expected} (got {shape}). Give a "
+                f"algorithm.teacher={self._target} must return actions of shape {expected} (got {shape}). Use a "
                 "teacher of the same environment.",
             )
         return parts
@@ -112,7 +112,7 @@ def open_teacher(target: str, device: torch.device) -> tuple[Act, Shapes]:
         function = load(target, f"algorithm.teacher={target}")
         return lambda raw, state, _: (function(nested({path_of(key): raw[key] for key in raw})), state), {}
     require(
-        path.exists(), f"algorithm.teacher={target} must exist. Give the folder of a run, a file or module:function."
+        path.exists(), f"algorithm.teacher={target} must exist. Use the folder of a run, a file or module:function."
     )
     kinds: dict[str, Callable[[Path, torch.device], tuple[Act, Shapes]]] = {".onnx": _onnx, ".pt": _torchscript}
     return kinds.get(path.suffix, _policy_of_run)(path, device)
@@ -130,7 +130,7 @@ def _policy_of_run(path: Path, device: torch.device) -> tuple[Act, Shapes]:
         require(
             seen.keys() >= set(interface.added) and shapes.items() <= seen.items(),
             f"algorithm.teacher={path} observes {shapes} and {interface.added}, but the student's environment gives "
-            f"{seen}. Give env.mask and algorithm.critic_observation=[hidden] for what only the teacher sees, or "
+            f"{seen}. Set env.mask and algorithm.critic_observation=[hidden] for what only the teacher sees, or "
             "another teacher.",
         )
         outputs = step({**state, **named, IS_INIT: is_init_N})

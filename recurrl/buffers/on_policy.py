@@ -19,7 +19,7 @@ class SliceBuffer:
     and end. A subclass may add rows (:meth:`extend`) or choose slices (:meth:`order`).
 
     Args:
-        options: the buffer's.
+        options: the buffer's options.
         slice_len: steps per slice; must divide a row.
         minibatch_slices: slices per minibatch; must divide the slices of an iteration.
     """

@@ -113,7 +113,7 @@ class ReplayBuffer(SliceBuffer):
     """Adds ``replay_ratio − 1`` rows drawn from earlier iterations to each new row.
 
     Args:
-        options: the buffer's.
+        options: the buffer's options.
         slice_len: steps per slice.
         minibatch_slices: slices per minibatch.
     """

@@ -1,4 +1,4 @@
-"""Callbacks, which run around an iteration: statistics, checkpoints, evaluation, logging, and users' callbacks."""
+"""Built-in and user-defined callbacks: statistics, checkpoints, evaluation and logging."""
 
 from recurrl.callbacks.callback import Callback, Callbacks, IterationCallback, check_callbacks
 

@@ -46,8 +46,8 @@ logger = logging.getLogger(__name__)
 class ConsistencyCheck(Callback):
     """Checks once that the update sees what the rollout saw: on the first rollout of known weights.
 
-    Rows collected ahead used weights that are gone and cannot be checked; the first rows of known weights are, against
-    a copy of that policy.
+    Rollouts collected ahead of learning cannot be checked if their weights no longer exist. The check waits for the
+    first rollout whose weights were kept.
 
     Args:
         check: takes the policy, its rollout and ``resumed``, and returns a line for the log.
@@ -239,7 +239,7 @@ class Evaluation(Callback):
             self._evaluate(trainer)
 
     def on_end(self, trainer: Trainer) -> None:
-        """Evaluates a run that a callback stopped as at its end, unless that was before its first iteration."""
+        """Evaluates a run that a callback stopped as if it had finished, unless that was before its first iteration."""
         if trainer.stopped and trainer.metrics:
             self._evaluate(trainer)
 
@@ -247,7 +247,7 @@ class Evaluation(Callback):
         trainer.evaluation, errors, restarts = None, 0, self._restarts.count
         while trainer.evaluation is None:
             try:
-                trainer.evaluation = _evaluated(trainer, self._env, seeds(trainer.config.seed, errors + 1)[-1])
+                trainer.evaluation = _evaluation_metrics(trainer, self._env, seeds(trainer.config.seed, errors + 1)[-1])
             except StoppedError:
                 return
             except (ConfigError, RunError) as error:
@@ -263,10 +263,10 @@ class Evaluation(Callback):
         trainer.metrics.update(trainer.evaluation)
 
 
-def _evaluated(trainer: Trainer, env: EnvConfig, seed: int) -> dict[str, float]:
-    """The metrics of an evaluation; of the last one also what the configuration adds to it."""
+def _evaluation_metrics(trainer: Trainer, env: EnvConfig, seed: int) -> dict[str, float]:
+    """The metrics of an evaluation. The last one also includes the configured ablations (memory, random actions)."""
     options, stopped = trainer.config.evaluation, lambda: trainer.request.number > 0
-    if not options.episodes:  # the last ones of training stand for them
+    if not options.episodes:  # the most recent training episodes are used instead
         if not trainer.metrics["train/episodes"]:
             return {}
         last = {f"eval/{name}": trainer.metrics[f"train/{name}"] for name in ("return_mean", "return_std")}

@@ -28,9 +28,9 @@ logger = logging.getLogger(__name__)
 class Callback:
     """Runs at fixed points of :meth:`recurrl.trainer.Trainer.fit`. A subclass overrides the methods that it needs.
 
-    Those of users run on rank 0 alone, and may write files.
+    User-defined callbacks run on rank 0 only. They may write files.
 
-    What a callback draws at random in ``on_iteration`` changes the run; :class:`IterationCallback` leaves it unchanged.
+    Random numbers drawn in ``on_iteration`` affect training; those of an :class:`IterationCallback` do not.
     """
 
     @property
@@ -88,7 +88,7 @@ class IterationCallback(Protocol):
             policy: acts with the parameters that the iteration learned.
 
         Returns:
-            True to stop: the run is saved and evaluated as at its end, with the status ``stopped``. It can be resumed.
+            True to stop: the run is saved and evaluated as if it had finished, with the status ``stopped``. It can be resumed.
         """
 
 

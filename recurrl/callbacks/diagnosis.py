@@ -22,7 +22,7 @@ _SCALE = f"env.normalize_reward=true, which is the default; {_LARGER}"
 _EXPLORE = "a larger algorithm.entropy_coeff or, for continuous actions, policy.noise_correlation=0.9"
 WARNINGS = {
     "No better than random actions": f"more total_frames; {_EXPLORE}; {_SCALE}",
-    "Entropy gone": "a larger algorithm.entropy_coeff; a smaller lr",
+    "Entropy collapsed": "a larger algorithm.entropy_coeff; a smaller lr",
     "Advantages near zero": _EXPLORE,
     "Gradients near zero": f"{_EXPLORE}; {_LARGER}; a smaller lr",
     "Explained variance near zero": (
@@ -30,12 +30,13 @@ WARNINGS = {
     ),
     "Gradients mostly noise": "epochs=4; lr=5e-4; more total_frames",
     "Every episode truncated": f"{_EXPLORE}; a larger env.max_episode_steps",
-    "Memory without use": (
+    "Memory not used": (
         "cell=none, which is faster, if the task needs no memory; otherwise a longer slice_len or more total_frames"
     ),
     "Better when sampled": (
-        "sampled actions in use too, which recurrl-evaluate --sampled compares; more total_frames, after which a "
-        "policy is less random; for continuous actions policy.previous_action=true, with which it knows what it did"
+        "acting with sampled actions when deployed, too (recurrl-evaluate --sampled compares); more total_frames, "
+        "after which a policy is less random; for continuous actions policy.previous_action=true, so that the policy "
+        "sees its own last action"
     ),
 }
 """What to try, by the title of the warning. docs/not-learning.md says what each means."""
@@ -127,7 +128,7 @@ class Diagnosis(Callback):
             learns = not figures
         else:
             figures, learns = {}, self._improved(metrics)
-        figures |= _memory_without_use(metrics) if learns else self._plain(metrics)
+        figures |= _memory_not_used(metrics) if learns else self._plain(metrics)
         figures |= _better_when_sampled(metrics)
         return {title: f"{title}: {figure}. Try {WARNINGS[title]}." for title, figure in figures.items()}
 
@@ -187,7 +188,7 @@ def _no_better_than_random(metrics: Metrics) -> dict[str, str]:
     return {RANDOM: f"a return of {_spread(mean, std)}, against {_spread(random, random_std)}"}
 
 
-def _memory_without_use(metrics: Metrics) -> dict[str, str]:
+def _memory_not_used(metrics: Metrics) -> dict[str, str]:
     if "eval/return_mean_zeroed_state" not in metrics:
         return {}
     mean, zeroed, shuffled = (metrics[f"eval/return_mean{of}"] for of in ("", "_zeroed_state", "_shuffled_state"))

@@ -109,7 +109,7 @@ class Checkpoint:
             and all(type(each) is str for each in values["tracker_ids"].values())
             and all(type(each) is float for each in values["metrics"].values())
             and 0 <= values["frames"] < 10**18,
-            f"The checkpoint {path} was not written by a run: its metadata has unexpected types. Give another one.",
+            f"The checkpoint {path} was not written by a run: its metadata has unexpected types. Use another one.",
         )
         self.version: str = values["version"]
         self.frames: int = values["frames"]
@@ -238,7 +238,7 @@ def find(path: Path, which: str = LAST) -> Path:
     Raises:
         ConfigError: the path is neither, or the run has written no such checkpoint.
     """
-    require(which in (BEST, LAST), f"which={which} is not possible. Give {BEST} or {LAST}.")
+    require(which in (BEST, LAST), f"which={which} is not possible. Use {BEST} or {LAST}.")
     if files.is_checkpoint(path):
         return path
     run_dir = run_directory_of(path)
@@ -278,7 +278,7 @@ def _best_in(run_dir: Path) -> Path:
     if best is None:
         raise ConfigError(
             f"{run_dir} holds no evaluated checkpoint: its run has not reached an evaluation, or no episode of "
-            f"training had ended (evaluation.episodes=0). Give which={LAST} (--which last) for its newest checkpoint, "
+            f"training had ended (evaluation.episodes=0). Use which={LAST} (--which last) for its newest checkpoint, "
             "or resume it first."
         )
     return best

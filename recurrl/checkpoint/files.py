@@ -127,7 +127,7 @@ def load(path: Path, components: Mapping[str, Stateful], changes: Mapping[str, t
             if changes:
                 reason = ", ".join(f"{key} is {now} and was {was}" for key, (was, now) in changes.items())
             raise ConfigError(
-                f"The checkpoint {path} does not fit this configuration: {reason}. Give its run's settings (network, "
+                f"The checkpoint {path} does not fit this configuration: {reason}. Use its run's settings (network, "
                 f"environment), or start a new run with the weights that fit: init_from={path} instead of resume."
             ) from error
 
@@ -142,7 +142,7 @@ def state(path: Path, name: str) -> Any:
         return _read(path, name)
     except _INCOMPATIBLE as error:
         raise ConfigError(
-            f"The {name} of the checkpoint {path} cannot be read: {one_line(error)}. Give another checkpoint."
+            f"The {name} of the checkpoint {path} cannot be read: {one_line(error)}. Use another checkpoint."
         ) from error
 
 
@@ -171,15 +171,15 @@ def manifest(path: Path) -> Manifest:
     """The manifest of a checkpoint, whose files are all as they were written.
 
     Raises:
-        ConfigError: the checkpoint is damaged; with the newest intact one beside it.
+        ConfigError: the checkpoint is damaged; with the newest intact one in its folder.
     """
     problem = damage(path)
     if problem is not None:
         others = intact_in(path.parent)
-        newest = f"The newest intact checkpoint beside it is {others[-1]}." if others else ""
+        newest = f"The newest intact checkpoint in its folder is {others[-1]}." if others else ""
         raise ConfigError(
             f"The checkpoint {path} is damaged: {problem}. Nothing of it was loaded. "
-            f"{newest or 'There is no intact one beside it.'}"
+            f"{newest or 'There is no intact one in its folder.'}"
         )
     return _manifest(path)
 

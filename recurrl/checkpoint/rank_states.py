@@ -97,7 +97,7 @@ def load(
     Args:
         path: the checkpoint's directory.
         saved: the number of ranks that wrote it.
-        components: those of the run that are to be restored.
+        components: the components of the run to restore.
         changes: as for :func:`recurrl.checkpoint.files.load`.
         seed: the run's seed.
         frames: the run's frames so far.

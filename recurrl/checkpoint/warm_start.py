@@ -47,13 +47,13 @@ def copy_weights(policy: Policy, path: Path, keep_std: bool = False) -> list[str
     for name in (name for layer in copied for name in layers[layer]):
         require(
             bool(source[name].isfinite().all()),
-            f"{name} of {saved.path} holds NaN or Inf. Give an earlier checkpoint, or another run.",
+            f"{name} of {saved.path} holds NaN or Inf. Use an earlier checkpoint, or another run.",
         )
         target[name].copy_(source[name])
     require(
         bool(copied),
         f"nothing of {saved.path} fits this run's policy. Layers that differ: "
-        f"{', '.join(differing) or 'none'}. Layers that it lacks: {', '.join(missing) or 'none'}. Give a run with a "
+        f"{', '.join(differing) or 'none'}. Layers that it lacks: {', '.join(missing) or 'none'}. Use a run with a "
         "network of the same sizes, or leave init_from out.",
     )
     # A parameter alone where the new policy has its layer, which is named above.

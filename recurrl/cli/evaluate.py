@@ -31,7 +31,7 @@ def evaluate_main() -> None:
         for run in runs:
             launch_saved(run, trusts)
         if not runs:
-            raise ConfigError(f"{overrides[0]} changes the environment of a run. Give a run directory too.")
+            raise ConfigError(f"{overrides[0]} is an override, but no run was given. Pass a run directory as well.")
         from recurrl.cli.open_run import open_run  # imports torch
 
         files = [] if video is None else video_files(runs, Path(video) if video else None)
@@ -68,7 +68,7 @@ def video_files(runs: Sequence[Path], path: Path | None) -> list[Path]:
     require(len(runs) == 1, f"--video shows one run (got {len(runs)}). Evaluate them one by one.")
     folder = run_directory_of(runs[0]) / VIDEOS
     is_run = path is not None and os.path.lexists(path / CONFIG_FILE)
-    require(not is_run, f"--video {path} would write into a run. Give the run before --video, or another folder.")
+    require(not is_run, f"--video {path} would write into a run. Name the run before --video, or another folder.")
     return files_of(path or folder)
 
 
@@ -77,8 +77,8 @@ def _parser() -> argparse.ArgumentParser:
         prog="recurrl-evaluate",
         description="Plays episodes with the policies of runs and prints the returns: their mean, a 95% interval of "
         "the mean (Student's t over episodes), the interquartile mean, and their standard deviation. "
-        "Each environment plays one episode, of more than 256 equally many, so that short ones count no more than long "
-        "ones.",
+        "Each environment plays one episode. With more than 256 episodes, each plays the same number, so that short "
+        "episodes are not over-represented.",
     )
     parser.add_argument(
         "run",

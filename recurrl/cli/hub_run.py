@@ -56,7 +56,7 @@ def write_hub_folder(
     """
     require(
         not folder.exists() or (folder.is_dir() and not any(folder.iterdir())),
-        f"--hub-folder {folder} is not empty. Give a new folder, or empty it.",
+        f"--hub-folder {folder} is not empty. Use a new folder, or empty it.",
     )
     require(
         license is None or _IDENTIFIER.fullmatch(license) is not None,

@@ -55,7 +55,7 @@ def run(
         config: the same with its types; None if it resumes a run, whose configuration it is merged with here.
         run_dir: the run's directory, which no other process uses.
         started: when the command began, seconds since the epoch.
-        callbacks: the user's.
+        callbacks: the user's callbacks.
         env: what makes the environments, if it was passed as an object.
         strict: reject values of the command line that have no effect.
 
@@ -211,7 +211,7 @@ def _is_complete(start: checkpoint.Checkpoint, config: TrainConfig, run_dir: Pat
     if config.resume != checkpoint.AUTO:
         raise ConfigError(
             f"total_frames must be at least {start.frames + config.frames_per_batch} (got {config.total_frames}), "
-            f"because resume={config.resume} is already at {start.frames} frames. Give more total_frames."
+            f"because resume={config.resume} is already at {start.frames} frames. Set a larger total_frames."
         )
     has_completed: bool = read_summary(run_dir).get("status") == "completed"
     if has_completed:

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from hydra.errors import HydraException, MissingConfigException
 from omegaconf.errors import OmegaConfBaseException
 
-from recurrl.config.plugins import GROUPS, is_custom, key_of, names, unknown_choice
+from recurrl.config.plugins import GROUPS, choice_names, is_custom, key_of, unknown_choice
 from recurrl.errors import ConfigError, RunError
 from recurrl.runtime.resources import resource_errors_as_messages
 from recurrl.runtime.signals import Interrupted
@@ -62,4 +62,4 @@ def _missing_choice(choice: str, known: list[str]) -> str:
             f"{group}={name} must be on a command line, not in the defaults of a yaml. Name there a yaml of the folder "
             f"{group} with the line '{key_of(group).partition('.')[2]}: {name}'."
         )
-    return str(unknown_choice(group, group, name, known or (names(group) if group in GROUPS else ())))
+    return str(unknown_choice(group, group, name, known or (choice_names(group) if group in GROUPS else ())))

@@ -168,7 +168,7 @@ def _change(settings: DictConfig, overrides: Sequence[str]) -> None:
         group, _, key = override.key_or_group.partition(".")
         if group != "env" or not key or override.is_delete():
             raise ConfigError(
-                f"{override.input_line} does not change the environment of the run. Give env.key=value, such as "
+                f"{override.input_line} does not change the environment of the run. Use env.key=value, such as "
                 "env.kwargs.length=20."
             )
         if key in WITHOUT_EFFECT:

@@ -42,7 +42,7 @@ def arguments_of(command_line: Sequence[str]) -> Namespace:
         if not argument.startswith("-"):
             raise ConfigError(f"{argument} follows an option. Put options such as -m before the overrides.")
         raise ConfigError(
-            f"Unknown option {argument}. Give keys and groups without dashes, as "
+            f"Unknown option {argument}. Write keys and groups without dashes, as "
             f"{argument.lstrip('-').partition('=')[0]}=...; recurrl-train --help lists them, and recurrl-train "
             "--hydra-help the options."
         )
@@ -59,7 +59,7 @@ def parsed(overrides: Sequence[str]) -> list[Override]:
         return OverridesParser.create().parse_overrides(list(overrides))
     except OverrideParseException as error:
         raise ConfigError(
-            f"{error.override} is not an override. Give key=value or group=choice; quote values that contain any of "
+            f"{error.override} is not an override. Write key=value or group=choice; quote values that contain any of "
             "=,:()[]{} or spaces, for the shell and for Hydra: 'key=\"a=b\"'."
         ) from error
 
@@ -113,7 +113,7 @@ def _check(override: Override, known: Collection[str], common: Collection[str], 
     if key != SEVERAL and (key in (*PRESETS, *GROUPS) or "/" in key) and "[" in str(override.input_line):
         names = ",".join(_names(value))
         raise ConfigError(
-            f"{key} must be one of its choices (got a list). Give one; -m {key}={names} starts a run for each."
+            f"{key} must be one of its choices (got a list). Choose one; -m {key}={names} starts a run for each."
         )
     if key == "hydra.searchpath":
         for place in _names(value):
@@ -165,7 +165,7 @@ def check_choices(composed: DictConfig, of_hydra: Any) -> None:
         names = [name for each in overrides if each.key_or_group == group for name in _names(each.value())]
         require(
             group == SEVERAL and bool(names),
-            f"{group} must be one of its choices (got a list in a yaml). Give one; the command line takes several "
+            f"{group} must be one of its choices (got a list in a yaml). Choose one; the command line takes several "
             "loggers.",
         )
         composed.logger.name = names
@@ -173,9 +173,10 @@ def check_choices(composed: DictConfig, of_hydra: Any) -> None:
     if choice and not is_custom(choice) and isinstance(env_id, str) and value_of(composed, "resume") is None:
         declared, source = _declared(choice, overrides), composed.env.source
         its_own = " or ".join([str(declared.get("id")), *declared.get("ids", ())])
-        if not plugins.is_of(env_id, declared):
+        if not plugins.is_declared_for(env_id, declared):
             raise ConfigError(
-                f"env.id must be {its_own} with env={choice} (got {env_id}): its other values are for that. Give "
+                f"env.id must be {its_own} with env={choice} (got {env_id}), because the other settings of "
+                f"env={choice} are for that environment. Use "
                 f"env={plugins.choice_for(env_id)}{'' if source == 'gymnasium' else f' env.source={source}'} "
                 f"env.id={env_id}."
             )
@@ -184,7 +185,7 @@ def check_choices(composed: DictConfig, of_hydra: Any) -> None:
 def _declared(env: str, overrides: Sequence[Override]) -> dict[str, Any]:
     """The values of a choice of the group env, whatever else the command line sets."""
     if env in plugins.yaml_names("env"):
-        return plugins.values("env", env)
+        return plugins.yaml_values("env", env)
     search = [str(each.input_line) for each in overrides if each.key_or_group == "hydra.searchpath"]
     return plain(hydra.compose("train", [f"env={env}", *search]).env, resolve=False)
 
@@ -216,7 +217,7 @@ def text_of(value: Any) -> str:
     if value is None or isinstance(value, bool | int | float):
         return "null" if value is None else str(value).lower() if isinstance(value, bool) else repr(value)
     if not isinstance(value, str | Path):
-        raise ConfigError(f"{value!r} cannot be a value of a configuration. Give numbers, strings, lists or mappings.")
+        raise ConfigError(f"{value!r} cannot be a value of a configuration. Use numbers, strings, lists or mappings.")
     if _PLAIN.fullmatch(text := str(value)) and text.lower() not in _WORDS:
         return text
     return QuotedString(text, Quote.single).with_quotes()

@@ -31,7 +31,7 @@ def results_of(path: Path) -> list[Result]:
         return configured([Result(str(path), path, {}, read_summary(path))])
     if jobs := jobs_of(path):
         return configured(jobs)
-    raise ConfigError(f"{path} holds neither a run nor the jobs of a sweep. Give directories that recurrl-train wrote.")
+    raise ConfigError(f"{path} holds neither a run nor the jobs of a sweep. Pass directories that recurrl-train wrote.")
 
 
 def configured(jobs: Sequence[Result]) -> list[Result]:

@@ -42,7 +42,7 @@ def search(options: Mapping[str, Any], arguments: Sequence[str], config: DictCon
     fixed, space = _space([*(f"{key}={value}" for key, value in options["params"].items()), *arguments])
     require(
         bool(space),
-        "hydra/sweeper=optuna has nothing to search. Give hparams_search=ppo, or values such as "
+        "hydra/sweeper=optuna has nothing to search. Use hparams_search=ppo, or values such as "
         "'lr=tag(log,interval(1e-4,1e-2))' or cell=gru,lstm.",
     )
     count = options["n_trials"]
@@ -100,7 +100,7 @@ def _study(folder: Path, options: Mapping[str, Any], at_once: int, fixed: list[s
     before = study.user_attrs.get("overrides", fixed)
     require(
         before == fixed,
-        f"{folder} holds a search with other values: {shlex.join(before)}. Give the same ones, or another folder with "
+        f"{folder} holds a search with other values: {shlex.join(before)}. Use the same ones, or another folder with "
         "hydra.sweep.dir=...",
     )
     study.set_user_attr("overrides", fixed)
@@ -120,7 +120,7 @@ def _proposed(study: optuna.Study, space: dict[str, BaseDistribution]) -> Trial:
         return study.ask(space)
     except ValueError as error:
         raise ConfigError(
-            f"The study was begun with another search space: {message_of(error)}. Give the same, or another folder "
+            f"The study was begun with another search space: {message_of(error)}. Use the same one, or another folder "
             "with hydra.sweep.dir=..."
         ) from error
 

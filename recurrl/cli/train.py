@@ -48,7 +48,7 @@ def _command() -> None:
     shows_only = arguments.help or arguments.cfg is not None
     require(
         not (arguments.multirun and shows_only),
-        "-m starts runs, and --help and --cfg start none. Leave one of them out.",
+        "-m cannot be combined with --help or --cfg, which start no run. Leave one of them out.",
     )
     if arguments.help:
         composed = compose(arguments.overrides, arguments.config_dir, is_run=False)
@@ -57,7 +57,7 @@ def _command() -> None:
         sys.stdout.write(explained(compose(arguments.overrides, arguments.config_dir, is_run=False)))
     else:
         sys.argv[1:] = prepared(sys.argv[1:], is_run=arguments.cfg is None)
-        # With HYDRA_FULL_ERROR Hydra raises errors; without it, it prints each with a traceback.
+        # With HYDRA_FULL_ERROR set, Hydra raises exceptions instead of printing them.
         with SWEEP, env_override({"HYDRA_FULL_ERROR": "1"}), hydra_errors_as_config_errors():
             _job()
     if launched_size() > 1:

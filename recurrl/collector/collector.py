@@ -12,7 +12,7 @@ from recurrl.policy import Policy
 from recurrl.runtime.serialization import from_bytes, to_bytes
 
 STALENESS = "collect/staleness"
-"""The metric of collectors whose rows may be of older weights: updates since those, on average."""
+"""Metric: mean number of updates since the weights that collected the rollout."""
 
 
 @dataclass(frozen=True)

@@ -184,7 +184,7 @@ def _no_resources(options: RayConfig) -> str:
     return (
         f"did not start within {START_TIMEOUT_S} s. It needs "
         f"{options.cpus_per_worker:g} CPU cores and {options.gpus_per_worker:g} GPUs of one machine; the cluster has "
-        f"{_described(ray.cluster_resources())}, of which {_described(ray.available_resources())} are free. Give a "
+        f"{_described(ray.cluster_resources())}, of which {_described(ray.available_resources())} are free. Set a "
         "smaller collector.num_workers, collector.cpus_per_worker or collector.gpus_per_worker, or add machines."
     )
 

@@ -11,7 +11,7 @@ from recurrl.collector.collector import Collector
 from recurrl.errors import NonFiniteError, RunError
 
 MAX_IN_A_ROW = 3
-"""Restarts without a success in between, after which environments are assumed to fail always."""
+"""Restarts without a success in between, after which the environments are assumed to be broken."""
 
 RESTARTS = "collect/restarts"
 
@@ -60,7 +60,7 @@ class RestartingCollector:
     New ones begin new episodes, with unused seeds, and act with the newest weights.
 
     Args:
-        collector: collects.
+        collector: the collector that collects.
         restarts: counts its restarts.
         seed_after: gives the seed of new environments from the number of restarts.
     """

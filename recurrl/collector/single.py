@@ -71,7 +71,7 @@ class SingleCollector:
             NonFiniteError: the policy's action probabilities are not finite.
         """
         if self.env.is_interrupted:
-            logger.info("The episodes of training begin anew, because something else has used the simulator.")
+            logger.info("Restarting all training episodes: something else, such as an evaluation, used the simulator.")
         if self.spec.group_size is not None or self.env.is_interrupted:
             self._begin_episodes()
         # Looked up once: finding a policy's device takes as long as a small layer.

@@ -6,9 +6,9 @@ from recurrl.envs.saved_state import UnsavableError
 from recurrl.errors import ConfigError, RunError, message_of
 
 _ADVICE = {
-    signal.SIGKILL: "The system may have run out of memory (see dmesg): if so, give a smaller env.num_envs or "
+    signal.SIGKILL: "The system may have run out of memory (see dmesg): if so, set a smaller env.num_envs or "
     "collector.num_workers.",
-    signal.SIGBUS: "Shared memory may have run out: in a container, give more with docker run --ipc=host or "
+    signal.SIGBUS: "Shared memory may have run out: in a container, allow more with docker run --ipc=host or "
     "--shm-size.",
 }
 CONTINUES = "With collector.on_env_error=restart the run continues with a new one."
@@ -48,7 +48,7 @@ def hung(seconds: float, frames: int) -> WorkerError:
     """
     return WorkerError(
         f"hangs in native code after {frames} of its frames: no response within collector.timeout_s={seconds:g} s. If "
-        f"its steps may take longer, give a larger limit, or null for none. {CONTINUES}"
+        f"its steps may take longer, set a larger limit, or null for none. {CONTINUES}"
     )
 
 

@@ -210,7 +210,7 @@ class WorkerCollector:
     def metrics(self) -> dict[str, float]:
         """What environments logged during the last rollout, averaged over the workers that have it.
 
-        If workers are ahead, also the mean number of updates since the weights of the last rollout.
+        If workers collect ahead of learning, also the mean staleness of the rollout, in updates.
         """
         return self._metrics
 

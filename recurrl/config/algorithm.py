@@ -10,7 +10,7 @@ DISCOUNT = Condition("algorithm.gamma above 0", lambda run: run.algorithm.gamma 
 VALUE_LOSS = Condition("algorithm.critic_coeff above 0", lambda run: run.algorithm.critic_coeff > 0)
 SHARED_CRITIC = Condition("algorithm.critic=shared", lambda run: run.algorithm.critic == "shared")
 OWN_CRITIC = Condition("algorithm.critic=recurrent or feedforward", lambda run: run.algorithm.critic != "shared")
-BESIDE_PPO = Condition(
+PPO_ACTIVE = Condition(
     "algorithm.weight or algorithm.weight_final_fraction below 1", lambda run: run.algorithm.reinforces
 )
 REFERENCE = Condition("algorithm.kl_to_ref_coeff above 0", lambda run: run.algorithm.kl_to_ref_coeff > 0)
@@ -48,7 +48,7 @@ class AlgorithmConfig:
         return True
 
     @property
-    def is_off_policy(self) -> bool:
+    def corrects_for_old_weights(self) -> bool:
         """True if the advantages are right for batches that older weights collected."""
         return False
 
@@ -127,14 +127,14 @@ class PPOConfig(ClippedConfig):
         return tuple(self.critic_observation)
 
     @property
-    def is_off_policy(self) -> bool:
+    def corrects_for_old_weights(self) -> bool:
         """True unless ``advantage=gae``."""
         return self.advantage != "gae"
 
 
 @dataclass
 class DistillConfig(PPOConfig):
-    """Imitation of a teacher that sees more, beside PPO (Ross et al. 2011, https://arxiv.org/abs/1011.0686)."""
+    """Imitation of a teacher that sees more, alone or combined with PPO (Ross et al. 2011, https://arxiv.org/abs/1011.0686)."""
 
     critic_observation: list[str] = option(
         "entries of the observation that the teacher and a critic on its own trunk see, and the student does not; "
@@ -143,15 +143,15 @@ class DistillConfig(PPOConfig):
     entropy_coeff: float = option(
         "weight of the entropy bonus, in units of the advantages' running root mean square",
         options.WEIGHT,
-        only_with=BESIDE_PPO,
+        only_with=PPO_ACTIVE,
     )
     entropy_final_fraction: float = option(
-        "fraction of entropy_coeff at the end; 1: constant", options.FRACTION, only_with=BESIDE_PPO
+        "fraction of entropy_coeff at the end; 1: constant", options.FRACTION, only_with=PPO_ACTIVE
     )
     normalize_advantage: str = option(
         "normalise advantages: none, per minibatch or per batch",
         choices=("none", "minibatch", "batch"),
-        only_with=BESIDE_PPO,
+        only_with=PPO_ACTIVE,
     )
     teacher: str = option("what to imitate: a run, module:function, or a policy as .onnx or TorchScript .pt")
     weight: float = option(

@@ -9,7 +9,15 @@ from omegaconf.errors import ConfigKeyError, OmegaConfBaseException, ValidationE
 
 from recurrl.config.keys import WRAPPERS, check_key, keys_of
 from recurrl.config.options import Meaning, meaning_of, words_of
-from recurrl.config.plugins import GROUPS, custom_values, inherited_choice, is_custom, joined, key_of, options_class
+from recurrl.config.plugins import (
+    GROUPS,
+    custom_values,
+    inherited_choice,
+    is_custom,
+    key_of,
+    merged_options,
+    options_class,
+)
 from recurrl.config.run import AUTO_DEVICE, AUTO_PRECISION, TrainConfig
 from recurrl.errors import ConfigError, require
 
@@ -129,7 +137,7 @@ def chosen_options(config: DictConfig) -> dict[str, type]:
         name, values = value_of(config, key_of(group)), value_of(config, group)
         names = name if isinstance(name, ListConfig) else [name]
         if all(isinstance(each, str) and each != "???" for each in names) and isinstance(values, DictConfig):
-            chosen[group] = joined([options_class(group, each) for each in names])
+            chosen[group] = merged_options([options_class(group, each) for each in names])
     return chosen
 
 
@@ -178,7 +186,7 @@ def _error(error: OmegaConfBaseException, config: DictConfig) -> ConfigError:
             value = OmegaConf.select(OmegaConf.create(plain(config, resolve=False)), name)
             words = words_of(*keys[name])
             is_one = words.startswith("a list") and not isinstance(value, ListConfig)
-            hint = f" Give {name}=[...], with commas between its values." * is_one
+            hint = f" Use {name}=[...], with commas between its values." * is_one
             return ConfigError(f"{name} must be {words} (got {'null' if value is None else value}).{hint}")
     if "missing mandatory" not in reason:
         return ConfigError(f"{key} has a value that cannot be used ({reason}). Correct it.")

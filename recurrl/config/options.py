@@ -48,7 +48,7 @@ COPIES = FEATURES = Range(1, 2**16, integers=True)
 EPISODES = Range(0, 2**16, integers=True)
 LAYERS = Range(1, 2**8, integers=True)
 WORKERS = Range(1, 2**10, integers=True)
-"""Larger numbers are typos, and would only show once memory or threads run out."""
+"""Larger values are almost certainly typos; they are rejected before they exhaust memory or threads."""
 RATE = Range(0, 1, above=True)
 SCALE = Range(0, 10**6, above=True)
 WEIGHT = Range(0, 10**6)
@@ -67,7 +67,7 @@ class Condition(NamedTuple):
     Attributes:
         words: the condition in words, which follow "only with".
         holds: true for a run's configuration that meets it; None for what the environment's spaces decide, see
-            :func:`recurrl.policy.build.kinds`.
+            :func:`recurrl.policy.build.conditions_met`.
     """
 
     words: str

@@ -82,7 +82,7 @@ def _typed_key(group: str) -> str:
     return "env.source" if group == "env" else group
 
 
-def names(group: str) -> tuple[str, ...]:
+def choice_names(group: str) -> tuple[str, ...]:
     """The package's factories of a group, in alphabetical order."""
     # By their files: importing the sources of environments would import torch.
     return _stems("envs/sources", ".py") if group == "env" else yaml_names(group)
@@ -115,15 +115,15 @@ def inherited_choice(group: str) -> str:
     return "gym" if group == "env" else default_name(group)
 
 
-def values(group: str, name: str) -> dict[str, Any]:
+def yaml_values(group: str, name: str) -> dict[str, Any]:
     """The values in a yaml of the package, with those that it inherits."""
     content, inherited = _yaml(f"{group}/{name}"), dict[str, Any]()
     for base in content.pop("defaults", ["_self_"]):
-        inherited |= content if base == "_self_" else values(group, base)
+        inherited |= content if base == "_self_" else yaml_values(group, base)
     return inherited
 
 
-def is_of(env_id: str, declared: Mapping[str, Any]) -> bool:
+def is_declared_for(env_id: str, declared: Mapping[str, Any]) -> bool:
     """True if an environment's id is one that a yaml of ``env`` is for: its own, or one of its patterns ``ids``."""
     name = env_id.rpartition(":")[2]
     own, patterns = declared.get("id", "???"), declared.get("ids", ())
@@ -133,7 +133,7 @@ def is_of(env_id: str, declared: Mapping[str, Any]) -> bool:
 def choice_for(env_id: str) -> str:
     """The package's choice of ``env`` that declares a pattern of an id; else ``gym``."""
     others = (name for name in yaml_names("env") if name != "gym")
-    return next((name for name in others if is_of(env_id, values("env", name) | {"id": None})), "gym")
+    return next((name for name in others if is_declared_for(env_id, yaml_values("env", name) | {"id": None})), "gym")
 
 
 def custom_values(group: str, name: str) -> dict[str, Any]:
@@ -149,7 +149,7 @@ def custom_values(group: str, name: str) -> dict[str, Any]:
     bases = {base_options(group): inherited_choice(group)}
     # Of several choices with the same options, the first.
     bases |= {cls: base for base, cls in reversed(PACKAGED_OPTIONS[group].items())}
-    from_yaml = values(group, next(bases[cls] for cls in options.__mro__ if cls in bases)) | {"name": name}
+    from_yaml = yaml_values(group, next(bases[cls] for cls in options.__mro__ if cls in bases)) | {"name": name}
     if group == "env":
         from_yaml |= {"source": name, "id": name.rpartition(":")[2]}
     defaults = {
@@ -170,8 +170,8 @@ def check_name(group: str, name: str) -> None:
     Raises:
         ConfigError: with the choices.
     """
-    if name not in names(group) and not is_custom(name):
-        raise unknown_choice(group, _typed_key(group), name, names(group))
+    if name not in choice_names(group) and not is_custom(name):
+        raise unknown_choice(group, _typed_key(group), name, choice_names(group))
 
 
 def nearest(name: str, known: Sequence[str]) -> str | None:
@@ -278,7 +278,7 @@ def options_class(group: str, name: str) -> type:
     return _annotation(factory(group, name), base, f"{_typed_key(group)}={name}")
 
 
-def joined(classes: Sequence[type]) -> type:
+def merged_options(classes: Sequence[type]) -> type:
     """The dataclass with the options of several."""
     first, *others = sorted(dict.fromkeys(classes), key=lambda each: len(each.__mro__), reverse=True)
     return make_dataclass(f"{first.__name__}AndOthers", (), bases=(first, *others)) if others else first

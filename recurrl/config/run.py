@@ -47,9 +47,9 @@ SCHEDULES = Condition(
 
 @dataclass
 class LoggerConfig:
-    """Where metrics go besides ``metrics.csv``, which is always written; a logger with options derives a dataclass."""
+    """Destinations of metrics in addition to ``metrics.csv``; a logger with options derives a dataclass."""
 
-    name: Any = option("where metrics go besides metrics.csv; a list names several, with the options of each")
+    name: Any = option("where metrics go in addition to metrics.csv; a list names several, with the options of each")
 
     @property
     def names(self) -> list[str]:
@@ -91,7 +91,7 @@ class CheckpointConfig:
     """Checkpoints are also written before evaluations, at the end and on interruption."""
 
     every_frames: int | None = option("frames between checkpoints; null: only before evaluations and at the end", STEPS)
-    keep_last: int | None = option("checkpoints to keep besides the best evaluated one; null: all", STEPS)
+    keep_last: int | None = option("checkpoints to keep in addition to the best evaluated one; null: all", STEPS)
 
 
 @dataclass

@@ -151,8 +151,8 @@ class TorchRLEnv(BatchedEnv):
         action: NestedKey = ACTION,
         reward: NestedKey = "reward",
     ) -> None:
-        beside = {key: key for key in (ACTION_MASK, HIDDEN) if key in env.observation_spec.keys()}  # noqa: SIM118
-        self._keys, self._action, self._reward = {**observed, **beside}, action, reward
+        extra = {key: key for key in (ACTION_MASK, HIDDEN) if key in env.observation_spec.keys()}  # noqa: SIM118
+        self._keys, self._action, self._reward = {**observed, **extra}, action, reward
         device = env.device or torch.device("cpu")
         entries = {name: env.observation_spec[key].clone().to(device) for name, key in self._keys.items()}
         specs = Composite(entries, shape=env.batch_size, device=device)

@@ -149,7 +149,7 @@ class EnvChecks:
         """Rejects values that are neither 0 nor 1, and masks that allow no action.
 
         Args:
-            mask_N: of all environments, in the CPU's memory.
+            mask_N: the masks of all environments, in the CPU's memory.
             action: the spec of one environment's action.
             acting_N: which environments act next; None for all. The masks of the others are ignored.
         """

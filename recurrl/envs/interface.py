@@ -42,7 +42,7 @@ class Entry:
 class Interface(nn.Module):
     """Turns raw observations into what a policy observes, and the policy's actions into the environment's.
 
-    Raw entries are ``observation`` and the leaves within it; beside it ``action_mask`` and ``hidden``, if the
+    Raw entries are ``observation`` and the leaves within it, ``action_mask`` and ``hidden``, if the
     environment has them, and the previous reward. What ``env.mask`` names is hidden: entries of a vector, or
     of a dict. An observation of several entries is a dict, else it stays plain. ``action_mask`` has one number per
     choice; those of several discrete actions are concatenated.
@@ -95,15 +95,15 @@ class Interface(nn.Module):
             self._table.append((each.raw, OBSERVATION if is_plain else (OBSERVATION, *each.path), name))
 
     def _added_entries(self, observation: Composite, own: Sequence[Entry], hidden: bool) -> list[Entry]:
-        """What the policy sees beside the environment's own observation."""
+        """What the policy sees in addition to the environment's own observation."""
         masked, present = self.env.action_mask_from_info, set(observation.keys())
         require(
             not masked or ACTION_MASK in present,
             "env.action_mask_from_info=true needs an environment that gives a mask of actions, and "
             f"env.id={self.env.id} does not. Set it to false.",
         )
-        beside = [ACTION_MASK] * masked + [HIDDEN] * (hidden and HIDDEN in present)
-        specs = {name: observation[name] for name in beside}
+        extra = [ACTION_MASK] * masked + [HIDDEN] * (hidden and HIDDEN in present)
+        specs = {name: observation[name] for name in extra}
         if self.env.previous_reward:
             specs[PREVIOUS_REWARD] = Unbounded((1,))
         for name in specs.keys() & {each.path[0] for each in own}:
@@ -239,7 +239,7 @@ def _own_entries_of_dict(observation: Composite, mask: Collection[int | str], pr
     if hidden and privileged:
         raise ConfigError(
             "algorithm.critic_observation must name the entries of a dict that only the critic sees (got hidden). "
-            f"Give [{', '.join(map(str, mask))}], and leave env.mask out."
+            f"Use [{', '.join(map(str, mask))}], and leave env.mask out."
         )
     visible = [(path, spec) for path, spec in leaves_of(observation) if path[0] not in hidden]
     return [Entry((OBSERVATION, *path), path, spec) for path, spec in visible]

@@ -18,6 +18,7 @@ from recurrl.errors import ConfigError, require
 from recurrl.keys import ACTION, ACTION_MASK, HIDDEN, OBSERVATION
 from recurrl.specs import choices
 
+# TorchRL's own names, as RewardSum and StepCounter write them.
 EPISODE_RETURN = "episode_reward"
 EPISODE_LENGTH = "step_count"
 
@@ -33,7 +34,7 @@ def make_batched_env(
 
     Args:
         config: options of the environment.
-        num_envs: copies.
+        num_envs: the number of copies.
         seed: the first copy's seed.
         groups: the number of neighbours whose episodes start from the same states; None for independent copies.
         privileged: observations have the entry ``hidden``, what is hidden from the policy, for the critic.
@@ -98,7 +99,7 @@ def check_rows(config: EnvConfig, steps_per_row: int) -> None:
     if limit is not None and steps_per_row < limit:
         raise ConfigError(
             f"With algorithm=grpo every row begins with a reset, and rows have {steps_per_row} steps (frames_per_batch "
-            f"/ env.num_envs), but an episode of {config.id} may have {limit}: later steps would never be seen. Give "
+            f"/ env.num_envs), but an episode of {config.id} may have {limit}: later steps would never be seen. Set "
             f"frames_per_batch={limit * config.num_envs}, and a slice_len that divides {limit}; or, if shorter "
             f"episodes are meant, env.max_episode_steps={steps_per_row}."
         )

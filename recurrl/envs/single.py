@@ -46,7 +46,7 @@ class SingleEnv(gymnasium.Env[Any, Any]):
 
 
 def _shown(entries: Tensors) -> tuple[Any, dict[str, Any]]:
-    """The observation, and in the info the mask of actions if the environment gives one beside it."""
+    """The observation, and in the info the mask of actions if the environment has one."""
     info = {ACTION_MASK: _array(entries[ACTION_MASK])} if ACTION_MASK in entries else {}
     return _array(observation_in(entries)), info
 

@@ -13,7 +13,7 @@ from gymnasium.wrappers import TimeLimit
 from torchrl.envs import EnvBase
 
 from recurrl.config.env import EnvConfig, wrapper_and_arguments
-from recurrl.config.plugins import factory, load, values
+from recurrl.config.plugins import factory, load, yaml_values
 from recurrl.envs.arguments import check_arguments
 from recurrl.envs.checks import making
 from recurrl.envs.inline import InlineEnv
@@ -74,12 +74,12 @@ class Source(ABC):
         Raises:
             ConfigError: with what to do.
         """
-        for name, unused in values("env", "gym").items():
+        for name, unused in yaml_values("env", "gym").items():
             value = getattr(self.options, name)
             if name not in (*_ALWAYS, *self.supported_options) and value != unused:
                 got, instead = (json.dumps(each, default=str).strip('"') for each in (value, unused))
                 raise ConfigError(
-                    f"env.source={self.options.source} does not support env.{name}={got}. Give env.{name}={instead}."
+                    f"env.source={self.options.source} does not support env.{name}={got}. Set env.{name}={instead}."
                 )
 
     def episode_limit(self) -> int | None:
@@ -172,7 +172,7 @@ def _load_wrappers(
         wrapper = load(name, setting)
         if not (inspect.isclass(wrapper) and issubclass(wrapper, gymnasium.Wrapper)):
             raise ConfigError(
-                f"{setting} is not a wrapper of single environments. Give a class derived from gymnasium.Wrapper."
+                f"{setting} is not a wrapper of single environments. Use a class derived from gymnasium.Wrapper."
             )
         check_arguments(wrapper, ["env", *arguments], setting)
         loaded.append((name, wrapper, arguments))

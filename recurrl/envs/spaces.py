@@ -169,7 +169,7 @@ def _unsupported_action(space: Space) -> str | None:
         return _not_discrete(space)
     if not np.issubdtype(space.dtype, np.floating):
         return "a Box of integers"
-    return None if space.shape else "it has no dimensions; give it the shape (1,)"
+    return None if space.shape else "it has no dimensions; declare it with shape (1,)"
 
 
 def _not_discrete(space: Space) -> str | None:

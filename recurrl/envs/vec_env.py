@@ -142,7 +142,7 @@ class SimulatorEnv(VecEnv):
 
     ``step(action)`` returns ``(observation, reward, terminated, truncated, info)``, as Isaac Lab's and mjlab's do, or
     ``(observation, reward, done, extras)`` with ``extras["time_outs"]``, as the ``VecEnv`` of rsl_rl does. ``reset()``
-    begins all episodes anew, and returns ``(observation, info)``; or anything else if there is ``get_observations()``.
+    restarts all episodes and returns ``(observation, info)``; or anything else if there is ``get_observations()``.
     Observations are a tensor ``[N, ...]``, or groups of them by name. Without ``info["final_obs"]`` the observation
     before an episode's last step takes its place, and the entry ``final_unknown`` marks that. The metrics are the means
     of ``info["log"]`` over the steps that have it.
@@ -357,8 +357,8 @@ def _space_like(value: Any) -> spaces.Space[Any]:
     dtype: Any = torch.empty(0, dtype=tensor.dtype).numpy().dtype.type
     if tensor.ndim < 2 or not (tensor.is_floating_point() or tensor.dtype == torch.uint8):
         raise ConfigError(
-            f"An observation of shape {tuple(tensor.shape)} and {tensor.dtype} says nothing of its range. Give the "
-            "environment a single_observation_space, a space of Gymnasium."
+            f"An observation of shape {tuple(tensor.shape)} and {tensor.dtype} does not determine its range. Define "
+            "the environment's single_observation_space, a space of Gymnasium."
         )
     low, high = (-np.inf, np.inf) if tensor.is_floating_point() else (0, 255)
     return spaces.Box(low, high, tuple(tensor.shape[1:]), dtype)

@@ -86,7 +86,7 @@ def export(
                 difference <= TOLERANCE,
                 f"The policy as {name} differs from the policy by {difference:.1e} of the scale within {STEPS} steps, "
                 f"more than {TOLERANCE:.0e}. Nothing was written. Its encoder or cell may compute something that does "
-                "not export exactly; give the other --format.",
+                "not export exactly; use the other --format.",
             )
             files[path.name] = {
                 "sha256": hashlib.sha256(path.read_bytes()).hexdigest(),
@@ -114,7 +114,7 @@ def _check_request(formats: Collection[str], sampled: bool, layout: str | None) 
     require(layout in (None, RSL_RL), f"--layout {layout} does not exist. Choose {RSL_RL}, or leave it out.")
     require(
         layout is None or (set(formats) == {ONNX} and not sampled),
-        f"--layout {layout} is for ONNX files with the most probable actions. Give --format onnx, without --sampled.",
+        f"--layout {layout} is for ONNX files with the most probable actions. Use --format onnx, without --sampled.",
     )
 
 

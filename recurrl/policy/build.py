@@ -13,7 +13,7 @@ from recurrl.config.plugins import factory, is_custom
 from recurrl.errors import require, user_code
 from recurrl.keys import ACTION_MASK, HIDDEN, OBSERVATION, PREVIOUS_REWARD
 from recurrl.policy.encoders.checked import make_encoder
-from recurrl.policy.encoders.images import kind_of_network
+from recurrl.policy.encoders.images import image_network
 from recurrl.policy.heads import make_actor
 from recurrl.policy.initialization import HEAD_GAIN, TANH_GAIN, linear
 from recurrl.policy.noise import CorrelatedNoise
@@ -32,15 +32,15 @@ def make_policy(config: TrainConfig, observation_spec: Composite, action_spec: T
 
     Args:
         config: the configuration.
-        observation_spec: the environment's, with the entry ``observation``.
-        action_spec: that of the entry ``action``; a composite for actions of several parts.
+        observation_spec: the spec of the environment's observation, with the entry ``observation``.
+        action_spec: the spec of the entry ``action``; a composite for actions of several parts.
 
     Raises:
         ConfigError: the observation or the action is of a kind that the configured network cannot handle.
     """
     # Made on a CPU and moved at the end, wherever the environment's specs are.
     observation, action_spec = observation_spec[OBSERVATION].to("cpu"), action_spec.to("cpu")
-    cell, critic = make_cell(config.cell), config.algorithm.critic_kind
+    cell, critic = cell_from_options(config.cell), config.algorithm.critic_kind
     # The actor gets no spec of the critic's entries, so it cannot read them.
     seen = _without(observation, config.algorithm.critic_only)
     previous = PreviousAction(action_spec) if _sees_action(config, action_spec) else None
@@ -70,7 +70,7 @@ def _without(observation: TensorSpec, names: Collection[str]) -> TensorSpec:
         return observation
     entries = dict(observation.items()) if isinstance(observation, Composite) else {}
     allowed = {name for name in entries if name != ACTION_MASK}
-    hidden = " For hidden, also give env.mask=[...], what the policy may not see." if HIDDEN in names else ""
+    hidden = " For hidden, also set env.mask=[...], what the policy may not see." if HIDDEN in names else ""
     require(
         set(names) < allowed,
         "algorithm.critic_observation must name some, but not all, of the observation's entries "
@@ -79,7 +79,7 @@ def _without(observation: TensorSpec, names: Collection[str]) -> TensorSpec:
     return Composite({name: spec for name, spec in entries.items() if name not in names})
 
 
-def make_cell(options: CellConfig) -> Cell | None:
+def cell_from_options(options: CellConfig) -> Cell | None:
     """The configured cell; None for a feed-forward network.
 
     Raises:
@@ -111,7 +111,7 @@ def make_backend(options: BackendConfig) -> str | Backend:
     missing = [name for name in ("controls_matmul_precision", "supports", "sequence") if not hasattr(backend, name)]
     require(
         not missing,
-        f"backend.name={options.name} makes a {type(backend).__name__} without {' and '.join(missing)}. Give it what "
+        f"backend.name={options.name} makes a {type(backend).__name__} without {' and '.join(missing)}. Add what "
         "recurrl.recurrent.backends.Backend describes.",
     )
     return backend
@@ -174,12 +174,12 @@ def _recurrent(config: TrainConfig, width: int, cell: Cell, prefix: str) -> Recu
     return module
 
 
-def kinds(observation: TensorSpec, action: TensorSpec) -> set[Condition]:
+def conditions_met(observation: TensorSpec, action: TensorSpec) -> set[Condition]:
     """The conditions of options that an environment's spaces meet.
 
     Args:
         observation: the spec of an unbatched observation.
-        action: that of an action.
+        action: the spec of an action.
     """
     met = set()
     for path, spec in leaves_of(observation):
@@ -189,7 +189,7 @@ def kinds(observation: TensorSpec, action: TensorSpec) -> set[Condition]:
         if path != (PREVIOUS_REWARD,):
             met.add(IMAGES if image else NO_IMAGES)
             # The bits of a small image enter dense layers.
-            met |= {NO_IMAGES} if image and kind_of_network("auto", spec) == "bits" else set()
+            met |= {NO_IMAGES} if image and image_network("auto", spec) == "bits" else set()
         if not (image or isinstance(spec, Categorical)):
             met.add(NUMBERS)
     for path, spec in leaves_of(action):

@@ -28,7 +28,7 @@ class LazyCategorical(Categorical):
 
     Args:
         unnormalized: ``[B, K]``, log-probabilities up to a constant.
-        mask: of the same shape; choices where it is zero have probability zero. None to allow all.
+        mask: a tensor of the same shape; choices where it is zero have probability zero. None to allow all.
     """
 
     def __init__(self, unnormalized: Tensor, mask: Tensor | None = None) -> None:
@@ -72,7 +72,7 @@ class MultiCategorical(Independent):  # type: ignore[type-arg]
     Args:
         sizes: K of each.
         logits: ``[B, sum(sizes)]``.
-        mask: of the same shape; choices where it is zero have probability zero. None to allow all.
+        mask: a tensor of the same shape; choices where it is zero have probability zero. None to allow all.
     """
 
     def __init__(self, sizes: Sequence[int], logits: Tensor, mask: Tensor | None = None) -> None:
@@ -137,7 +137,7 @@ class Binary(Independent):  # type: ignore[type-arg]
     """Independent bits from ``logits [B, *event]``, as int8 like those of Gymnasium's MultiBinary.
 
     Args:
-        logits: of each bit being one.
+        logits: the logits of each bit being one.
         event_dims: dimensions of an action.
     """
 
@@ -239,7 +239,7 @@ class Joint(Distribution):
 
     Args:
         parts: the distribution of each part, by its key within the action.
-        noise_sizes: of each part, how many normal numbers its action is made of.
+        noise_sizes: how many normal numbers each part's action is made of.
     """
 
     arg_constraints: dict[str, Any] = {}  # noqa: RUF012

@@ -80,8 +80,8 @@ def make_actor(
     """The head of the actor.
 
     Args:
-        options: the policy's.
-        width: of the features.
+        options: the policy's options.
+        width: the number of features.
         observation: the spec of an unbatched observation.
         action: the spec of an unbatched action; a composite for actions of several parts.
 
@@ -108,7 +108,7 @@ def _check_mask(mask: TensorSpec, action: TensorSpec) -> None:
     if tuple(mask.shape) != (size,):
         raise ConfigError(
             f"The environment's action mask has shape {tuple(mask.shape)}, but its actions have {size} choices in "
-            f"total. Give a mask of shape ({size},): one entry per choice, with the parts of a multi-discrete action "
+            f"total. Return a mask of shape ({size},): one entry per choice, with the parts of a multi-discrete action "
             "concatenated."
         )
 
@@ -137,7 +137,7 @@ def _make_head(options: PolicyConfig, width: int, action: TensorSpec, masked: bo
     if squashes and finite.any() and not finite.all():
         raise ConfigError(
             f"policy.bounded_action=tanh squashes all {action.shape.numel()} entries of an action, but some are "
-            "unbounded. Give policy.bounded_action=clip, or have the environment bound all of them."
+            "unbounded. Set policy.bounded_action=clip, or have the environment bound all of them."
         )
     distribution: Any = distributions.DiagonalGaussian
     if finite.all():
@@ -150,8 +150,8 @@ class GaussianParameters(nn.Module):
     """A mean that is linear in the features, and a learned standard deviation that does not depend on them.
 
     Args:
-        width: of the features.
-        shape: of an action.
+        width: the number of features.
+        shape: the shape of an action.
         initial_std: standard deviation before training.
     """
 

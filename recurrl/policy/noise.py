@@ -23,7 +23,7 @@ class CorrelatedNoise(nn.Module):
 
     Args:
         size: entries of an action, X.
-        correlation: of the deviations of two successive steps, from 0 to below 1.
+        correlation: the correlation of the deviations of two successive steps, from 0 to below 1.
     """
 
     def __init__(self, size: int, correlation: float) -> None:

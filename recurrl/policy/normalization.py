@@ -28,7 +28,7 @@ class RunningMoments(nn.Module):
     Kept in float64, to stay accurate over billions of samples. Until the first update the mean is 0 and the variance 1.
 
     Args:
-        shape: of a sample; each of its entries has separate statistics.
+        shape: the shape of a sample; each of its entries has separate statistics.
     """
 
     def __init__(self, *shape: int) -> None:
@@ -65,8 +65,8 @@ class ObservationNormalizer(nn.Module):
     policy, so it happens a logarithmic number of times rather than at every iteration.
 
     Args:
-        shape: of an observation; each of its entries has separate statistics.
-        limit: in standard deviations.
+        shape: the shape of an observation; each of its entries has separate statistics.
+        limit: the largest distance from the mean, in standard deviations.
     """
 
     def __init__(self, *shape: int, limit: float = 10.0) -> None:

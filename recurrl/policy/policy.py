@@ -39,7 +39,7 @@ class Trunk(nn.Module):
             for running statistics.
         core: from there to the features: a :class:`RecurrentModule`, or any module, which then has no states.
         preprocess: applied to observations before the encoder; None for nothing.
-        sees_action: the core reads the previous action beside the encoder's vectors.
+        sees_action: the core reads the previous action together with the encoder's vectors.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class StepOutput(NamedTuple):
         log_prob: the log-probability of the action, ``[B]``.
         value: ``[B, 1]``; None without a critic.
         state: for the next step, with what ``carried_keys`` of the policy names.
-        distribution: of the actions.
+        distribution: the distribution of the actions.
         features: ``[B, F]``, which the actor's head reads.
     """
 
@@ -114,7 +114,7 @@ class SequenceOutput(NamedTuple):
     """What a policy returns for sequences of steps.
 
     Attributes:
-        distribution: of the actions ``[B, T]``.
+        distribution: the distribution of the actions ``[B, T]``.
         value: ``[B, T, 1]``; None without a critic.
         state: ``[B, T, layers, ...]`` each, after the last step of each episode and of each sequence; at other steps it
             may be anything.
@@ -133,7 +133,7 @@ class Policy(nn.Module):
     Nothing is remembered between calls: states are passed in and returned. Observations are tensors or nested mappings
     of tensors, and so are actions of several parts. A state is a mapping from the names in :attr:`state_shapes` to
     tensors and includes that of a recurrent critic and the previous action, if a trunk reads it. A feed-forward policy
-    that does not has none and needs no ``is_init``.
+    that does not read the previous action has no state and needs no ``is_init``.
 
     Args:
         trunk: observations to features: a :class:`Trunk`, or any module, which then has no states. A critic without its
@@ -149,8 +149,8 @@ class Policy(nn.Module):
         previous_action: makes the previous action from an action, if a trunk reads it.
 
     Attributes:
-        observation_spec: of one environment, set by :func:`recurrl.policy.build.make_policy`.
-        action_spec: likewise.
+        observation_spec: the spec of one environment's observation, set by :func:`recurrl.policy.build.make_policy`.
+        action_spec: the spec of its action, set there too.
         state_keys: keys of the recurrent states.
         input_keys: keys of what :meth:`step` and :meth:`sequence` read of a state: these, and the previous action.
         carried_keys: keys of what a step passes to the next: these, and the noise of actions if correlated.
@@ -183,8 +183,8 @@ class Policy(nn.Module):
         self.state_keys: list[NestedKey] = [key for each in self._trunks() for key in each.state_keys]
         if len(set(self.state_keys)) < len(self.state_keys):
             raise ValueError(
-                f"Two recurrent states of a policy have the same name: {self.state_keys}. Give the critic's cell its "
-                "own in_keys and out_keys."
+                f"Two recurrent states of a policy have the same name: {self.state_keys}. The critic's cell needs "
+                "its own in_keys and out_keys."
             )
         self.input_keys = [*self.state_keys, *([] if previous_action is None else [PREVIOUS_ACTION])]
         self.carried_keys = [*self.input_keys, *([] if noise is None else [NOISE])]

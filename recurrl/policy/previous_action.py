@@ -26,7 +26,7 @@ class PreviousAction(nn.Module):
     It passes from step to step like a recurrent state, zero where an episode begins.
 
     Args:
-        spec: of one environment's action, as the policy chooses it.
+        spec: the spec of one environment's action, as the policy chooses it.
 
     Attributes:
         size: how many numbers it has, A.

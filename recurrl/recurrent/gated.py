@@ -120,7 +120,7 @@ class AnalyticCell(GatedCell):
         """One step back, in place.
 
         Args:
-            factors: those of this step. The gates' become the projections' gradients.
+            factors: the factors of this step. The gates' become the projections' gradients.
             grads_B1H: gradients of the states after the step. All but the first are overwritten with those of the
                 states before it.
             grad_before_B1H: gradient of the first state before the step. Adds all contributions except that of the

@@ -147,7 +147,7 @@ def run_step(cell: Cell, parameters: Parameters, names: Names, x_BI: Tensor, sta
 
     Args:
         cell: computes a step of one layer.
-        parameters: those of all layers.
+        parameters: the parameters of all layers.
         names: what they are called, see :func:`weight_names`.
         x_BI: the input.
         states: those that enter the step, ``[B, L·D, ...]`` each.

@@ -28,7 +28,7 @@ class Layer(NamedTuple):
     Attributes:
         weights: a tensor or None for each of :data:`WEIGHTS`.
         x_BTI: the input.
-        segments: of the rows.
+        segments: the rows' segments.
         stored: the stored states ``[B, T, ...]``.
         split: the columns of memory that the input's product skips: those of the split gates' recurrent product.
     """
@@ -95,7 +95,7 @@ class LayerKernel(Kernel):
 
         Args:
             x_BTI: the input.
-            segments: of the rows.
+            segments: the rows' segments.
             stored: the stored states, read only where segments start.
             weights: by name.
         """

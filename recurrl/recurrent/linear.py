@@ -122,7 +122,7 @@ def gated(y: Tensor, x: Tensor) -> Tensor:
     return y * functional.logsigmoid(x).exp()
 
 
-def disk(weights: Weights) -> tuple[Tensor, Tensor]:
+def disk_coefficients(weights: Weights) -> tuple[Tensor, Tensor]:
     """The coefficients ``λ = exp(−exp(log_decay) + i·exp(log_phase))`` ``[2, N]``, and ``√(1 − |λ|²)`` ``[N]``, which
     keeps the scale of a state that white noise enters (Orvieto et al. 2023).
     """
@@ -131,7 +131,7 @@ def disk(weights: Weights) -> tuple[Tensor, Tensor]:
 
 
 def initialize_disk(name: str, parameter: Tensor) -> None:
-    """Sets a parameter of :func:`disk` so that λ is uniform in the unit disk."""
+    """Sets a parameter of :func:`disk_coefficients` so that λ is uniform in the unit disk."""
     if name == "log_decay":
         parameter.copy_((-0.5 * torch.rand_like(parameter).clamp(min=1e-6).log()).log())
     else:

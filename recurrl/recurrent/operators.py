@@ -24,7 +24,7 @@ class Kernel(ABC):
     """Both passes of a computation by a backend.
 
     Args:
-        options: of the computation. An operator makes the kernel from them.
+        options: the computation's options. An operator makes the kernel from them.
 
     Attributes:
         DIFFERENTIATED: how many of the first inputs always get a gradient; the others do if it is needed.

@@ -30,7 +30,7 @@ class Result:
 
     Attributes:
         name: the job's number within its sweep, or the path of the run.
-        directory: the run's.
+        directory: the run's directory.
         settings: its overrides, or all keys of its configuration, each with its value as text.
         summary: the content of ``summary.json``; empty for a run that is still running, or was killed.
     """

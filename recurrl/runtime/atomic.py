@@ -14,7 +14,7 @@ _OURS = re.compile(rf"{re.escape(UNFINISHED)}.+-[0-9a-f]{{32}}", re.DOTALL)
 
 
 def unfinished(path: Path) -> Path:
-    """A new name beside ``path``, for the file that replaces it once complete."""
+    """A new name in the folder of ``path``, for the file that replaces it once complete."""
     return path.with_name(f"{UNFINISHED}{path.name}-{uuid.uuid4().hex}")
 
 

@@ -192,7 +192,7 @@ class World:
         reason = (str(error).splitlines() or ["no reason given"])[0]
         return (
             f"The ranks lost touch with one another ({reason}), but all seem to be running. If one took long, in an "
-            "evaluation for example, give a larger ranks.timeout_s."
+            "evaluation for example, set a larger ranks.timeout_s."
         )
 
     def _named(self, rank: int) -> str:

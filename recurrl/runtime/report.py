@@ -89,7 +89,7 @@ class Report:
 
         Args:
             frames: the iteration's frames.
-            compile_time_s: the run's so far; it does not count as learning.
+            compile_time_s: the run's compile time so far; it does not count as learning.
         """
         if compile_time_s is not None and self.compile_time_s is None:
             self.compile_time_s = compile_time_s

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 from recurrl.errors import RunError
 
-_DIRECTORY = "Give a writable directory with hydra.run.dir=..., for a sweep hydra.sweep.dir=..."
+_DIRECTORY = "Set a writable directory with hydra.run.dir=..., for a sweep hydra.sweep.dir=..."
 _FREE = "Earlier checkpoints are intact. Free some space, then continue with resume=auto in the same hydra.run.dir."
 _OUT_OF_MEMORY = "DefaultCPUAllocator: "
 """The beginning of torch's plain RuntimeError when memory runs out on the CPU."""
@@ -30,7 +30,7 @@ def resource_errors_as_messages() -> Iterator[None]:
             raise
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise RunError(
-            f"Out of memory: {reason.rstrip('.')}. Give a smaller frames_per_batch, minibatch_slices, "
+            f"Out of memory: {reason.rstrip('.')}. Set a smaller frames_per_batch, minibatch_slices, "
             "cell.hidden_size, encoder.sizes or env.num_envs; recompute=full also needs less."
         ) from error
 

@@ -53,7 +53,7 @@ def run_directory_of(path: Path) -> Path:
             return candidate
     what = "is neither a run directory nor a checkpoint in one" if os.path.lexists(path) else "does not exist"
     raise ConfigError(
-        f"{path} {what}. Give a run directory (it holds config.yaml and checkpoints/), or one of its checkpoints."
+        f"{path} {what}. Pass a run directory (it holds config.yaml and checkpoints/), or one of its checkpoints."
     )
 
 
@@ -104,12 +104,12 @@ def check_unused(run_dir: Path, is_resumed: bool) -> None:
         # A run that ended before its first iteration has left .hydra.
         require(
             is_run or (run_dir / ".hydra").is_dir() or not os.path.lexists(path),
-            f"{path} was not written by a run, and this run would overwrite it. Move it away, or give the run another "
-            "directory with hydra.run.dir=... (run_dir in Python)",
+            f"{path} was not written by a run, and this run would overwrite it. Move it away, or choose another "
+            "run directory with hydra.run.dir=... (run_dir in Python)",
         )
     require(
         is_resumed or not is_run,
-        f"{run_dir} already holds another run. Give this run another directory with hydra.run.dir=... (run_dir in "
+        f"{run_dir} already holds another run. Choose another directory with hydra.run.dir=... (run_dir in "
         f"Python), or continue that run with resume={run_dir}.",
     )
 
@@ -132,8 +132,8 @@ def check_writable_places(run_dir: Path) -> None:
         may_be_link = path.name in FOLDERS and path.name != ".hydra"
         require(
             not os.path.lexists(path) or (fits(path) and (may_be_link or not path.is_symlink())),
-            f"{path} is a link or is not {kind}, but the run must write there. Move it away, or give the run a "
-            "directory of its own with hydra.run.dir=... (run_dir in Python).",
+            f"{path} is a link or is not {kind}, but the run must write there. Move it away, or choose another "
+            "run directory with hydra.run.dir=... (run_dir in Python).",
         )
 
 

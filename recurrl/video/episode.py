@@ -35,7 +35,7 @@ class Episode:
         returns: the running return after each step, ``[T]``.
         hidden: numbers of the observation that the policy does not see, by their place, ``[T]`` each.
         states: the recurrent states after each step by name, ``[T, U]`` each.
-        values: the critic's, ``[T]``; None without a critic.
+        values: the critic's values, ``[T]``; None without a critic.
         fps: steps per second, as the environment says.
     """
 

@@ -40,7 +40,7 @@ def drawable(config: EnvConfig) -> EnvConfig:
     )
     require(
         takes_mode or mode == PICTURES,
-        f"{video} env.source={config.source} makes it with render_mode={mode}. Have it give render_mode={PICTURES}.",
+        f"{video} env.source={config.source} makes it with render_mode={mode}. Have it use render_mode={PICTURES}.",
     )
     return replace(config, kwargs={**config.kwargs, "render_mode": PICTURES}) if takes_mode else config
 

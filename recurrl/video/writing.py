@@ -33,7 +33,7 @@ def files_of(path: Path) -> list[Path]:
     files = [path] if known else [path / f"{NAME}{MP4}", path / f"{NAME}{GIF}"]
     if any(file.suffix.lower() == MP4 for file in files) and importlib.util.find_spec("imageio_ffmpeg") is None:
         raise ConfigError(
-            "A video needs the package imageio-ffmpeg. Install it with: pip install 'recurrl[video]'; or give a file "
+            "A video needs the package imageio-ffmpeg. Install it with: pip install 'recurrl[video]'; or use a file "
             "named .gif, which does not need it."
         )
     return files

@@ -209,13 +209,13 @@ def test_a_teacher_that_does_not_fit_is_an_error_that_says_why(small, teacher_ru
     blind = "algorithm.critic_observation=[]"
     assert error(small(*PENDULUM, *distilled(teacher_run, blind))).startswith(
         f"algorithm.teacher={teacher_run} observes {{'observation': (3,)}} and [], but the student's environment gives "
-        "{'observation': (2,)}. Give env.mask and algorithm.critic_observation=[hidden]"
+        "{'observation': (2,)}. Set env.mask and algorithm.critic_observation=[hidden]"
     )
     assert error(small(*PENDULUM, *distilled(tmp_path / "none"))) == (
-        f"algorithm.teacher={tmp_path / 'none'} must exist. Give the folder of a run, a file or module:function."
+        f"algorithm.teacher={tmp_path / 'none'} must exist. Use the folder of a run, a file or module:function."
     )
     assert error(small(*PENDULUM, *distilled(function(lambda seen: seen["observation"])))) == (
-        "algorithm.teacher=teachers:teacher must return actions of shape (1, 1) (got (1, 3)). Give a teacher of the "
+        "algorithm.teacher=teachers:teacher must return actions of shape (1, 1) (got (1, 3)). Use a teacher of the "
         "same environment."
     )
     assert error(small(*PENDULUM, *distilled(function(lambda seen: seen["goal"])))).startswith(

@@ -174,7 +174,7 @@ def test_a_rejection_names_the_file_and_the_newest_whole_checkpoint_beside_it(wr
     (newer / "state-critic.pt").write_bytes(b"")
     assert rejection(newer) == (
         f"The checkpoint {newer} is damaged: state-critic.pt was modified or corrupted. Nothing of it was loaded. The "
-        f"newest intact checkpoint beside it is {written}."
+        f"newest intact checkpoint in its folder is {written}."
     )
 
 

@@ -15,7 +15,7 @@ import yaml
 from recurrl.cli.overrides import prepared
 from recurrl.config import TrainConfig
 from recurrl.config.keys import SYNONYMS, packaged_keys
-from recurrl.config.plugins import GROUPS, names
+from recurrl.config.plugins import GROUPS, choice_names
 
 SCRIPTS = "console_scripts"
 OTHER_COMMANDS = ("evaluate", "check", "export", "upload", "compare", "report")
@@ -37,7 +37,7 @@ def test_the_configuration_can_be_printed_and_nothing_runs(train, tmp_path):
 
 @pytest.mark.parametrize("shown", [["--help"], ["--cfg", "job"], ["--cfg", "hydra"]], ids=" ".join)
 def test_what_starts_no_run_is_not_a_sweep(train, tmp_path, shown):
-    error = "-m starts runs, and --help and --cfg start none. Leave one of them out."
+    error = "-m cannot be combined with --help or --cfg, which start no run. Leave one of them out."
     assert train("-m", *shown, "cell=gru,lstm").error == error
     assert train(*shown, "cell=gru,lstm").error.startswith("cell=gru,lstm has several values. Add -m before it to run")
     assert list(tmp_path.iterdir()) == []
@@ -47,7 +47,7 @@ def test_the_help_lists_the_choices_and_the_most_used_keys_and_nothing_runs(trai
     outcome = train("--help").succeeded()
     lines, words = outcome.out.splitlines(), " ".join(outcome.out.split())
     for group in (group for group in GROUPS if group != "env"):
-        assert f" {group}: {', '.join(names(group))} " in words
+        assert f" {group}: {', '.join(choice_names(group))} " in words
     assert max(map(len, lines)) <= 120
     config = compose()
     keys = [line.partition("#")[0].strip() for line in lines]
@@ -78,7 +78,7 @@ def test_every_key_is_behind_help_all(train, tmp_path):
 
 def test_the_help_lists_custom_choices(train, yamls):
     yamls("cell", "elman")
-    cells = ", ".join(sorted({*names("cell"), "elman"}))
+    cells = ", ".join(sorted({*choice_names("cell"), "elman"}))
     assert f" cell: {cells} " in " ".join(train("--config-dir", "mine", "--help").out.split())
 
 

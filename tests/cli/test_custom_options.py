@@ -173,8 +173,8 @@ def test_a_yaml_whose_defaults_have_options_that_its_own_lack_is_rejected_with_w
     error = error_of(lambda: as_schema(compose([f"{group}=short"], tmp_path / "mine")))
     assert re.match(rf"{group}\.\w+ is an option of {group}=[\w ]*{choice}", error)
     assert error.endswith(
-        f"If you did not give it, a yaml's defaults did, which can be left out; or {key_of(group)}=... did, which "
-        f"keeps the options of the choice before: give {group}=... instead."
+        f"If you did not set it, a yaml's defaults did, which can be left out; or {key_of(group)}=... did, which "
+        f"keeps the options of the choice before: use {group}=... instead."
     )
 
 

@@ -58,7 +58,7 @@ def test_evaluating_leaves_the_run_as_it_was(evaluate, run):
     assert {path: path.stat().st_mtime_ns for path in run.rglob("*")} == before
 
 
-NO_RUN = "Give a run directory (it holds config.yaml and checkpoints/), or one of its checkpoints."
+NO_RUN = "Pass a run directory (it holds config.yaml and checkpoints/), or one of its checkpoints."
 
 
 WRONG = [
@@ -66,7 +66,7 @@ WRONG = [
     (".", f". is neither a run directory nor a checkpoint in one. {NO_RUN}"),
     ("run --episodes 0", "--episodes must be at least 1 (got 0)."),
     ("run --device cuda", "device must be auto, cpu or one of the 0 CUDA devices that torch "),
-    ("run lr=1", "lr=1 does not change the environment of the run. Give env.key=value"),
+    ("run lr=1", "lr=1 does not change the environment of the run. Use env.key=value"),
     ("run env=gym", "env=gym does not change the environment of the run."),
     ("run env.num_envs=3", "env.num_envs=3 has no effect on returns. Leave it out."),
     ("run env.max_episode_steps=soon", "with env.max_episode_steps=soon: env."),

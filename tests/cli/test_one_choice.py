@@ -6,21 +6,24 @@ from run_files import settings, summary
 
 import recurrl
 from recurrl.cli.overrides import compose
-from recurrl.config.plugins import GROUPS, PRESETS, values, yaml_names
+from recurrl.config.plugins import GROUPS, PRESETS, yaml_names, yaml_values
 from recurrl.errors import ConfigError
 
-FOREIGN = "env.id must be CartPole-v1 with env=cartpole_no_velocity (got Acrobot-v1): its other values are for that. "
-ADVICE = "Give env=gym env.id=Acrobot-v1."
+FOREIGN = (
+    "env.id must be CartPole-v1 with env=cartpole_no_velocity (got Acrobot-v1), because the other settings of "
+    "env=cartpole_no_velocity are for that environment. "
+)
+ADVICE = "Use env=gym env.id=Acrobot-v1."
 
 
 @pytest.mark.parametrize("env", yaml_names("env"))
 def test_what_a_yaml_says_of_its_environment_applies_to_no_other(env):
-    declared = values("env", env)
+    declared = yaml_values("env", env)
     its_own = [each.replace("*", "Any") for each in (declared["id"].replace("???", "Acrobot-v1"), *declared["ids"])]
     for env_id in [*its_own, f"package:{its_own[-1]}"] if declared["ids"] else its_own:
         assert compose([f"env={env}", f"env.id={env_id}"]).env.id == env_id
     if declared["id"] != "???" or declared["ids"]:
-        with pytest.raises(ConfigError, match=f"^env.id must be .* with env={env} .* Give env=gym .*env.id=Other-v1"):
+        with pytest.raises(ConfigError, match=f"^env.id must be .* with env={env} .* Use env=gym .*env.id=Other-v1"):
             compose([f"env={env}", "env.id=Other-v1"])
 
 
@@ -30,8 +33,8 @@ def test_a_foreign_id_is_an_error_wherever_it_comes_from(rejected, yamls, tmp_pa
     for overrides in (["env.id=Acrobot-v1"], ["--config-dir", "mine", "experiment=acrobot"]):
         assert rejected(*overrides) == FOREIGN + ADVICE
     assert rejected("--config-dir", "mine", "env=masked", "env.id=Acrobot-v1").endswith(ADVICE)
-    assert rejected("env.id=MiniGrid-Empty-5x5-v0").endswith(" Give env=minigrid env.id=MiniGrid-Empty-5x5-v0.")
-    assert rejected("env.id=PongNoFrameskip-v4").endswith(" Give env=atari env.id=PongNoFrameskip-v4.")
+    assert rejected("env.id=MiniGrid-Empty-5x5-v0").endswith(" Use env=minigrid env.id=MiniGrid-Empty-5x5-v0.")
+    assert rejected("env.id=PongNoFrameskip-v4").endswith(" Use env=atari env.id=PongNoFrameskip-v4.")
     monkeypatch.chdir(tmp_path)
     for config in (["env.id=Acrobot-v1"], {"env": {"id": "Acrobot-v1"}}):
         assert FOREIGN in error_of(recurrl.train, config, run_dir="run")
@@ -52,14 +55,16 @@ def test_a_resumed_run_keeps_its_environments_values(train, finished_run):
 @pytest.mark.parametrize("group", [group for group in (*GROUPS, *PRESETS) if group != "logger"])
 def test_a_list_for_a_group_is_an_error(rejected, yamls, group):
     several = ",".join([*yaml_names(group), "any"][:2])
-    expected = f"{group} must be one of its choices (got a list). Give one; -m {group}={several} starts a run for each."
+    expected = (
+        f"{group} must be one of its choices (got a list). Choose one; -m {group}={several} starts a run for each."
+    )
     for options in ([], ["--cfg", "job"], ["--cfg", "all"], ["-m"]):
         assert rejected(*options, f"{group}=[{several}]") == expected
     assert rejected("-m", f"{group}=[{several}],{several}").startswith(expected[:-30])
     if group in GROUPS:
         yamls("experiment", "both", defaults=[{f"override /{group}": list(yaml_names(group)) * 2}])
         error = rejected("--config-dir", "mine", "experiment=both")
-        assert error.startswith(f"{group} must be one of its choices (got a list in a yaml). Give one;")
+        assert error.startswith(f"{group} must be one of its choices (got a list in a yaml). Choose one;")
 
 
 def test_several_loggers_take_the_same_metrics(train, tiny, tmp_path):

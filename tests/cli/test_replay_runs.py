@@ -24,10 +24,10 @@ def test_a_resumed_run_with_replay_goes_on_exactly(train, tiny, tmp_path, way):
 
 
 NOT_CORRECTED = (
-    "buffer must be on_policy with algorithm={}, which does not correct for older weights (got replay). Give "
+    "buffer must be on_policy with algorithm={}, which does not correct for older weights (got replay). Use "
     "algorithm=ppo algorithm.advantage=vtrace, or buffer=on_policy."
 )
-TOO_FEW = "buffer.frames must be at least frames_per_batch=1024 (got 1000). Give buffer.frames=16384, for example."
+TOO_FEW = "buffer.frames must be at least frames_per_batch=1024 (got 1000). Set buffer.frames=16384, for example."
 IMPOSSIBLE = [
     ("algorithm.advantage=gae", NOT_CORRECTED.format("ppo")),
     ("algorithm=grpo", NOT_CORRECTED.format("grpo")),

@@ -190,7 +190,7 @@ def test_resuming_with_another_network_is_rejected_and_changes_nothing(train, fi
     before = contents(finished_run)
     outcome = train(f"resume={finished_run}", "total_frames=128", "cell.hidden_size=16", *where.split()).failed()
     assert outcome.error.startswith(f"The checkpoint {finished_run / LAST} does not fit")
-    assert ": cell.hidden_size is 16 and was 8. Give" in outcome.error
+    assert ": cell.hidden_size is 16 and was 8. Use" in outcome.error
     assert f"or start a new run with the weights that fit: init_from={finished_run}/checkpoints/" in outcome.error
     assert "Traceback" not in outcome.err
     assert contents(finished_run) == before
@@ -202,7 +202,7 @@ def test_resuming_where_nothing_can_be_written_is_rejected(rejected, finished_ru
         raise PermissionError(13, "Permission denied", "run.lock")
 
     monkeypatch.setattr("recurrl.cli.directories.locked", read_only)
-    assert "Give a writable directory with hydra.run.dir=..." in rejected(f"resume={finished_run}", "total_frames=96")
+    assert "Set a writable directory with hydra.run.dir=..." in rejected(f"resume={finished_run}", "total_frames=96")
 
 
 WITHOUT_EFFECT = [
@@ -241,6 +241,6 @@ def test_going_on_from_a_run_without_a_checkpoint_is_rejected(rejected, finished
 
 def test_going_on_with_nothing_left_to_do_is_rejected(rejected, finished_run):
     assert rejected(f"resume={finished_run}") == (
-        f"total_frames must be at least 96 (got 64), because resume={finished_run} is already at 64 frames. Give more "
-        "total_frames."
+        f"total_frames must be at least 96 (got 64), because resume={finished_run} is already at 64 frames. Set a "
+        "larger total_frames."
     )

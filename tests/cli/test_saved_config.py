@@ -54,7 +54,7 @@ def test_a_malformed_configuration_is_named(run, kind):
     (run / "config.yaml").write_bytes(MALFORMED[kind])
     error = error_of(open_run, run)
     assert str(run / "config.yaml") in error
-    assert "Correct it; or delete it and give one of the run's checkpoints" in error
+    assert "Correct it; or delete it and use one of the run's checkpoints" in error
     assert len(error.splitlines()) == 1
 
 

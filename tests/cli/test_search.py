@@ -119,7 +119,7 @@ def test_every_preset_composes_and_searches_keys_that_exist(train, preset):
 
 
 IMPOSSIBLE = [
-    ((), "hydra/sweeper=optuna has nothing to search. Give hparams_search=ppo"),
+    ((), "hydra/sweeper=optuna has nothing to search. Use hparams_search=ppo"),
     (("lr=1e-3,1e-4", "hydra.sweeper.n_trials=null"), "hydra.sweeper.n_trials must be an integer (got None)."),
 ]
 

@@ -26,7 +26,7 @@ from recurrl.callbacks import builtin
 from recurrl.config.composed import chosen_options, plain, typed
 from recurrl.config.keys import keys_of
 from recurrl.config.options import meaning_of
-from recurrl.config.plugins import GROUPS, names, options_class, values
+from recurrl.config.plugins import GROUPS, choice_names, options_class, yaml_values
 from recurrl.errors import ConfigError
 from recurrl.runtime import time_limit
 from recurrl.runtime.report import Report
@@ -82,7 +82,7 @@ def others(key, kind, meaning, value):
     if key in TEXTS:
         alternatives = TEXTS[key]
     elif group in GROUPS:
-        alternatives = [name for name in names(group) if name not in SLOW.get(group, ())]
+        alternatives = [name for name in choice_names(group) if name not in SLOW.get(group, ())]
     elif meaning.choices:
         alternatives = list(meaning.choices)
     elif kind is bool or bool in get_args(kind):
@@ -123,7 +123,7 @@ def changed(composed, key, value):
     group = key.removesuffix(".name")
     if key != "env.name" and group in GROUPS:
         shared = {name: of for name, of in plain(composed[group], resolve=False).items() if name != "name"}
-        own = values(group, value)
+        own = yaml_values(group, value)
         choices = {each.name: meaning_of(each).choices for each in fields(options_class(group, value))}
         kept = {name: of for name, of in shared.items() if name in own and (not choices[name] or of in choices[name])}
         OmegaConf.update(result, group, {**own, **kept}, merge=False, force_add=True)

@@ -136,7 +136,7 @@ def test_a_number_is_neither_true_nor_false(untypable, key, value):
 def test_one_value_where_a_list_belongs_is_rejected_with_how_a_list_is_written(untypable, key, value):
     error = untypable(key, value)
     assert error.startswith(f"{key} must be a list")
-    assert error.endswith(f" (got {value}). Give {key}=[...], with commas between its values.")
+    assert error.endswith(f" (got {value}). Use {key}=[...], with commas between its values.")
 
 
 def test_a_whole_number_may_be_written_as_a_decimal_or_with_an_exponent(compose):

@@ -14,7 +14,7 @@ from recurrl.cli.overrides import compose, text_of
 from recurrl.config.cell import NO_CELL
 from recurrl.config.composed import typed
 from recurrl.config.keys import keys_of
-from recurrl.config.plugins import GROUPS, default_name, names, values, yaml_names
+from recurrl.config.plugins import GROUPS, choice_names, default_name, yaml_names, yaml_values
 from recurrl.errors import ConfigError
 from recurrl.validation import check_config
 
@@ -98,7 +98,7 @@ def in_every_pair(compose, folder):
     varied = ("cell", "backend", "algorithm", "buffer")
     usual_names = {group: default_name(group) for group in varied} | {"recompute": "none", "precision": "auto"}
     groups = {"env": list(made)}
-    groups |= {group: [name for name in names(group) if name not in SLOW.get(group, ())] for group in varied}
+    groups |= {group: [name for name in choice_names(group) if name not in SLOW.get(group, ())] for group in varied}
     groups |= {key: list(keys_of()[key][1].choices) for key in ("recompute", "precision")}
     key_of = {group: f"{group}.name" if group in varied else group for group in usual_names}
 
@@ -202,7 +202,7 @@ def test_no_key_is_silent_with_any_pair_of_choices(compose_untyped, tmp_path):
     trials = list(in_every_pair(compose_untyped, tmp_path / "run"))
     tried = {choice for name, _ in trials for choice in name.split(", ")}
     for group in ("cell", "backend", "algorithm", "buffer"):
-        assert set(names(group)) - set(SLOW.get(group, ())) <= tried
+        assert set(choice_names(group)) - set(SLOW.get(group, ())) <= tried
     assert "full" in tried
     counts, silent = judged(trials, tmp_path)
     assert counts["configurations"] >= 15
@@ -211,7 +211,7 @@ def test_no_key_is_silent_with_any_pair_of_choices(compose_untyped, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("env", [name for name in yaml_names("env") if values("env", name)["id"] != "???"])
+@pytest.mark.parametrize("env", [name for name in yaml_names("env") if yaml_values("env", name)["id"] != "???"])
 def test_no_key_that_spaces_decide_on_is_silent_in_an_environment(compose_untyped, tmp_path, env):
     composed = compose_untyped(*TINY, f"env={env}")
     of_spaces = ("env.normalize_observation", "env.mask", "env.previous_", "encoder.", "policy.")

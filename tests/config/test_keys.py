@@ -8,7 +8,7 @@ from rejections import error_of
 
 from recurrl.config.composed import chosen_options
 from recurrl.config.keys import FREE, check_key, differences, flat, keys_of, packaged_keys
-from recurrl.config.plugins import GROUPS, PACKAGED_OPTIONS, names, options_class
+from recurrl.config.plugins import GROUPS, PACKAGED_OPTIONS, choice_names, options_class
 
 OF_ANOTHER_CHOICE = [
     (group, owner, key)
@@ -16,13 +16,13 @@ OF_ANOTHER_CHOICE = [
     if group != "env"
     for owner, options in PACKAGED_OPTIONS[group].items()
     for key in keys_of(options, f"{group}.")
-    if any(key not in keys_of(options_class(group, other), f"{group}.") for other in names(group))
+    if any(key not in keys_of(options_class(group, other), f"{group}.") for other in choice_names(group))
 ]
 
 
 @pytest.mark.parametrize("group", GROUPS)
 def test_the_yamls_of_a_group_give_a_value_to_each_of_its_keys_and_to_no_others(compose_untyped, group):
-    for name in [] if group == "env" else names(group):
+    for name in [] if group == "env" else choice_names(group):
         composed = compose_untyped(f"{group}={name}")
         known = {key for key, (kind, _) in keys_of(chosen=chosen_options(composed)).items() if not is_dataclass(kind)}
         assert {*flat(OmegaConf.to_container(composed)), FREE} == known
@@ -70,7 +70,7 @@ def test_an_option_of_another_choice_is_rejected_with_its_owners(group, owner, k
     choices = PACKAGED_OPTIONS[group].items()
     owners = " or ".join(name for name, options in choices if key in keys_of(options, f"{group}."))
     assert owner in owners.split(" or ")
-    other = next(name for name in names(group) if key not in keys_of(options_class(group, name), f"{group}."))
+    other = next(name for name in choice_names(group) if key not in keys_of(options_class(group, name), f"{group}."))
     assert error_of(check_key, key, keys_of(chosen={group: options_class(group, other)})).startswith(
         f"{key} is an option of {group}={owners}, but this run has another {group}. Leave it out, or choose "
         f"{group}={owners}. "

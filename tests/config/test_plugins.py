@@ -6,7 +6,7 @@ from dataclasses import fields
 import pytest
 from rejections import error_of
 
-from recurrl.config.plugins import custom_values, factory, options_class, values
+from recurrl.config.plugins import custom_values, factory, options_class, yaml_values
 
 ELMAN = """
 from __future__ import annotations
@@ -111,12 +111,12 @@ def test_what_cannot_be_used_is_rejected_with_the_reason(package, name, reason):
 def test_a_choice_without_a_yaml_has_its_own_defaults_and_those_of_the_group(package):
     package("elman", ELMAN)
     name = "own_package.elman:Elman"
-    assert custom_values("cell", name) == {**values("cell", "gru"), "name": name, "leak": 1.0}
+    assert custom_values("cell", name) == {**yaml_values("cell", "gru"), "name": name, "leak": 1.0}
 
 
 def test_a_custom_source_has_the_values_of_env_gym_and_its_name_as_the_id():
     name = "my_package.corridor:Corridor"
-    own, inherited = custom_values("env", name), values("env", "gym")
+    own, inherited = custom_values("env", name), yaml_values("env", "gym")
     assert (own["name"], own["source"], own["id"]) == (name, name, "Corridor")
     for key in ("mask", "num_envs", "reward_scale", "packages"):
         assert own[key] == inherited[key]
@@ -126,7 +126,7 @@ def test_a_custom_source_has_the_values_of_env_gym_and_its_name_as_the_id():
 def test_a_choice_whose_options_derive_from_those_of_another_has_its_values(package, base, name):
     package("mine", MINE.format(base=base))
     own = custom_values("algorithm", "own_package.mine:make")
-    inherited = values("algorithm", name)
+    inherited = yaml_values("algorithm", name)
     keys = {field.name for field in fields(options_class("algorithm", "own_package.mine:make"))}
     assert own.keys() == keys
     assert own["width"] == "???"

@@ -65,7 +65,7 @@ class Simulation:
 
     Args:
         num_envs: environments.
-        resets: when those that ended begin anew.
+        resets: when those that ended restart.
         final: with resets in the same step, ``info["final_obs"]`` is there.
         groups: observations are a dict of the groups ``policy`` and ``critic``, which also sees the time.
     """

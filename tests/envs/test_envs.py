@@ -114,7 +114,7 @@ UNSUPPORTED = [
     (spaces.Box(-1, 1, (0,)), DISCRETE, r"Box.*: its shape \(0,\) has no entries"),
     (spaces.Dict({"a": BOX, "b": spaces.Box(-1, 1, (3, 0))}), DISCRETE, r"\(entry b\): its shape \(3, 0\) has no"),
     (BOX, spaces.Box(-1, 1, (0,)), r"its shape \(0,\) has no entries"),
-    (BOX, spaces.Box(-1, 1, ()), r"it has no dimensions; give it the shape \(1,\)"),
+    (BOX, spaces.Box(-1, 1, ()), r"it has no dimensions; declare it with shape \(1,\)"),
     (None, DISCRETE, "has no observation_space. Set one in its constructor"),
     (BOX, spaces.Dict({"a": spaces.Tuple([spaces.Text(3)])}), r"unsupported actions Text.* \(entry a.0\): a Text"),
 ]

@@ -73,9 +73,9 @@ UNREGISTERED = [
     ("CartPol-v1", " Did you mean CartPole-v1?"),
     ("Acrobot-v2", " Did you mean Acrobot-v1?"),
     *((unlike_any, "") for unlike_any in ("Nope-v0", "qqqqqqqq", "Maze-v3")),
-    ("MiniGrid-Empty-5x5-v0", " Give env=minigrid env.id=MiniGrid-Empty-5x5-v0."),
-    ("PongNoFrameskip-v4", " Give env=atari env.id=PongNoFrameskip-v4."),
-    ("ALE/Breakout-v5", " Give env=atari env.id=ALE/Breakout-v5."),
+    ("MiniGrid-Empty-5x5-v0", " Use env=minigrid env.id=MiniGrid-Empty-5x5-v0."),
+    ("PongNoFrameskip-v4", " Use env=atari env.id=PongNoFrameskip-v4."),
+    ("ALE/Breakout-v5", " Use env=atari env.id=ALE/Breakout-v5."),
 ]
 
 
@@ -85,7 +85,7 @@ def test_an_id_that_is_not_registered_is_rejected_with_the_nearest_one_or_none(c
     own = {name: spec for name, spec in gymnasium.registry.items() if str(spec.entry_point).startswith("gymnasium.")}
     monkeypatch.setattr(gymnasium, "registry", own)
     assert error_of(source_of(compose("env=gym", f"env.id={env_id}").env).check) == (
-        f"env.id={env_id} is not registered with Gymnasium.{advice} If another package registers it, give "
+        f"env.id={env_id} is not registered with Gymnasium.{advice} If another package registers it, set "
         "env.packages=[package]."
     )
 

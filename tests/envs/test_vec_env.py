@@ -270,7 +270,7 @@ def test_one_simulation_serves_training_evaluation_and_a_resumed_run(train, tiny
     overrides = [*tiny, "env=vec_env", "env.id=simulators:Only", "cell=gru", "evaluation.every_frames=32"]
     outcome = train(*overrides, "hydra.run.dir=run").succeeded()
     assert Only.made == 1
-    assert "The episodes of training begin anew" in outcome.out
+    assert "Restarting all training episodes" in outcome.out
     found = summary(tmp_path / "run")
     assert found["frames"] == 64
     assert math.isfinite(found["eval_return_mean"])
@@ -339,7 +339,7 @@ def test_without_evaluation_the_episodes_of_training_are_reported(train, tiny, t
     overrides = [*tiny, "evaluation.episodes=0", f"frames_per_batch={min(frames, 64)}", "hydra.run.dir=run"]
     simulation = ["env=vec_env", "env.id=simulators:Simulation", "collector.on_env_error=restart"]
     outcome = train(*overrides, *simulation, f"total_frames={frames}").succeeded()
-    assert "begin anew" not in outcome.out
+    assert "Restarting all training episodes" not in outcome.out
     row = read_rows(tmp_path / "run" / "metrics.csv")[-1]
     assert row["train/episodes"] >= count
     assert row.get("eval/episodes", 0) == count

@@ -44,7 +44,7 @@ def test_it_is_checked_without_training(recurrl_check, extending, tiny):
 NOT_SUPPORTED = [
     ("env.length=0", "env.length must be an integer from 1 to 1_000 (got 0)."),
     ("env.lenght=3", "Unknown configuration key 'env.lenght'. Did you mean env.length"),
-    ("env.kwargs.length=3", 'does not support env.kwargs={"length": 3}. Give env.kwargs={}.'),
+    ("env.kwargs.length=3", 'does not support env.kwargs={"length": 3}. Set env.kwargs={}.'),
 ]
 
 

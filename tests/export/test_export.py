@@ -240,7 +240,7 @@ def test_what_the_layout_of_rsl_rl_cannot_express_is_an_error(agent_of, tmp_path
 
 
 def test_a_layout_is_of_onnx_files_and_of_the_most_probable_actions(recurrl_export, finished_run, tmp_path):
-    only = "--layout rsl_rl is for ONNX files with the most probable actions. Give --format onnx, without --sampled."
+    only = "--layout rsl_rl is for ONNX files with the most probable actions. Use --format onnx, without --sampled."
     assert recurrl_export(finished_run, "--layout", "rsl_rl", "--sampled", cwd=tmp_path).error == only
     assert recurrl_export(finished_run, "--layout", "rsl_rl", "--format", "pt2", cwd=tmp_path).error == only
     unknown = "--layout nope does not exist. Choose rsl_rl, or leave it out."

@@ -154,7 +154,7 @@ class Silent(TMaze):
 
 OWN = "algorithm.critic=feedforward"
 REJECTED = {
-    "nothing hidden": (("env=gym", "env.id=CartPole-v1", SEES), "none: it is not a dict; got hidden.* give env.mask"),
+    "nothing hidden": (("env=gym", "env.id=CartPole-v1", SEES), "none: it is not a dict; got hidden.* set env.mask"),
     "no such entry": ((*DICT, "algorithm.critic_observation=[goal]"), "entries .more, state; got goal"),
     "nothing left": ((*DICT, "algorithm.critic_observation=[state,more]"), "must name some, but not all"),
     "task that does not say": (

@@ -13,9 +13,9 @@ from rejections import error_of
 from torch import nn
 from torch.nn import functional
 
-from recurrl.config.plugins import options_class, values
+from recurrl.config.plugins import options_class, yaml_values
 from recurrl.errors import ConfigError
-from recurrl.policy.build import make_cell
+from recurrl.policy.build import cell_from_options
 from recurrl.recurrent import GatedCell, RecurrentModule, set_recurrent_mode
 from recurrl.recurrent.backends import Options, unsupported_reason
 from recurrl.recurrent.cells import cell_names
@@ -79,7 +79,7 @@ def test_extreme_inputs_give_finite_outputs_states_and_gradients(cell, backend, 
 
 @pytest.mark.parametrize("cell", cell_names())
 def test_a_cell_made_by_name_has_the_defaults_of_its_yaml(cell):
-    made = make_cell(options_class("cell", cell)(**values("cell", cell)))
+    made = cell_from_options(options_class("cell", cell)(**yaml_values("cell", cell)))
     assert vars(made) == vars(CELLS[cell](made.hidden_size))
 
 

@@ -43,7 +43,7 @@ def test_a_policy_keeps_the_initial_values_that_a_cell_defines(name, small, monk
         values.append(parameter.clone())
 
     cell.initialize = recorded
-    monkeypatch.setattr("recurrl.policy.build.make_cell", lambda _: cell)
+    monkeypatch.setattr("recurrl.policy.build.cell_from_options", lambda _: cell)
     config = small("cell.num_layers=2", "algorithm.critic=recurrent")
     policy = make_policy(config, Composite(observation=Unbounded((3,))), Categorical(4))
     parameters = [each for module in policy.recurrent_modules for each in module.layers.parameters()]

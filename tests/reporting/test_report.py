@@ -42,7 +42,7 @@ def sweep(tmp_path):
             summary |= {"learn_time_s": 4.0, "startup_time_s": 1.0, "compile_time_s": None, "frames_per_s": 160.0}
             summary |= {"eval_return_mean": value, "eval_return_std": 1.0, "eval_episodes": 20}
             summary |= {"eval_return_mean_zeroed_state": 3.0 if cell == "gru" else None, "eval_return_mean_random": 1.0}
-            warning = {"Entropy gone": "Entropy gone: 0.0001 nats. Try a smaller lr."}
+            warning = {"Entropy collapsed": "Entropy collapsed: 0.0001 nats. Try a smaller lr."}
             summary |= {"warnings": warning if number == 0 else {}}
         write_run(run, f"- cell={cell}\n- seed={seed}\n", **summary)
         rows = [f"{100 * i},{value * i / 10},{value * i / 10 if i % 2 else ''}" for i in range(1, 11)]
@@ -66,7 +66,7 @@ def test_a_sweep_is_one_page_that_asks_for_nothing_else(sweep):
     # Names and errors are escaped.
     assert "&lt;b&gt;bold&lt;/b&gt; &amp; more" in text
     assert "<b>bold</b>" not in text
-    assert '<li class="warn">0 (cell=gru): Entropy gone: 0.0001 nats. Try a smaller lr.</li>' in text
+    assert '<li class="warn">0 (cell=gru): Entropy collapsed: 0.0001 nats. Try a smaller lr.</li>' in text
 
 
 def test_failed_and_copied_runs_count_nowhere_and_are_named(sweep, recurrl_compare, recurrl_report, tmp_path, capsys):

@@ -116,7 +116,7 @@ class Nowhere(BatchedEnv):
         device: where they are.
         observation: the space of an observation.
         action: the space of an action.
-        masked: they give masks of actions beside their observations.
+        masked: they give masks of actions with their observations.
     """
 
     def __init__(self, num_envs, device, observation=THREE_NUMBERS, action=FOUR_CHOICES, masked=False):

@@ -61,11 +61,13 @@ def lines(text):
 
 def test_the_line_has_time_frames_speed_returns_time_left_and_last_warning(terminal):
     shown, bar = terminal(100_000)
-    bar.update(25_000, {**METRICS, "eval/return_mean": 99.0}, warning="Entropy gone")
+    bar.update(25_000, {**METRICS, "eval/return_mean": 99.0}, warning="Entropy collapsed")
     bar.close()
     last = lines(shown.text())[-1]
     assert re.match(r"0:00:0\d ", last)
-    assert last.endswith(" 25,000/100,000 frames at 2,000/s · return 12.35 · eval 99.00 · 0:00:38 left · Entropy gone")
+    assert last.endswith(
+        " 25,000/100,000 frames at 2,000/s · return 12.35 · eval 99.00 · 0:00:38 left · Entropy collapsed"
+    )
 
 
 def test_the_line_is_rewritten_in_place_and_left_when_the_run_ends(terminal, clock):

@@ -34,12 +34,12 @@ def shown(value):
 ERRORS = [
     # Batches
     ({"slice_len": 64}, "slice_len must be a divisor of the 32 steps of a row (frames_per_batch / env.num_envs)"),
-    ({"slice_len": 5}, "Give one of: 1, 2, 4, 8, 16, 32."),
-    (HUGE, "Give one of: 1, 2, 4, 5, 8, 10,"),
+    ({"slice_len": 5}, "Choose one of: 1, 2, 4, 8, 16, 32."),
+    (HUGE, "Choose one of: 1, 2, 4, 5, 8, 10,"),
     ({"minibatch_slices": 5}, "minibatch_slices must be a divisor of the 32 slices of an iteration"),
-    ({"minibatch_slices": 64}, "Give one of: 1, 2, 4, 8, 16, 32."),
-    ({"frames_per_batch": 1000}, "must be a multiple of env.num_envs=32 (got 1000). Give frames_per_batch=992, for"),
-    ({"frames_per_batch": 8}, "Give frames_per_batch=32, for example."),
+    ({"minibatch_slices": 64}, "Choose one of: 1, 2, 4, 8, 16, 32."),
+    ({"frames_per_batch": 1000}, "must be a multiple of env.num_envs=32 (got 1000). Set frames_per_batch=992, for"),
+    ({"frames_per_batch": 8}, "Set frames_per_batch=32, for example."),
     ({"total_frames": 1023}, "total_frames must be at least one iteration of frames_per_batch=1024 (got 1023)."),
     # The learning rate
     ({**ONE_STEP, "lr_schedule": "adaptive"}, "lr_schedule must be linear with one gradient step per iteration"),
@@ -72,7 +72,7 @@ ERRORS = [
     ({"compile": True, "backend.name": "reference"}, "(got reference)."),
     ({"compile": True, "cell": ELMAN, "recompute": "full"}, "recompute must be none with compile=true"),
     # Workers
-    ({"collector": workers(5)}, "must be a multiple of collector.num_workers=5 (got 32). Give env.num_envs=30, for"),
+    ({"collector": workers(5)}, "must be a multiple of collector.num_workers=5 (got 32). Set env.num_envs=30, for"),
 ]
 
 
@@ -136,10 +136,10 @@ def test_compiling_needs_a_compiler(rejection, monkeypatch):
 
 
 AT_THE_COMMAND_LINE = [
-    ((*GRPO, "algorithm.group_size=3", "env.num_envs=16"), "(got 3). Give one of: 2, 4, 8, 16."),
-    ((*GRPO, "algorithm.group_size=1", "env.num_envs=16"), "(got 1). Give one of: 2, 4, 8, 16."),
-    ((*GRPO, "algorithm.group_size=8", "env.num_envs=1"), "(got 8). Give a larger env.num_envs."),
-    (("algorithm=grpo",), "Give frames_per_batch=16000, and a slice_len that divides 500; or, if shorter episodes"),
+    ((*GRPO, "algorithm.group_size=3", "env.num_envs=16"), "(got 3). Choose one of: 2, 4, 8, 16."),
+    ((*GRPO, "algorithm.group_size=1", "env.num_envs=16"), "(got 1). Choose one of: 2, 4, 8, 16."),
+    ((*GRPO, "algorithm.group_size=8", "env.num_envs=1"), "(got 8). Set a larger env.num_envs."),
+    (("algorithm=grpo",), "Set frames_per_batch=16000, and a slice_len that divides 500; or, if shorter episodes"),
     (("algorithm=grpo", "collector=multi_sync"), "collector must be single with algorithm=grpo, because"),
 ]
 
@@ -186,7 +186,7 @@ def three_ranks(monkeypatch):
 
 
 NOT_DIVIDED = [
-    ({}, "env.num_envs must be a multiple of 3 ranks (got 32). Give env.num_envs=33, for example."),
+    ({}, "env.num_envs must be a multiple of 3 ranks (got 32). Set env.num_envs=33, for example."),
     ({"env.num_envs": 24, "frames_per_batch": 768}, "minibatch_slices must be a multiple of 3 ranks (got 8)."),
     ({**DIVIDED, "collector": workers(4)}, "collector.num_workers must be a multiple of 3 ranks (got 4)."),
     ({**DIVIDED, "pretrain.folder": "episodes"}, "pretrain.folder must be null with several ranks (got episodes)."),

@@ -183,7 +183,7 @@ NOT_DRAWN = [
     ("env=gym env.id=tasks:VectorCartPole", "its render modes are none"),
     ("env=t_maze", "env.source=memory makes environments of tensors, which nothing draws."),
     ("env=my_package.corridor:Corridor", "its render modes are none"),
-    ("env=test_video:Own", "makes it with render_mode=None. Have it give render_mode=rgb_array."),
+    ("env=test_video:Own", "makes it with render_mode=None. Have it use render_mode=rgb_array."),
 ]
 
 
@@ -223,7 +223,7 @@ def test_missing_packages_are_named_with_the_command_that_installs_them(agent_of
 WRONG_USES = [
     (("RUN", "--video", "shown.avi"), "--video shown.avi must be a file named .mp4 or .gif"),
     (("RUN", "RUN", "--video"), "--video shows one run (got 2)."),
-    (("RUN", "--video", "RUN"), "would write into a run. Give the run before --video"),
+    (("RUN", "--video", "RUN"), "would write into a run. Name the run before --video"),
 ]
 
 

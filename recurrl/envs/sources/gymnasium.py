@@ -46,7 +46,7 @@ def maker_of(options: EnvConfig) -> Callable[..., Any] | None:
     require(
         not options.id.startswith("<"),
         f"env.id={options.id} was passed to recurrl.train as an object, which no run can save. Pass it again: "
-        'recurrl.train("resume=RUN", env=...), recurrl.load(RUN, env=...); or put it into a module and give '
+        'recurrl.train("resume=RUN", env=...), recurrl.load(RUN, env=...); or put it into a module and set '
         "env.id=module:Name.",
     )
     for package in options.packages:
@@ -153,8 +153,8 @@ class Registered(GymnasiumSource):
         spec, setting = self.spec(), f"env.id={self.options.id}"
         require(
             spec.entry_point is not None,
-            f"{setting} is registered only with a vector_entry_point, which makes no single environments. Give env.id "
-            "the class of its vector environment, as module:Class.",
+            f"{setting} is registered only with a vector_entry_point, which makes no single environments. Set env.id "
+            "to the class of its vector environment, as module:Class.",
         )
         with making(setting):
             creator: Any = spec.entry_point
@@ -172,10 +172,10 @@ class Registered(GymnasiumSource):
             near, choice = nearest(name, sorted(gymnasium.registry)), choice_for(name)
             advice = f" Did you mean {near}?" if near else ""
             if choice not in ("gym", self.options.name):
-                advice = f" Give env={choice} env.id={name}."
+                advice = f" Use env={choice} env.id={name}."
             raise ConfigError(
                 f"env.id={self.options.id} is not registered with Gymnasium.{advice} If another package registers it, "
-                "give env.packages=[package]."
+                "set env.packages=[package]."
             )
         return gymnasium.spec(name)
 

@@ -38,7 +38,7 @@ class Memory(Source):
         task = load(name, f"env.id={name}") if is_custom(name) else TASKS.get(name)
         if not (inspect.isclass(task) and issubclass(task, MemoryTask)):
             raise ConfigError(
-                f"env.id={name} is not a memory task. Choose one of: {', '.join(TASKS)}; or give module:Class, a "
+                f"env.id={name} is not a memory task. Choose one of: {', '.join(TASKS)}; or use module:Class, a "
                 "MemoryTask of your own."
             )
         return task
@@ -185,7 +185,7 @@ class TMaze(MemoryTask):
         self, num_envs: int, length: int, active: bool = False, max_steps: int | None = None, device: str = "cpu"
     ) -> None:
         if length < 1 + active:
-            raise ValueError(f"length={length} is too short. Give at least {1 + active}.")
+            raise ValueError(f"length={length} is too short. Set at least {1 + active}.")
         super().__init__(num_envs, Unbounded((num_envs, 3), device=device), 4, max_steps, device)
         self.length, self.start = length, int(active)
         self.position = torch.zeros(num_envs, dtype=torch.int64, device=device)

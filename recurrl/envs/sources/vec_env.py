@@ -70,7 +70,7 @@ class VecEnvs(Source):
         require(
             env.device.type == torch.device(self.device()).type,
             f"env.device must be where env.id={options.id} runs, which is {env.device.type} (got {options.device}). "
-            f"Give env.device={env.device.type}, or have it run on its argument device.",
+            f"Set env.device={env.device.type}, or have it run on its argument device.",
         )
         return env
 

@@ -15,7 +15,7 @@ def make_encoder(options: EncoderConfig, observation: TensorSpec) -> tuple[nn.Mo
     """The configured encoder, and the width of its output.
 
     Args:
-        options: the encoder's.
+        options: the encoder's options.
         observation: the spec of an unbatched observation, preprocessed.
 
     Raises:

@@ -17,7 +17,7 @@ GRID_CELLS = 200
 """Height times width up to which ``encoder.images=auto`` takes bytes for the symbols of a grid."""
 
 
-def kind_of_network(images: str, spec: TensorSpec) -> str:
+def image_network(images: str, spec: TensorSpec) -> str:
     """``nature``, ``impala`` or ``bits``: as configured, or what ``auto`` chooses for an image of this size."""
     if images != "auto":
         return images
@@ -32,8 +32,8 @@ def make_image_network(kind: str, spec: TensorSpec) -> nn.Sequential:
 
     Args:
         kind: ``nature`` or ``impala``.
-        spec: of an image ``[H, W]``, ``[H, W, C]`` or ``[C, H, W]``: of the first and the last dimension, the smaller
-            one counts channels.
+        spec: the spec of an image ``[H, W]``, ``[H, W, C]`` or ``[C, H, W]``; the smaller one of the first and the
+            last dimension counts channels.
 
     Raises:
         ConfigError: the image is too small for the convolutions.
@@ -55,7 +55,7 @@ class ChannelsFirst(nn.Module):
     """Images of any layout to floating-point images ``[B, C, H, W]``.
 
     Args:
-        shape: of the image: ``[H, W]``, ``[H, W, C]`` or ``[C, H, W]``.
+        shape: the shape of the image: ``[H, W]``, ``[H, W, C]`` or ``[C, H, W]``.
         scale: what the values are multiplied by.
 
     Attributes:

@@ -13,7 +13,7 @@ from torchrl.data import Categorical, TensorSpec
 from recurrl.config import MLPConfig
 from recurrl.errors import require
 from recurrl.policy.encoders import per_entry
-from recurrl.policy.encoders.images import kind_of_network, make_image_network
+from recurrl.policy.encoders.images import image_network, make_image_network
 from recurrl.policy.initialization import TANH_GAIN, linear
 from recurrl.specs import choices, is_image
 
@@ -28,7 +28,7 @@ def make(options: MLPConfig, observation: TensorSpec) -> nn.Module:
     """The encoder of preprocessed observations; the outputs for the entries of a mapping are concatenated.
 
     Args:
-        options: the encoder's.
+        options: the encoder's options.
         observation: the spec of an unbatched observation.
 
     Raises:
@@ -38,7 +38,7 @@ def make(options: MLPConfig, observation: TensorSpec) -> nn.Module:
 
 
 def _make_network(options: MLPConfig, spec: TensorSpec) -> nn.Module:
-    if is_image(spec) and (kind := kind_of_network(options.images, spec)) != "bits":
+    if is_image(spec) and (kind := image_network(options.images, spec)) != "bits":
         return make_image_network(kind, spec)
     first, width = _to_vector(options, spec)
     layers = [first]

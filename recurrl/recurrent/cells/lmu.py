@@ -1,4 +1,4 @@
-"""Legendre memory unit: a linear memory of the last θ steps of a few signals, beside a nonlinear state.
+"""Legendre memory unit: a linear memory of the last θ steps of a few signals, combined with a nonlinear state.
 
     u = Eₓ·input + E_h·h + Eₘ·m    m' = Ā·m + B̄·u    h' = tanh(Wₓ·input + W_h·h + Wₘ·m' + b)
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from recurrl.recurrent.cell import States, Weights, factory
-from recurrl.recurrent.linear import StateSpaceCell, Terms, disk, gated, initialize_disk
+from recurrl.recurrent.linear import StateSpaceCell, Terms, disk_coefficients, gated, initialize_disk
 
 
 class LRU(StateSpaceCell):
@@ -36,7 +36,7 @@ class LRU(StateSpaceCell):
 
     def coefficients(self, weights: Weights, x: Tensor) -> tuple[Terms, Tensor]:
         """``(λ, √(1 − |λ|²) ⊙ B·input)``, and ``D·input``."""
-        a, gain = disk(weights)
+        a, gain = disk_coefficients(weights)
         enters, skip = self.entering(weights, x, gain, None)
         return ((a, enters),), skip
 

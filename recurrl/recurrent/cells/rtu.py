@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from recurrl.recurrent.cell import States, Weights, factory, orthogonal
-from recurrl.recurrent.linear import LinearCell, Terms, disk, initialize_disk
+from recurrl.recurrent.linear import LinearCell, Terms, disk_coefficients, initialize_disk
 
 
 class RTU(LinearCell):
@@ -46,7 +46,7 @@ class RTU(LinearCell):
 
     def coefficients(self, weights: Weights, x: Tensor) -> tuple[Terms, Tensor]:
         """``(λ, √(1 − |λ|²) ⊙ W·input)``."""
-        a, gain = disk(weights)
+        a, gain = disk_coefficients(weights)
         scaled = gain.unsqueeze(-1) * weights["weight_ih"].unflatten(0, (2, self.state_size))
         return ((a, functional.linear(x, scaled.flatten(0, 1)).unflatten(-1, (2, self.state_size))),), x
 

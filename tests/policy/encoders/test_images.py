@@ -8,7 +8,7 @@ from torchrl.data import Bounded, Unbounded
 
 from recurrl.config import MLPConfig
 from recurrl.errors import ConfigError
-from recurrl.policy.encoders.images import kind_of_network, make_image_network
+from recurrl.policy.encoders.images import image_network, make_image_network
 from recurrl.policy.encoders.mlp import Bits, make
 
 
@@ -64,8 +64,8 @@ CHOSEN = {
 
 @pytest.mark.parametrize(("spec", "kind"), [(spec, kind) for kind, specs in CHOSEN.items() for spec in specs])
 def test_the_network_is_chosen_by_the_size(spec, kind):
-    assert kind_of_network("auto", spec) == kind
-    assert kind_of_network("nature", spec) == "nature"
+    assert image_network("auto", spec) == kind
+    assert image_network("nature", spec) == "nature"
     options = MLPConfig(name="mlp", sizes=[16], layer_norm=False, activation="tanh", images="auto")
     layers = [type(module) for module in make(options, spec).modules()]
     assert (Bits in layers) == (kind == "bits")

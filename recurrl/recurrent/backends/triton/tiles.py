@@ -21,7 +21,7 @@ class Configuration(NamedTuple):
         lanes: lanes per program, BM.
         units: hidden units per program, BH. Where it covers all, one launch runs all steps.
         depth: columns of the recurrent weights per matmul, BK.
-        warps: of a program.
+        warps: the number of warps of a program.
         stages: blocks whose loads may be in flight.
     """
 
