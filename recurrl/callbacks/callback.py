@@ -88,7 +88,8 @@ class IterationCallback(Protocol):
             policy: acts with the parameters that the iteration learned.
 
         Returns:
-            True to stop: the run is saved and evaluated as if it had finished, with the status ``stopped``. It can be resumed.
+            True to stop: the run is saved and evaluated as if it had finished, with the status ``stopped``, and can be
+            resumed.
         """
 
 
