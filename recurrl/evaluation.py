@@ -82,7 +82,7 @@ def evaluate(
 ) -> list[float]:
     """Undiscounted, unscaled returns of episodes, or of random actions.
 
-    Each environment contributes its first episodes, equally many, so that short episodes are not overrepresented: one,
+    Each environment plays the same number of episodes, so that short episodes are not over-represented: one,
     unless there are fewer environments than ``episodes``.
 
     Args:

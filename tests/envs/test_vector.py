@@ -281,7 +281,7 @@ def test_a_run_with_evaluation_needs_no_single_environment(train, tiny, tmp_path
 def test_an_id_with_nothing_but_a_vector_environment_is_rejected(rejected, register):
     assert rejected("env=gym", f"env.id={register(Clocks, entry_point='vector_entry_point')}") == (
         "env.id=Registered-v0 is registered only with a vector_entry_point, which makes no single environments. Set "
-        "env.id the class of its vector environment, as module:Class."
+        "env.id to the class of its vector environment, as module:Class."
     )
 
 
