@@ -142,7 +142,7 @@ def _check_resets(config: TrainConfig, batch_NT: TensorDictBase, keys: Sequence[
             f"{NOT_SEEN} after each of {last_P.shape[0]} resets the observation {keys} equals the last one of the "
             "previous episode, bit for bit. The environment returns a wrong observation on reset, or resets itself in "
             "its last step: have reset return the new episode's first observation, and disable automatic resets. If "
-            "episodes really continue where the last one ended, give consistency_check=false."
+            "episodes really continue where the last one ended, set consistency_check=false."
         )
     return resets
 
