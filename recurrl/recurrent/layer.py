@@ -6,7 +6,6 @@ one direction, L layers, D directions.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
@@ -30,7 +29,7 @@ class StackedParameters(nn.Module):
     It has no forward: :func:`run_sequence` and :func:`run_step` read its parameters.
 
     Raises:
-        ConfigError: the cell leaves a parameter without a value, or its step does not return what it declares.
+        ConfigError: the cell's step does not return what the cell declares.
     """
 
     def __init__(
@@ -51,14 +50,9 @@ class StackedParameters(nn.Module):
                 inputs = input_size if layer == 0 else directions(self) * cell.hidden_size
                 for direction in range(directions(self)):
                     for name, shape in cell.parameters(inputs).items():
-                        parameter = nn.Parameter(torch.full(shape, math.nan, device=device))
+                        parameter = nn.Parameter(torch.empty(shape, device=device))
                         with torch.no_grad():
                             cell.initialize(name, parameter)
-                        if parameter.isnan().any():
-                            raise ConfigError(
-                                f"initialize() of the cell {cell.name} must set {name}. If it begins as usual, call "
-                                "super().initialize(name, parameter)."
-                            )
                         self.register_parameter(name + SUFFIXES[direction].format(layer), parameter)
             _check_step(cell, self)
 

@@ -5,10 +5,8 @@ import torch
 from found import CELLS
 from torchrl.data import Categorical, Composite, Unbounded
 
-from recurrl.errors import ConfigError
 from recurrl.policy import make_policy
 from recurrl.recurrent import GatedCell
-from recurrl.recurrent.layer import StackedParameters
 
 
 class Gated(GatedCell):
@@ -21,12 +19,6 @@ class Gated(GatedCell):
 class GatedWithItsOwn(Gated):
     def initialize(self, name, parameter):
         parameter.fill_(3.0) if name == "bias_ih" else super().initialize(name, parameter)
-
-
-class HalfInitialized(Gated):
-    def initialize(self, name, parameter):
-        if name == "bias_ih":
-            parameter.fill_(3.0)
 
 
 ALL = {**CELLS, "Gated": Gated, "GatedWithItsOwn": GatedWithItsOwn}
@@ -54,10 +46,3 @@ def test_a_policy_keeps_the_initial_values_that_a_cell_defines(name, small, monk
     else:
         assert len(values) == len(parameters)
         assert all(map(torch.equal, parameters, values))
-
-
-def test_a_cell_that_leaves_a_parameter_without_a_value_is_an_error():
-    with pytest.raises(
-        ConfigError, match=r"of the cell halfinitialized must set weight_ih.*call super\(\)\.initialize"
-    ):
-        StackedParameters(HalfInitialized(8), 3)
