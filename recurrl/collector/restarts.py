@@ -60,7 +60,7 @@ class RestartingCollector:
     New ones begin new episodes, with unused seeds, and act with the newest weights.
 
     Args:
-        collector: the collector that collects.
+        collector: the collector to restart.
         restarts: counts its restarts.
         seed_after: gives the seed of new environments from the number of restarts.
     """
