@@ -2,7 +2,7 @@
 
 Each yaml in benchmarks/suite is a suite. Every combination of task, cell and seed is a run in a separate folder,
 as many at a time as there are cores. Finished runs are kept: the same command continues where it was stopped.
-The report has a table and a picture a suite. A row has the interquartile mean over seeds of the deterministic
+The report has one table and one picture per suite. A row has the interquartile mean over seeds of the deterministic
 evaluation with a 95% bootstrap interval, the return of training, whose actions are sampled, frames and seconds to the
 task's threshold, the control without memory, the return with the memory zeroed, and the published figure.
 """
@@ -216,7 +216,7 @@ def _is_installed(task: Task) -> bool:
 
 
 def train(jobs: Sequence[Job], root: Path, workers: int, overrides: Sequence[str]) -> list[Job]:
-    """Runs the jobs that are not finished, so many at a time, and returns those that failed."""
+    """Runs the jobs that are not finished, ``workers`` at a time, and returns those that failed."""
     waiting = [job for job in jobs if result(job.folder(root)) is None]
     failed = []
     with ThreadPoolExecutor(workers) as pool:
@@ -263,7 +263,7 @@ def result(folder: Path) -> Result | None:
 
 
 def report(selection: Mapping[str, Sequence[Task]], results: Mapping[Job, Result], overrides: Sequence[str]) -> str:
-    """The page, as Markdown: a table a suite, which also has the tasks that were not measured."""
+    """The page, as Markdown: one table per suite, which also lists the tasks that were not measured."""
     cells = list(dict.fromkeys(job.cell for job in results if job.cell not in (CONTROL, PEER)))
     changed = f", with `{' '.join(overrides)}`" if overrides else ""
     lines = [

@@ -23,7 +23,7 @@ def require(condition: bool, message: str) -> None:
 
 
 def one_line(error: Exception) -> str:
-    """An error of another library in at most 200 characters, without the last full stop; its type if it has no text."""
+    """The first 200 characters of another library's message, without its final full stop; the error's type if empty."""
     # Where several files could not be copied: source, destination and reason of each.
     failed = error.args[0] if isinstance(error, shutil.Error) and isinstance(error.args[0], list) else []
     text = failed[0][-1] if failed else str(error)
@@ -31,16 +31,16 @@ def one_line(error: Exception) -> str:
 
 
 def message_of(error: BaseException) -> str:
-    """What an error of others says, without the last full stop."""
+    """The message of an exception raised by other code, without its final full stop."""
     try:
         return str(error).rstrip(".")
-    except Exception as raised:  # __str__ is others' code too
+    except Exception as raised:  # __str__ is other code too
         return f"({type(raised).__name__} in its __str__)"
 
 
 @contextmanager
 def naming(source: object) -> Iterator[None]:
-    """Puts what a value comes from, such as a file or a key, before the error that it causes.
+    """Prefixes a ConfigError with the source of the offending value, such as a file or a key.
 
     Raises:
         ConfigError: the error.

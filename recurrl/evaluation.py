@@ -45,7 +45,7 @@ KEPT, ZEROED, SHUFFLED = "kept", "zeroed", "shuffled"
 
 
 class Watch(Protocol):
-    """Follows an evaluation, such as what records a video."""
+    """Observes an evaluation, for example to record a video."""
 
     def begin(self, env: PolicyEnv) -> None:
         """Called after the first reset."""

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 WINDOW = 100
-"""Training's means and deviations of returns and lengths are of so many last episodes."""
+"""Training returns and lengths are averaged over this many most recent episodes."""
 STATISTICS = ("mean", "std", "95% interval", "interquartile mean", "min", "max")
 """Column headings of the statistics tables."""
 MIN_VALUES = 3

@@ -216,7 +216,7 @@ def _check_ranks(config: TrainConfig) -> None:
     here = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
     if config.device == "cuda":
         advice = "Start torchrun with a smaller --nproc-per-node, or set device=cuda:0 for all ranks."
-        count = f"one of at least {here} GPUs, one a rank"
+        count = f"used with at least {here} GPUs on this machine, one per rank"
         _must(here <= torch.cuda.device_count(), "device=cuda", count, torch.cuda.device_count(), advice)
 
 

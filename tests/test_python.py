@@ -166,7 +166,7 @@ def test_a_run_of_another_device_can_be_loaded(finished_run, tmp_path):
 
 
 def on_machine(monkeypatch, gpus):
-    """A machine with so many GPUs, and with compilers only if it has any."""
+    """A machine with ``gpus`` GPUs, and with compilers only if it has any."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: gpus > 0)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))

@@ -93,7 +93,7 @@ def _space(spec: TensorSpec) -> spaces.Space[Any]:
 
 
 class Evaluations(BaseCallback):
-    """Evaluates every so many frames, and ends the run at the threshold or when its time is used up."""
+    """Evaluates every ``every`` frames, and ends the run at the threshold or when its time is used up."""
 
     def __init__(self, task: Task, env: VecEnv, every: int, seconds: float) -> None:
         super().__init__()

@@ -48,9 +48,9 @@ LR_FACTOR, LR_BOUNDS = 1.5, (1e-5, 1e-2)
 class Algorithm(nn.Module):
     """Improves a policy from rollouts.
 
-    A subclass defines :meth:`prepare`, called once an iteration, and :meth:`loss`, called with each minibatch. Modules,
-    parameters and buffers that its constructor assigns are moved to the policy's device, optimised with the policy and
-    saved in checkpoints.
+    A subclass defines :meth:`prepare`, called once per iteration, and :meth:`loss`, called with each minibatch.
+    Modules, parameters and buffers that its constructor assigns are moved to the policy's device, optimised with the
+    policy and saved in checkpoints.
 
     Args:
         options: the algorithm's options.
@@ -87,7 +87,7 @@ class Algorithm(nn.Module):
     def prepare(self, rows_NT: TensorDictBase, reward_NT: Tensor) -> dict[str, float]:
         """Writes what the loss reads, such as advantages, into rows ``[N, T]``.
 
-        Called once an iteration, with ``state=refresh`` once an epoch. Minibatches hold all entries but ``next``.
+        Called once per iteration, or once per epoch with ``state=refresh``. Minibatches hold all entries but ``next``.
 
         Args:
             rows_NT: the rollout, with replayed rows if the buffer adds any.

@@ -1,4 +1,6 @@
-"""Checks of an algorithm: what would not be minimised, learnt or logged is an error, and so is a loss of NaN.
+"""Checks that losses are finite, and that an algorithm's terms, parameters and metrics have their effect.
+
+Terms must be minimised, parameters trained, and metrics logged.
 
 Shape legend: S slices, K steps of a slice.
 """
@@ -141,9 +143,9 @@ def check_gradient(algorithm: Algorithm, metrics: Mapping[str, float]) -> None:
 
 
 def no_gradient(algorithm: Algorithm, what: str) -> str:
-    """The message about a loss from which nothing is learnt."""
+    """The message about a loss from which nothing is learned."""
     return (
-        f"The loss of algorithm={algorithm.options.name} {what}, so nothing would be learnt. Look for parameters that "
+        f"The loss of algorithm={algorithm.options.name} {what}, so nothing would be learned. Look for parameters that "
         "were detached or replaced, for example by requires_grad_(False) in a callback."
     )
 

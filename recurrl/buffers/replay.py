@@ -1,4 +1,4 @@
-"""Replay: rows of earlier iterations are learnt from again, together with the new ones.
+"""Replay: rows of earlier iterations are learned from again, together with the new ones.
 
 Shape legend: N environments, T steps of a row, R rows, C steps of the ring.
 """

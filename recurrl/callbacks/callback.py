@@ -81,7 +81,7 @@ class IterationCallback(Protocol):
     """
 
     def on_iteration(self, metrics: Mapping[str, float], policy: Agent) -> bool | None:
-        """Called after each iteration, before it is logged. What it draws at random does not change the run.
+        """Called after each iteration, before it is logged. Random numbers drawn here do not affect training.
 
         Args:
             metrics: the iteration's metrics, with ``frames``, and the evaluation's if there was one after it.

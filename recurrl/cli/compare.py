@@ -9,7 +9,7 @@ from recurrl.cli.results import comparison, comparison_table, results_of
 
 
 def compare_main() -> None:
-    """``recurrl-compare``: what differs between runs, and what they came to."""
+    """``recurrl-compare``: what differs between runs, and their results."""
     parser = _parser(
         "recurrl-compare",
         "Prints a table of runs: the settings that differ, the return of the last evaluation with the 95% interval of "

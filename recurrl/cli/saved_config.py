@@ -1,4 +1,4 @@
-"""Configurations that runs saved, read as what they may be: a stranger's, damaged, or another program's."""
+"""Configurations that runs saved, read as untrusted input: they may be damaged or written by someone else."""
 
 import io
 import re

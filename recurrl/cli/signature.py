@@ -1,7 +1,7 @@
-"""Signatures of saved configurations, by which the code that this user's own runs named needs no further permission.
+"""Signs saved configurations, so that custom code named by the user's own runs loads without asking.
 
 The last line of a ``config.yaml`` that names code is an HMAC-SHA256 of the configuration and its folder's path, with a
-key that only this user can read. So it is not valid once the file was edited, or in another folder, or elsewhere.
+key that only this user can read. So it is not valid once the file was edited, moved or copied, nor for another user.
 """
 
 import hmac

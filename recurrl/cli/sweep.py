@@ -40,7 +40,7 @@ class BeforeSweep(Callback):
 
 
 def jobs_at_once(num_threads: int | None) -> int:
-    """The number of jobs of so many threads that this process has cores for; at least one."""
+    """How many jobs with ``num_threads`` threads each this process has cores for; at least one."""
     cores = len(os.sched_getaffinity(0))
     return max(1, cores // (num_threads or cores))
 

@@ -56,7 +56,7 @@ class BufferConfig:
 
     @property
     def replays(self) -> bool:
-        """True if frames of earlier iterations are learnt from again; checkpoints then hold the buffer."""
+        """True if frames of earlier iterations are learned from again; checkpoints then hold the buffer."""
         return False
 
 
@@ -64,7 +64,7 @@ class BufferConfig:
 class ReplayConfig(BufferConfig):
     """New rows together with rows drawn from earlier iterations."""
 
-    frames: int = option("frames that are kept, the newest; at least frames_per_batch", STEPS)
+    frames: int = option("number of most recent frames to keep; at least frames_per_batch", STEPS)
     replay_ratio: int = option("rows to learn from per new row, itself included", Range(2, 1000, integers=True))
 
     @property

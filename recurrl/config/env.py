@@ -45,8 +45,8 @@ class VecEnvConfig(EnvConfig):
     launcher: str | None = option("module:function that is called before torch is imported, such as Isaac's app")
     device: str = option("where the simulator runs: the argument device of what makes it, if it has one")
     resets: str = option(
-        "a finished episode's next one begins in its last step (same_step), on request (disabled: reset has an "
-        "argument env_ids, mask or options), or in the step after it (next_step), which is not learnt from",
+        "when a new episode begins: in the last step of the old one (same_step), on request (disabled; reset takes "
+        "env_ids, mask or options), or in the step after it (next_step; that step is not learned from)",
         choices=RESETS,
     )
     actor_groups: list[str] = option(

@@ -1,4 +1,4 @@
-"""Environments of a batch of copies, which the rollout and the evaluation step on plain tensors.
+"""Batched environments, stepped on plain tensors by the rollout and the evaluation.
 
 Shape legend: N environments.
 """

@@ -114,7 +114,7 @@ class GymnasiumSource(Source):
         return InlineEnv([self.wrap(env) for env in envs], options.id, options.action_mask_from_info)
 
     def plain(self) -> gymnasium.Env[Any, Any]:
-        """One environment as its user knows it, within the configured time limit and wrappers.
+        """One environment as the user defined it, within the configured time limit and wrappers.
 
         Raises:
             ConfigError: a package is missing, a wrapper does not fit, or it has no spaces.

@@ -15,7 +15,7 @@ from recurrl.keys import PREVIOUS_ACTION
 from recurrl.specs import bounds_of, leaves_of, limit_of
 
 SCALE = 0.1
-"""The factor with which it enters the recurrent layer: with 1, tasks that are learnt without it are learnt more slowly
+"""The factor with which it enters the recurrent layer: with 1, tasks learned without it are learned more slowly
 (docs/measurements/recipe.md)."""
 FLOAT32 = torch.finfo(torch.float32)
 

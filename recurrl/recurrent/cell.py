@@ -101,7 +101,7 @@ def factory(cell: Callable[..., Cell]) -> Callable[[Any], Cell]:
 
 
 def orthogonal(parameter: Tensor, rows: int) -> None:
-    """Sets each block of so many rows of a matrix to an orthogonal one (Saxe et al. 2014), and a vector to zero."""
+    """Makes each block of ``rows`` rows orthogonal (Saxe et al. 2014), and sets vectors to zero."""
     if parameter.ndim < 2:
         nn.init.zeros_(parameter)
         return

@@ -15,7 +15,7 @@ def windows(entries: Tensor, starts_BT: Tensor, stored: Tensor) -> Tensor:
     Before the first entry of a segment come those of the window that was stored there.
 
     Args:
-        entries: one a step, ``[B, T, ...]``.
+        entries: one per step, ``[B, T, ...]``.
         starts_BT: where segments start.
         stored: windows before each step, ``[B, T, K, ...]``; read at starts only.
     """

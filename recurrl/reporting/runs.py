@@ -21,7 +21,7 @@ _RETURN = "eval_return_mean"
 _WITHOUT_INFLUENCE = re.compile(
     r"resume|consistency_check|(logger|checkpoint)\b.*|evaluation\.(memory|random|every_frames)"
 )
-"""Keys that change neither what is learnt nor the returns that are compared."""
+"""Keys that change neither what is learned nor the returns that are compared."""
 
 
 @dataclass(frozen=True)

@@ -105,7 +105,7 @@ def check_unused(run_dir: Path, is_resumed: bool) -> None:
         require(
             is_run or (run_dir / ".hydra").is_dir() or not os.path.lexists(path),
             f"{path} was not written by a run, and this run would overwrite it. Move it away, or choose another "
-            "run directory with hydra.run.dir=... (run_dir in Python)",
+            "run directory with hydra.run.dir=... (run_dir in Python).",
         )
     require(
         is_resumed or not is_run,

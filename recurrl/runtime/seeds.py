@@ -15,7 +15,10 @@ def seeds(seed: int, count: int) -> list[int]:
 
 
 def seed_of_rank(seed: int, frames: int, rank: int = 0) -> int:
-    """The seed of a rank's random numbers after ``frames`` frames of a run: an unused one unless that is its start."""
+    """The seed of a rank's random numbers after ``frames`` frames of a run.
+
+    It is derived so that no other point of the run uses it; at the start of rank 0 it is ``seed`` itself.
+    """
     if frames == rank == 0:
         return seed
     return _hashed(seed, *((frames, rank) if rank else (frames,)))

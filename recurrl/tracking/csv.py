@@ -1,4 +1,4 @@
-"""Metrics in ``metrics.csv`` of the run directory: a row an iteration, the first column ``frames``."""
+"""Metrics in ``metrics.csv`` of the run directory: one row per iteration, the first column ``frames``."""
 
 from __future__ import annotations
 

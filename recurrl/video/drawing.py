@@ -82,7 +82,7 @@ class _Curves:
         self._faded = (255 - (255 - self._pixels) * (1 - _FADED)).round().astype(np.uint8)
 
     def at(self, step: int) -> Array:
-        """The curves ``[height, width, 3]`` after so many steps."""
+        """The curves ``[height, width, 3]`` after ``step`` steps."""
         pixels, height = self._pixels.copy(), len(self._pixels)
         for axes in self._axes:
             box = axes.get_window_extent()

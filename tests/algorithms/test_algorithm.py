@@ -89,7 +89,7 @@ def test_parameters_that_are_frozen_or_a_loss_without_them_are_an_error(small):
     algorithm, batches = made(small)
     algorithm.update(batches[0], 0.0)
     algorithm.policy.requires_grad_(False)
-    with pytest.raises(RunError, match="does not require a gradient, so nothing would be learnt"):
+    with pytest.raises(RunError, match="does not require a gradient, so nothing would be learned"):
         algorithm.update(batches[1], 0.25)
 
 

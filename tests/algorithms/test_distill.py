@@ -1,4 +1,4 @@
-"""``algorithm=distill``: what the teacher is shown, that it follows the student, and what is learnt of it."""
+"""``algorithm=distill``: what the teacher is shown, that it follows the student, and what is learned of it."""
 
 import sys
 from dataclasses import replace

@@ -205,8 +205,8 @@ def test_terms_and_gradients_are_those_of_the_definition(small):
     torch.testing.assert_close(terms["monte_carlo"], half * (estimate - batch["monte_carlo_target"]).square().mean())
     torch.testing.assert_close(terms["discrepancy"], 0.25 * (output.value - estimate).square().mean())
     # Both value heads and what they share move towards one another.
-    learnt = [*policy.trunk.parameters(), *policy.critic_head.parameters(), *algorithm.monte_carlo_head.parameters()]
-    assert all(grad.abs().sum() > 0 for grad in torch.autograd.grad(terms["discrepancy"], learnt))
+    learned = [*policy.trunk.parameters(), *policy.critic_head.parameters(), *algorithm.monte_carlo_head.parameters()]
+    assert all(grad.abs().sum() > 0 for grad in torch.autograd.grad(terms["discrepancy"], learned))
 
 
 def test_without_a_weight_nothing_is_added(small):

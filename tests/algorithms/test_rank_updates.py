@@ -25,7 +25,7 @@ def algorithm_of(config):
     return make_algorithm(config, fresh_policy(config))
 
 
-def learnt(algorithm, batches, order):
+def learned(algorithm, batches, order):
     """What becomes of an algorithm after two iterations, and its gradients as clipped."""
     algorithm.buffer.order = lambda _: order
     gradients = []
@@ -55,12 +55,12 @@ def test_two_ranks_learn_from_halves_what_one_process_learns_from_all(small, ove
     slices, per_rank = 32, 16
     # The minibatches of all: those of rank 0, half of each, and those of rank 1.
     halves = torch.arange(slices).view(2, -1, config.minibatch_slices // 2)
-    alone = learnt(algorithm_of(config), batches, halves.transpose(0, 1).reshape(-1))
+    alone = learned(algorithm_of(config), batches, halves.transpose(0, 1).reshape(-1))
 
     def of_a_rank():
         share = config_of_rank(config, world())
         rows = slice(share.env.num_envs * world().rank, share.env.num_envs * (world().rank + 1))
-        return learnt(algorithm_of(share), [batch[rows] for batch in batches], torch.arange(per_rank))
+        return learned(algorithm_of(share), [batch[rows] for batch in batches], torch.arange(per_rank))
 
     of_ranks = in_ranks(2, met(of_a_rank))
     torch.testing.assert_close(of_ranks[0]["policy"], of_ranks[1]["policy"], rtol=0, atol=0)

@@ -43,8 +43,8 @@ def walk(half, slip, steps, best):
 def search(env):
     """A bound on the best return, and the return of random actions.
 
-    Before the first find nothing is learnt, so a policy visits one cell a step, each at a time no policy can improve on
-    for all: the bound takes the best order, as if any order could be walked, and shortest ways afterwards.
+    Before the first find nothing is learned, so a policy visits one cell a step, each at a time no policy can
+    improve on for all: the bound takes the best order, as if any order could be walked, and shortest ways afterwards.
     """
     distances = Counter(abs(x) + abs(y) for x, y in env.cells)
 

@@ -22,7 +22,7 @@ EVERY = ("checkpoint.every_frames=32", "total_frames=96", "resume=auto", "backen
 
 @pytest.fixture
 def on_full_disks(tiny, tmp_path):
-    """Runs ``recurrl-train`` on a disk that is really full after so many KiB each, and then with space."""
+    """Runs ``recurrl-train`` on a disk that is really full after ``free_kib`` KiB each, and then with space."""
 
     def on_full_disks(free_kib, *overrides):
         own = with_a_disk_of_its_own(str(tmp_path), "2m")

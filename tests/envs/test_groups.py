@@ -19,7 +19,7 @@ GRPO = (
 
 
 class Clock(gymnasium.Env):
-    """Shows the seed of its episode, and ends after so many steps."""
+    """Shows the seed of its episode, and ends after that many steps."""
 
     observation_space = gymnasium.spaces.Box(0, np.inf, (1,), np.float64)
     action_space = gymnasium.spaces.Discrete(2)

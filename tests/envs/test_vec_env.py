@@ -43,7 +43,7 @@ def simulated(*overrides, name="Simulation"):
 
 
 def rows_of(episodes, length):
-    """Overrides for rows of so many episodes of ``length`` steps, each a slice, in one minibatch."""
+    """Overrides for rows of ``episodes`` episodes of ``length`` steps, each a slice, in one minibatch."""
     frames = N * episodes * length
     return [f"frames_per_batch={frames}", f"total_frames={frames}", f"slice_len={length}", "minibatch_slices=8"]
 

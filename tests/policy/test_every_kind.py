@@ -92,7 +92,7 @@ LEARNING = (
 )
 
 
-def learnt(config):
+def learned(config):
     """The mean return of deterministic episodes after training."""
     policy = fresh_policy(config)
     learner = make_algorithm(config, policy)
@@ -115,11 +115,11 @@ def test_a_recurrent_policy_learns_what_needs_memory(observation, action, overri
     # Convolutions need smaller steps, and more of them.
     steps = ["lr=1e-3", "total_frames=19200"] if override == IMPALA else ["total_frames=14400"]
     overrides = [override, *steps] if override else []
-    assert learnt(configure(CUE, *LEARNING, *overrides, observation=observation, action=action)) > 0.9
+    assert learned(configure(CUE, *LEARNING, *overrides, observation=observation, action=action)) > 0.9
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("action", ["discrete", "bounded"])
 def test_a_policy_without_memory_does_not(action, configure):
     # Fifty episodes: twice the standard deviation of their mean is below 0.15.
-    assert learnt(configure(CUE, *LEARNING, "cell=none", action=action)) < WITHOUT_MEMORY[action] + 0.15
+    assert learned(configure(CUE, *LEARNING, "cell=none", action=action)) < WITHOUT_MEMORY[action] + 0.15

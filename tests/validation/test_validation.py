@@ -201,7 +201,9 @@ def test_what_ranks_share_must_divide_among_them(rejection, changes, message):
 
 @pytest.mark.usefixtures("three_ranks", "two_gpus")
 def test_each_rank_has_a_gpu_unless_all_share_a_numbered_one(rejection, checked):
-    assert rejection({**DIVIDED, "device": "cuda"}).startswith("device=cuda must be one of at least 3 GPUs")
+    assert rejection({**DIVIDED, "device": "cuda"}).startswith(
+        "device=cuda must be used with at least 3 GPUs on this machine, one per rank (got 2). Start torchrun"
+    )
     checked({**DIVIDED, "device": "cuda:0"})
 
 

@@ -39,7 +39,7 @@ class ResettingCollector(SingleCollector):
         return {"collect/reset": float(self.begins_with_reset)}
 
     def state_dict(self) -> dict[str, Any]:
-        """The unfinished episodes, and the number of spec."""
+        """The unfinished episodes, and the number of rollouts collected."""
         return {**super().state_dict(), "collected": self.collected}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

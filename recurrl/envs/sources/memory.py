@@ -71,7 +71,7 @@ class MemoryTask(BatchedEnv):
         num_envs: environments, N.
         observation: spec of the observation of all environments.
         actions: number of actions.
-        max_steps: truncates an episode after so many steps; None for never.
+        max_steps: steps after which an episode is truncated; None for no limit.
         device: the device of all tensors.
     """
 
