@@ -36,7 +36,7 @@ def policy(request, small):
 
 @st.composite
 def cut_rows(draw):
-    """Rows, slices a row, steps a slice, and where episodes start."""
+    """Rows, slices per row, steps per slice, and where episodes start."""
     rows, per_row, slice_len = draw(st.integers(1, 3)), draw(st.integers(2, 3)), draw(st.integers(2, 4))
     count = rows * per_row * slice_len
     resets = draw(st.lists(st.booleans(), min_size=count, max_size=count))

@@ -273,7 +273,7 @@ def test_too_many_non_finite_steps_in_a_row_end_the_run_and_change_nothing(small
 
 
 def test_skipped_steps_in_a_row_are_counted_across_a_resume(small, monkeypatch, tmp_path):
-    # Six to eight steps an iteration, of the ten in a row that end a run.
+    # Six to eight steps per iteration, of the ten in a row that end a run.
     options = ("minibatch_slices=2", "epochs=2")
     first, _ = learn(small, *options)
     _spoilt(first, monkeypatch, steps=100)
