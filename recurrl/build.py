@@ -150,6 +150,9 @@ def set_process_state(config: TrainConfig) -> None:
     tf32 = precision.resolve(config.precision, torch.device(config.device)) == "tf32"
     torch.backends.cuda.matmul.allow_tf32 = tf32
     torch.backends.cudnn.allow_tf32 = tf32
+    if config.compile != "none":
+        # What earlier jobs of a sweep compiled counts towards torch's limit of compiled variants per function.
+        torch.compiler.reset()
 
 
 def make_policy_for(config: TrainConfig, explicit_keys: Collection[str] = ()) -> Policy:
@@ -203,8 +206,8 @@ def make_algorithm(config: TrainConfig, policy: Policy) -> Algorithm:
 
 def make_rollout_spec(config: TrainConfig, policy: Policy, frames: int = 0) -> RolloutSpec:
     """What a run collects after ``frames`` frames. A resumed run uses new random numbers."""
-    size = config.algorithm.envs_per_group
-    return RolloutSpec(config.env, policy, config.frames_per_batch, seed_of_rank(config.seed, frames), size)
+    seed, size = seed_of_rank(config.seed, frames), config.algorithm.envs_per_group
+    return RolloutSpec(config.env, policy, config.frames_per_batch, seed, size, config.compile == "cudagraphs")
 
 
 def make_collector(config: TrainConfig, policy: Policy, frames: int = 0, restarts: Restarts | None = None) -> Collector:

@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 
-from recurrl.algorithms import compiling
 from recurrl.config import TrainConfig, WorkersConfig
 from recurrl.config.cell import NO_CELL
 from recurrl.config.collector import ReplayConfig
@@ -27,6 +26,7 @@ from recurrl.policy.build import cell_from_options, make_backend
 from recurrl.recurrent.backends import AUTO, Options, unsupported_reason, uses_torch_precision
 from recurrl.recurrent.cell import Cell, ParallelCell
 from recurrl.recurrent.precision import unsupported_by_torch
+from recurrl.runtime import compiling
 from recurrl.runtime.ranks import launched_size
 
 COMPILABLE = (AUTO, "native", "scan", "triton")
@@ -128,20 +128,25 @@ def _check_recurrence(config: TrainConfig) -> None:
     recurrent = config.algorithm.critic_kind == "recurrent"
     advice = "Choose a cell, or algorithm.critic=feedforward."
     _must(not recurrent or cell is not None, "cell", "a recurrent one with algorithm.critic=recurrent", NO_CELL, advice)
-    if config.compile:
+    if config.compile != "none":
         reason = compiling.unsupported(device)
         require(reason is None, str(reason))
         if cell is not None:
             _check_compiled_cell(config, cell)
+    if config.compile == "cudagraphs":
+        advice = "Choose a GPU, or compile=loss."
+        _must(device.type == "cuda", "device", "a CUDA device with compile=cudagraphs", config.device, advice)
+        collector, advice = config.collector.name, "Choose collector=single, or compile=loss."
+        _must(collector == "single", "collector", "single with compile=cudagraphs", collector, advice)
 
 
 def _check_compiled_cell(config: TrainConfig, cell: Cell) -> None:
     """Checks that the recurrent layer can be compiled as one graph."""
     name, advice = config.backend.name, "Choose another one, or leave compile out."
     compilable = name in COMPILABLE or is_custom(name)
-    _must(compilable, "backend", f"one of {', '.join(COMPILABLE)} with compile=true", name, advice)
+    _must(compilable, "backend", f"one of {', '.join(COMPILABLE)} with compile={config.compile}", name, advice)
     step_only = cell.TORCH is None and not isinstance(cell, ParallelCell)
-    condition = f"none with compile=true and cell={config.cell.name}, which defines only a step"
+    condition = f"none with compile={config.compile} and cell={config.cell.name}, which defines only a step"
     _must(not step_only or config.recompute == "none", "recompute", condition, config.recompute, advice)
 
 
@@ -207,9 +212,9 @@ def _check_ranks(config: TrainConfig) -> None:
     _check_multiple("minibatch_slices", config.minibatch_slices, ranks, f"{ranks} ranks")
     if isinstance(config.collector, WorkersConfig):
         _check_multiple("collector.num_workers", config.collector.num_workers, ranks, f"{ranks} ranks")
-    minibatches = config.compile and getattr(config.algorithm, "normalize_advantage", None) == "minibatch"
-    condition = "false with algorithm.normalize_advantage=minibatch and several ranks"
-    _must(not minibatches, "compile", condition, "true", "Leave one of them out.")
+    by_minibatch = getattr(config.algorithm, "normalize_advantage", None) == "minibatch"
+    condition = "none with algorithm.normalize_advantage=minibatch and several ranks"
+    _must(config.compile == "none" or not by_minibatch, "compile", condition, config.compile, "Leave one of them out.")
     folder, condition = config.pretrain.folder, "null with several ranks"
     advice = "Pretrain in a run of one process, with a small total_frames, and start this one with init_from=... of it."
     _must(folder is None, "pretrain.folder", condition, folder, advice)

@@ -174,7 +174,7 @@ def on_machine(monkeypatch, gpus):
     monkeypatch.setattr(library, "problem", lambda: None if gpus else "There is no compiler.")
 
 
-SEQUENCES = {"backend.name": backend_names(), "precision": PRECISIONS, "compile": (True, False)}
+SEQUENCES = {"backend.name": backend_names(), "precision": PRECISIONS, "compile": ("none", "loss", "cudagraphs")}
 """How sequences are computed; what else has few values is tried alone."""
 ALONE = {
     key: meaning.choices or (True, False)

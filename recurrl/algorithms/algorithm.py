@@ -3,6 +3,7 @@
 Shape legend: N environments, T steps of a row, S slices, K steps of a slice, M minibatches.
 """
 
+import logging
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -23,7 +24,6 @@ from recurrl.algorithms.checks import (
     check_skipped,
     no_gradient,
 )
-from recurrl.algorithms.compiling import compiled
 from recurrl.algorithms.gradient_signal import GradientSignal
 from recurrl.algorithms.metrics import KL, STEPS, Losses, mean_metrics, merged, share_of_ranks, step_metrics
 from recurrl.algorithms.states import SliceStates
@@ -35,8 +35,10 @@ from recurrl.policy import Policy
 from recurrl.policy.normalization import RewardScaler
 from recurrl.policy.policy import SequenceOutput
 from recurrl.recurrent.module.keys import IS_INIT
+from recurrl.runtime.compiling import compiled
 from recurrl.runtime.ranks import world
 
+logger = logging.getLogger(__name__)
 Metrics = Mapping[str, Tensor]
 OPTIMIZERS = {"adam": Adam, "adamw": AdamW}
 EPS = 1e-5
@@ -61,7 +63,7 @@ class Algorithm(nn.Module):
         log_clip_range: the log-ratios that a clipped objective clips to; None if the algorithm has none.
         progress: the fraction of the run's frames before this iteration.
         rows: the rows of the last iteration, as prepared; None before it.
-        compile_time_s: seconds of the first compiled gradient; None before it, and without ``compile=true``.
+        compile_time_s: seconds of the first compiled gradient; None before it, and with ``compile=none``.
     """
 
     log_clip_range: tuple[float, float] | None = None
@@ -244,7 +246,7 @@ class Algorithm(nn.Module):
         if not self._is_checked:
             check_own_parameters(self)
             self._is_checked = True
-        if self.config.compile and self.compile_time_s is None:
+        if self.config.compile != "none" and self.compile_time_s is None:
             self.compile_time_s = time.perf_counter() - began
         return losses, total.detach()
 
@@ -253,7 +255,10 @@ class Algorithm(nn.Module):
         def losses(slices_SK: TensorDictBase) -> Losses:
             return self.loss(slices_SK, self.policy.sequence(*self.policy.inputs(slices_SK)))
 
-        return compiled(losses, torch.device(self.config.device)) if self.config.compile else losses
+        if self.config.compile == "none":
+            return losses
+        logger.info("The first update compiles the loss, which takes ten seconds or more.")
+        return compiled(losses, torch.device(self.config.device), self.config.compile == "cudagraphs")
 
     @property
     def _trained(self) -> list[nn.Parameter]:

@@ -155,7 +155,7 @@ def open_run(
         backend=replace(config.backend, name="reference"),
         precision="fast" if config.precision in ("fast", "tf32") else "ieee",
         recompute="none",
-        compile=False,
+        compile="none",
         resume=None,
         env=with_maker(config.env, env),
     )

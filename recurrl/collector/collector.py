@@ -26,6 +26,7 @@ class RolloutSpec:
         seed: the seed of environments and workers.
         group_size: environments that start each row from the same state; each row then begins with a reset. None:
             episodes continue from one rollout to the next.
+        cuda_graph: replays the policy's steps as a CUDA graph.
     """
 
     env: EnvConfig
@@ -33,6 +34,7 @@ class RolloutSpec:
     frames: int
     seed: int
     group_size: int | None = None
+    cuda_graph: bool = False
 
 
 class Collector(Protocol):

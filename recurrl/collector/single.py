@@ -22,7 +22,9 @@ from recurrl.envs.saved_state import UnsavableError
 from recurrl.errors import NonFiniteError
 from recurrl.keys import ACTION, HIDDEN, LOG_PROB, VALUE, path_of
 from recurrl.policy.noise import NOISE
+from recurrl.policy.policy import NewState, State
 from recurrl.recurrent.module.keys import IS_INIT
+from recurrl.runtime.compiling import compiled
 from recurrl.runtime.serialization import state_copy
 
 logger = logging.getLogger(__name__)
@@ -37,6 +39,11 @@ class SingleCollector:
 
     def __init__(self, spec: RolloutSpec) -> None:
         self.spec, self.policy = spec, spec.policy
+
+        def act(observation: Any, state: State, noise_NZ: Tensor) -> tuple[Any, Tensor, Tensor | None, NewState]:
+            return self.policy.step(observation, state, None, noise_NZ)[:4]
+
+        self._act = compiled(act, self.policy.device, cuda_graph=True) if spec.cuda_graph else act
         self._steps = spec.frames // spec.env.num_envs
         self._metrics: dict[str, float] = {}
         # As of the last rollout: evaluation in the same simulator must not change it.
@@ -82,7 +89,7 @@ class SingleCollector:
             is_init = current[IS_INIT].to(device)
             state = policy.reset({key: current[key] for key in state_keys}, is_init.squeeze(-1))
             observation = {key: current[key].to(device) for key in observation_keys}
-            action, log_prob, value, new_state, *_ = policy.step(observation_in(observation), state, None, noise_NZ)
+            action, log_prob, value, new_state = self._act(observation_in(observation), state, noise_NZ)
             after = env.step_tensors(action.to(env.device))
             after[EPISODE_LENGTH] = current[EPISODE_LENGTH] + 1
             after[EPISODE_RETURN] = current[EPISODE_RETURN] + after["reward"]

@@ -151,7 +151,11 @@ class TrainConfig:
         choices=("none", "full"),
         only_with=A_CELL,
     )
-    compile: bool = option("torch.compile the loss: a slow start, then faster or slower, depending on the cell")
+    compile: str = option(
+        "loss: torch.compile the loss, a slow start, then faster or slower, depending on the cell; cudagraphs: on a "
+        "GPU, replay loss and gradient and the policy's steps as CUDA graphs",
+        choices=("none", "loss", "cudagraphs"),
+    )
     total_frames: int = option("environment steps, summed over environments; never exceeded", STEPS)
     schedule_frames: int | None = option(
         "frames over which schedules fall; null: total_frames, of a resumed run its first", STEPS, only_with=SCHEDULES

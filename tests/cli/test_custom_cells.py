@@ -34,7 +34,7 @@ IMPOSSIBLE = [
     (["cell=window", "cell.length=0"], "cell.length must be"),
     (["cell=elman", "backend=pad"], "backend=pad does not support cell=elman: torch has no fused kernel for it."),
     (["cell=elman", "backend=triton"], "backend=triton has no kernel for cell=elman, only for gru, lstm, and"),
-    (["cell=elman", "compile=true", "recompute=full"], "must be none with compile=true and cell=my_package"),
+    (["cell=elman", "compile=loss", "recompute=full"], "must be none with compile=loss and cell=my_package"),
 ]
 
 

@@ -178,7 +178,7 @@ def _spy(patch, seen):
             build, name, lambda *a, made=made, name=name: seen.setdefault(name.removeprefix("make_"), made(*a))
         )
 
-    def compiled(loss, device):
+    def compiled(loss, device, cuda_graph):
         seen["compiled"] = True
         return loss
 

@@ -68,9 +68,10 @@ ERRORS = [
         "cell must be a recurrent one with algorithm.critic=recurrent (got none). Choose a cell, or algorithm.critic=",
     ),
     # Compiling
-    ({"compile": True, "backend.name": "pad"}, "backend must be one of auto, native, scan, triton with compile=true"),
-    ({"compile": True, "backend.name": "reference"}, "(got reference)."),
-    ({"compile": True, "cell": ELMAN, "recompute": "full"}, "recompute must be none with compile=true"),
+    ({"compile": "loss", "backend.name": "pad"}, "backend must be one of auto, native, scan, triton with compile=loss"),
+    ({"compile": "loss", "backend.name": "reference"}, "(got reference)."),
+    ({"compile": "loss", "cell": ELMAN, "recompute": "full"}, "recompute must be none with compile=loss"),
+    ({"compile": "cudagraphs"}, "device must be a CUDA device with compile=cudagraphs (got cpu). Choose a GPU, or"),
     # Workers
     ({"collector": workers(5)}, "must be a multiple of collector.num_workers=5 (got 32). Set env.num_envs=30, for"),
 ]
@@ -95,7 +96,7 @@ ADVISED = [
     ONE_FRAME_A_BATCH,
     *({"state": "zero"}, {"state": "refresh"}, BURN_IN, {"precision": "fast"}, {"recompute": "full"}),
     {"recompute": "full", "backend.name": "reference"},
-    {"compile": True, "cell": MLSTM, "backend.name": "native"},
+    {"compile": "loss", "cell": MLSTM, "backend.name": "native"},
     {"collector": workers(4)},
 ]
 
@@ -122,6 +123,14 @@ def test_a_cuda_device_must_be_there(checked, rejection):
     assert error.startswith("device must be auto, cpu or one of the 2 CUDA devices that torch")
 
 
+@pytest.mark.usefixtures("two_gpus")
+def test_cuda_graphs_need_a_rollout_in_this_process(checked, rejection):
+    changes = {"device": "cuda", "compile": "cudagraphs"}
+    checked(changes)
+    error = rejection({**changes, "collector": workers(4)})
+    assert error.startswith("collector must be single with compile=cudagraphs (got multi_sync). Choose collector=singl")
+
+
 def test_a_cuda_device_is_an_error_on_a_machine_without_one(rejection, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert "Choose device=cpu, or install a CUDA build of torch" in rejection({"device": "cuda"})
@@ -129,7 +138,7 @@ def test_a_cuda_device_is_an_error_on_a_machine_without_one(rejection, monkeypat
 
 def test_compiling_needs_a_compiler(rejection, monkeypatch):
     monkeypatch.setenv("CXX", "no-such-compiler")
-    assert "no-such-compiler is not on PATH" in rejection({"compile": True})
+    assert "no-such-compiler is not on PATH" in rejection({"compile": "loss"})
 
 
 # Groups

@@ -1,0 +1,49 @@
+"""Compiles functions of tensors with ``torch.compile``, and captures them as CUDA graphs."""
+
+import logging
+import os
+import shutil
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from hoptorch.scan import ensure_scan_backward
+from torch import Tensor
+from torch.utils._pytree import tree_map_only
+
+logger = logging.getLogger(__name__)
+Function = Callable[..., Any]
+
+
+def compiled(function: Function, device: torch.device, cuda_graph: bool = False) -> Function:
+    """A function that is compiled as one graph at its first call, and its gradient at the first backward pass.
+
+    Each shape of the arguments is compiled separately.
+
+    Args:
+        function: of tensors, and of mappings and tuples of tensors.
+        device: the device of the tensors.
+        cuda_graph: replays the kernels as CUDA graphs, by torch's "reduce-overhead".
+    """
+    # Step-only cells run through hoptorch's scan, whose availability cannot be checked while tracing.
+    ensure_scan_backward(device)
+    mode = "reduce-overhead" if cuda_graph else None
+    graph: Function = torch.compile(function, fullgraph=True, dynamic=False, mode=mode)
+
+    def replayed(*args: Any) -> Any:
+        # The next replay overwrites the graph's results; the caller has copies of them.
+        torch.compiler.cudagraph_mark_step_begin()
+        return tree_map_only(Tensor, Tensor.clone, graph(*args))
+
+    return replayed if cuda_graph else graph
+
+
+def unsupported(device: torch.device) -> str | None:
+    """The reason why code for a device cannot be compiled here, and what to do; None if it can."""
+    compiler = os.environ.get("CXX", "g++")
+    if device.type != "cpu" or shutil.which(compiler) is not None:
+        return None
+    return (
+        f"compile=loss needs a C++ compiler, but {compiler} is not on PATH. Install one (apt-get install g++), name "
+        "another in the environment variable CXX, or leave compile out."
+    )
