@@ -70,20 +70,14 @@ class EnvChecks:
         """The entries ``reward``, ``terminated``, ``truncated`` and ``done`` of a step, ``[N, 1]`` each."""
         rewards = self._column("reward", rewards_N, *_REWARD)
         self.check_finite("reward", rewards)
-        columns = {
-            "reward": rewards.astype(np.float32),
-            "terminated": self._flags("terminated", terminated_N),
-            "truncated": self._flags("truncated", truncated_N),
-        }
+        columns: dict[str, Array] = {"reward": rewards.astype(np.float32)}
+        for name, flags_N in (("terminated", terminated_N), ("truncated", truncated_N)):
+            flags = self._column(name, flags_N, *_FLAG)
+            if flags.dtype.kind != "b":  # 0 and 1 may stand for them
+                self.reject((flags != 0) & (flags != 1), flags, name, f"Have step return {_FLAG[1]}.")
+            columns[name] = flags.astype(bool)
         columns["done"] = columns["terminated"] | columns["truncated"]
         return {key: torch.from_numpy(column.reshape(-1, 1)) for key, column in columns.items()}
-
-    def _flags(self, name: str, values_N: Any) -> Array:
-        """The flags of all environments ``[N]``; 0 and 1 may stand for them."""
-        column = self._column(name, values_N, *_FLAG)
-        if column.dtype.kind != "b":
-            self.reject((column != 0) & (column != 1), column, name, f"Have step return {_FLAG[1]}.")
-        return column.astype(bool)
 
     def check_finite(self, what: str, values_N: Array) -> None:
         """Rejects values that are NaN or infinite, or would be in float32."""
