@@ -12,7 +12,7 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor, nn
 
-from recurrl.algorithms.metrics import GRAD_NORM, SKIPPED, STEPS, Losses, check_numbers
+from recurrl.algorithms.metrics import GRAD_NORM, SKIPPED, STEPS, Losses
 from recurrl.errors import ConfigError, NonFiniteError, RunError, require
 from recurrl.keys import LOSS_MASK
 
@@ -114,20 +114,6 @@ def check_all_optimized(algorithm: Algorithm) -> None:
         f"{', '.join(late)} later, which would not be trained). Make modules in __init__: their sizes are in "
         "policy.observation_spec, policy.action_spec and config.cell.hidden_size.",
     )
-
-
-def check_prepared(algorithm: Algorithm, metrics: Any) -> None:
-    """Rejects what :meth:`Algorithm.prepare` returned if it is not a mapping of numbers.
-
-    Raises:
-        ConfigError: it returned something else.
-    """
-    if not isinstance(metrics, Mapping):
-        raise ConfigError(
-            f"prepare of algorithm={algorithm.options.name} must return its metrics (got {metrics!r:.60}). Return {{}} "
-            "for none."
-        )
-    check_numbers(metrics)
 
 
 def check_gradient(algorithm: Algorithm, metrics: Mapping[str, float]) -> None:

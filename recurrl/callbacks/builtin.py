@@ -17,7 +17,6 @@ import torch
 from tensordict import TensorDictBase
 
 from recurrl import checkpoint, evaluation
-from recurrl.algorithms.metrics import check_numbers
 from recurrl.callbacks.callback import Callback
 from recurrl.callbacks.diagnosis import Diagnosis
 from recurrl.checkpoint import files, rank_states
@@ -30,7 +29,7 @@ from recurrl.errors import ConfigError, EnvError, RunError
 from recurrl.evaluation import KEPT, StoppedError
 from recurrl.policy import Policy
 from recurrl.returns import WINDOW, deviation
-from recurrl.runtime.ranks import world
+from recurrl.runtime.ranks import floats, world
 from recurrl.runtime.run_directory import CHECKPOINTS, CURVE, METRICS
 from recurrl.runtime.seeds import seeds
 from recurrl.tracking import Tracker
@@ -313,8 +312,7 @@ class Log(Callback):
         plot_learning_curve(trainer.run_dir / METRICS, trainer.run_dir / CURVE)
 
     def _log(self, trainer: Trainer) -> None:
-        report, metrics = trainer.report, trainer.metrics
-        check_numbers(metrics)
+        report, metrics = trainer.report, floats(trainer.metrics)
         report.warnings = self._diagnosis.warnings(metrics)
         for tracker in self._trackers:
             tracker.log(trainer.frames, metrics)
