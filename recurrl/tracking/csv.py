@@ -76,8 +76,9 @@ class CsvTracker(Tracker):
         return self._path.open("a", encoding="utf-8", newline="")
 
     def _write(self, file: TextIO, rows: Iterable[Row]) -> None:
-        cells = ({name: repr(float(value)) for name, value in row.items()} | {FRAMES: row[FRAMES]} for row in rows)
-        csv.DictWriter(file, self._columns, restval="", lineterminator="\n").writerows(cells)
+        writer = csv.DictWriter(file, self._columns, restval="", lineterminator="\n")
+        for row in rows:
+            writer.writerow({name: repr(float(value)) for name, value in row.items()} | {FRAMES: row[FRAMES]})
 
 
 def make(
