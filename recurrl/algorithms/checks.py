@@ -106,7 +106,7 @@ def check_all_optimized(algorithm: Algorithm) -> None:
     Raises:
         ConfigError: with the names of such parameters.
     """
-    optimized = {id(each) for each in algorithm.optimizer.param_groups[0]["params"]}
+    optimized = set(map(id, algorithm.optimizer.param_groups[0]["params"]))
     late = [name for name, each in algorithm.named_parameters() if each.requires_grad and id(each) not in optimized]
     require(
         not late,

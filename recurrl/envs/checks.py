@@ -59,12 +59,10 @@ class EnvChecks:
         except (ConfigError, EnvError):
             raise
         except UnnamedEnvError as unnamed:
-            raise EnvError(f"{self.name(self.at)} {unnamed}") from unnamed.__cause__
+            raise self.error(self.at, str(unnamed)) from unnamed.__cause__
         except (Exception, SystemExit) as error:
-            raise EnvError(
-                f"{self.name(self.at)} raised {type(error).__name__} in {call}: {message_of(error)}. "
-                "HYDRA_FULL_ERROR=1 shows where."
-            ) from error
+            problem = f"raised {type(error).__name__} in {call}: {message_of(error)}. HYDRA_FULL_ERROR=1 shows where."
+            raise self.error(self.at, problem) from error
 
     def results(self, rewards_N: Any, terminated_N: Any, truncated_N: Any) -> dict[NestedKey, Tensor]:
         """The entries ``reward``, ``terminated``, ``truncated`` and ``done`` of a step, ``[N, 1]`` each."""
@@ -114,12 +112,8 @@ class EnvChecks:
 
     def error(self, i: int | None, problem: str) -> EnvError:
         """An error of environment ``i``, or of all."""
-        return EnvError(f"{self.name(i)} {problem}")
-
-    def name(self, i: int | None = None) -> str:
-        """The beginning of a message about environment ``i``, or about all."""
         which = f"Environment {i} of {self._count}" if i is not None else f"The vector environment of {self._count}"
-        return f"{which} ({self.env_id}), at step {self.steps},"
+        return EnvError(f"{which} ({self.env_id}), at step {self.steps}, {problem}")
 
     def check_values(self, observation: Mapping[NestedKey, Tensor], limits: Mapping[NestedKey, Any]) -> None:
         """Rejects values that are not finite or out of range.

@@ -72,7 +72,8 @@ class InlineEnv(BatchedEnv):
 
     def step_tensors(self, action: Tensor | TensorDictBase) -> Tensors:
         """Steps the environments one by one."""
-        actions = iterate(self._actions_space, without_names(self._action_space, action.numpy()))
+        batch = action.numpy() if isinstance(action, Tensor) else without_names(self._action_space, action.numpy())
+        actions = iterate(self._actions_space, batch)
         rewards: list[Any] = []
         terminated_N: list[Any] = []
         truncated_N: list[Any] = []

@@ -70,11 +70,9 @@ class PolicyEnv(BatchedEnv):
         # Replaced, never written to.
         self._last: Tensors = {}
         self._token = object()
-        specs = {each.raw: each.spec for each in interface.entries}
-        self._previous: Tensors = {
-            key: specs[key].expand(count, *specs[key].shape).zero().to(raw.device)
-            for key in specs.keys() & {PREVIOUS_REWARD}
-        }
+        self._previous: Tensors = {}
+        if options.previous_reward:
+            self._previous[PREVIOUS_REWARD] = torch.zeros(count, 1, device=raw.device)
 
     def step_tensors(self, action: Tensor | TensorDictBase) -> Tensors:
         """Steps the environments with the policy's actions."""
@@ -82,7 +80,7 @@ class PolicyEnv(BatchedEnv):
             parts = self.interface.env_action(action)
             after = self.raw.step_tensors(parts[()] if () in parts else TensorDict(parts, self.batch_size))
             results: Tensors = {key: after[key] for key in _RESULTS if key in after}
-            if PREVIOUS_REWARD in self._previous:
+            if self._previous:
                 self._previous[PREVIOUS_REWARD] = results["reward"].float()
             return {**self._observed(after, ~results["done"]), **results}
 
@@ -104,7 +102,7 @@ class PolicyEnv(BatchedEnv):
 
     def _observed(self, raw: Tensors, acting: Tensor | None) -> Tensors:
         """The policy's observation, checked. Only environments in ``acting`` ``[N, 1]`` act on it; None for all."""
-        observation = self.interface.observation({**raw, **self._previous} if self._previous else raw)
+        observation = self.interface.observation({**raw, **self._previous})
         if self.raw.checks is not None:
             self.checks.check_values(observation, self._limits)
             mask = observation.get((OBSERVATION, ACTION_MASK))
