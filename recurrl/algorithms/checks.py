@@ -108,12 +108,12 @@ def check_all_optimized(algorithm: Algorithm) -> None:
     """
     optimized = set(map(id, algorithm.optimizer.param_groups[0]["params"]))
     late = [name for name, each in algorithm.named_parameters() if each.requires_grad and id(each) not in optimized]
-    require(
-        not late,
-        f"The parameters of algorithm={algorithm.options.name} must be those after its constructor (got "
-        f"{', '.join(late)} later, which would not be trained). Make modules in __init__: their sizes are in "
-        "policy.observation_spec, policy.action_spec and config.cell.hidden_size.",
-    )
+    if late:
+        raise ConfigError(
+            f"The parameters of algorithm={algorithm.options.name} must be those after its constructor (got "
+            f"{', '.join(late)} later, which would not be trained). Make modules in __init__: their sizes are in "
+            "policy.observation_spec, policy.action_spec and config.cell.hidden_size."
+        )
 
 
 def check_gradient(algorithm: Algorithm, metrics: Mapping[str, float]) -> None:

@@ -170,9 +170,11 @@ class Diagnosis(Callback):
         """True if returns are higher than at first by two standard errors of the difference, or not known yet."""
         if not self._first:
             return True
-        variances = (each[STD] ** 2 / min(each[EPISODES], WINDOW) for each in (metrics, self._first))
+        variance = 0.0
+        for each in (metrics, self._first):
+            variance += each[STD] ** 2 / min(each[EPISODES], WINDOW)
         rounding = 1e-9 * abs(self._first[MEAN])
-        return metrics[MEAN] > self._first[MEAN] + 2 * math.sqrt(sum(variances)) + rounding
+        return metrics[MEAN] > self._first[MEAN] + 2 * math.sqrt(variance) + rounding
 
     def state_dict(self) -> dict[str, Any]:
         """The counts so far, for checkpoints: a resumed run warns like one that was not interrupted."""

@@ -250,13 +250,11 @@ class Policy(nn.Module):
             state = self.reset(state, is_init_B)
         features, new_state = self.trunk.step(observation, state)
         distribution: Any = self.actor_head(features, observation)
-        value = None
-        if self.critic_head is not None:
-            critic_features = features
-            if self.critic_trunk is not None:
-                critic_features, critic_state = self.critic_trunk.step(observation, state)
-                new_state |= critic_state
-            value = self.critic_head(critic_features)
+        critic_features = features
+        if self.critic_trunk is not None:
+            critic_features, critic_state = self.critic_trunk.step(observation, state)
+            new_state |= critic_state
+        value = None if self.critic_head is None else self.critic_head(critic_features)
         if NOISE in state:
             new_state[NOISE] = state[NOISE]
         if noise_BZ is not None and self.noise is not None:
@@ -286,13 +284,12 @@ class Policy(nn.Module):
         """
         features, new_state = self.trunk.sequence(observation, state, is_init_BT)
         distribution = self.actor_head(features, observation)
-        if self.critic_head is None:
-            return SequenceOutput(distribution, None, new_state, features)
         critic_features = features
         if self.critic_trunk is not None:
             critic_features, critic_state = self.critic_trunk.sequence(observation, state, is_init_BT)
             new_state |= critic_state
-        return SequenceOutput(distribution, self.critic_head(critic_features), new_state, features)
+        value = None if self.critic_head is None else self.critic_head(critic_features)
+        return SequenceOutput(distribution, value, new_state, features)
 
     @torch.no_grad()
     def observe(self, observation: Any) -> None:
