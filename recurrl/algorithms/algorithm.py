@@ -148,7 +148,8 @@ class Algorithm(nn.Module):
         self.reward_scaler.observe(rollout_NT["next", "reward"].squeeze(-1), rollout_NT[IS_INIT].squeeze(-1), mask_NT)
         self.rows = rows_NT = self.buffer.extend(rollout_NT)
         reward_NT = self.reward_scaler(rows_NT["next", "reward"].squeeze(-1))
-        metrics = merged(metrics, self.states.set_rows(rows_NT), self._prepare(rows_NT, reward_NT))
+        self.states.set_rows(rows_NT)
+        metrics = merged(metrics, self.states.norms(rows_NT), self._prepare(rows_NT, reward_NT))
         if LOSS_MASK in rows_NT and not world().gathered(rows_NT[LOSS_MASK].any()).any():
             metrics[STEPS] = 0.0
         else:

@@ -49,11 +49,14 @@ class SliceStates:
         self.refreshes = mode == REFRESH
         self._read = [OBSERVATION, IS_INIT, *policy.input_keys]
 
-    def set_rows(self, rows_NT: TensorDictBase) -> dict[str, float]:
-        """Sets the rows of an iteration, as they were collected, and returns the mean Euclidean norm of each state."""
+    def set_rows(self, rows_NT: TensorDictBase) -> None:
+        """Sets the rows of an iteration, as they were collected."""
         self._slices_per_row = rows_NT.batch_size[1] // self._slice_len
         self._slices_SK = rows_NT.select(*self._read).reshape(-1, self._slice_len)
         self._recorded_SK = rows_NT["next"].select(*self._keys).reshape(-1, self._slice_len)
+
+    def norms(self, rows_NT: TensorDictBase) -> dict[str, float]:
+        """The mean Euclidean norm of each state in rows of an iteration."""
         return {f"state/{key}_norm": float(rows_NT[key].flatten(2).norm(dim=-1).mean()) for key in self._keys}
 
     @torch.no_grad()

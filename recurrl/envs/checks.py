@@ -163,19 +163,16 @@ class Observations:
         space: the space of one environment's observation.
         count: number of environments, N.
         batched: observations of all environments are read at once rather than one by one.
-
-    Attributes:
-        keys: the keys of the entries, in the order in which they are read.
     """
 
     def __init__(self, space: Space, count: int, batched: bool = False) -> None:
         zeros = Composite({OBSERVATION: spec_of(named(space, text=False), count)}, shape=[count]).zero()
         of_all = {key: values.numpy() for key, values in zeros.items(True, True)}
-        self.keys, self._space, first = list(of_all), space, 0 if batched else 1
-        self._entries = [(key, each.dtype, each.shape[first:]) for key, each in of_all.items()]
+        self._space, first = space, 0 if batched else 1
+        self._entries = {key: (each.dtype, each.shape[first:]) for key, each in of_all.items()}
 
-    def read(self, observation: Any) -> list[Array]:
-        """The entries of an observation, in the order of ``keys``.
+    def read(self, observation: Any) -> dict[NestedKey, Array]:
+        """The entries of an observation.
 
         Raises:
             UnnamedEnvError: an entry is missing, or differs from its space in shape or dtype.
@@ -183,15 +180,16 @@ class Observations:
         try:
             entries = [as_array(value) for value in _leaves_in(self._space, observation)]
         except KeyError as error:
-            keys = ", ".join(".".join(path_of(key)[1:]) for key in self.keys)
+            keys = ", ".join(".".join(path_of(key)[1:]) for key in self._entries)
             raise UnnamedEnvError(
                 f"returned an observation that lacks the entry {error}. Have it return a dict with the entries of its "
                 f"observation_space: {keys}."
             ) from error
-        for i, (key, dtype, shape) in enumerate(self._entries):
-            if entries[i].dtype != dtype or entries[i].shape != shape:
-                entries[i] = _fitted(key, entries[i], shape, dtype)
-        return entries
+        read = dict(zip(self._entries, entries, strict=True))
+        for key, (dtype, shape) in self._entries.items():
+            if read[key].dtype != dtype or read[key].shape != shape:
+                read[key] = _fitted(key, read[key], shape, dtype)
+        return read
 
 
 def _leaves_in(space: Space, value: Any) -> Iterator[Any]:

@@ -113,7 +113,7 @@ class InlineEnv(BatchedEnv):
         if type(observation) is np.ndarray and observation.dtype == self._dtype and observation.shape == self._shape:
             self._plain[i] = observation
             return
-        for key, entry in zip(self._reader.keys, self._reader.read(observation), strict=True):
+        for key, entry in self._reader.read(observation).items():
             self._last[key][i] = entry
 
     def observed(self) -> Tensors:
