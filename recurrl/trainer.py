@@ -138,7 +138,7 @@ class Trainer:
 
     def _completed(self, update: Mapping[str, float]) -> dict[str, float]:
         """Counts an iteration, and adds times, collection and callbacks to the update's metrics. Collective."""
-        self.report.backend = next((module.backend_in_use for module in self.policy.recurrent_modules), None)
+        self.report.backend = self.policy.backend_in_use
         times = self.report.add_iteration(self.config.frames_per_batch, self.algorithm.compile_time_s)
         collected = world().averaged(self.collector.metrics())
         if RESTARTS in collected:

@@ -2,6 +2,7 @@
 
 import inspect
 from collections import Counter
+from contextlib import closing
 
 import numpy as np
 import pytest
@@ -156,7 +157,8 @@ def on_gpu(small, monkeypatch):
     def on_gpu(device, env_id, *overrides, **kwargs):
         config = small("env=gym", "env.packages=[tasks]", f"env.id={env_id}", *overrides)
         config.env.kwargs, config.device = kwargs, "cuda:0"
-        spaces = source_of(config.env).plain_spaces()
+        with closing(source_of(config.env).plain()) as plain:
+            spaces = plain.observation_space, plain.action_space
 
         def make_batched_env(env, count, seed, groups=None, privileged=False):
             return PolicyEnv(Nowhere(count, device, *spaces, env.action_mask_from_info), env, privileged)

@@ -4,6 +4,7 @@ Shape legend: B batch.
 """
 
 from collections.abc import Collection
+from contextlib import closing
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -117,7 +118,8 @@ class NamedInterface(Interface):
     """
 
     def __init__(self, env: EnvConfig, critic_only: Collection[str] = ()) -> None:
-        observation, action = source_of(env).plain_spaces()
+        with closing(source_of(env).plain()) as plain:
+            observation, action = plain.observation_space, plain.action_space
         specs, action_spec = raw_specs(env.id, observation, action, 1, env.action_mask_from_info)
         super().__init__(env, Composite(specs, shape=[1])[0], action_spec[0], without=critic_only)
         self.observation_space, self.action_space = observation, action

@@ -20,7 +20,6 @@ from recurrl.algorithms.checks import (
     check_gradient,
     check_losses,
     check_own_parameters,
-    check_prepared,
     check_skipped,
     no_gradient,
 )
@@ -29,14 +28,14 @@ from recurrl.algorithms.metrics import KL, STEPS, Losses, mean_metrics, merged, 
 from recurrl.algorithms.states import SliceStates
 from recurrl.config import AlgorithmConfig, TrainConfig
 from recurrl.config.plugins import factory
-from recurrl.errors import RunError
+from recurrl.errors import ConfigError, RunError
 from recurrl.keys import INSERTED, LOSS_MASK, OBSERVATION
 from recurrl.policy import Policy
 from recurrl.policy.normalization import RewardScaler
 from recurrl.policy.policy import SequenceOutput
 from recurrl.recurrent.module.keys import IS_INIT
 from recurrl.runtime.compiling import compiled
-from recurrl.runtime.ranks import world
+from recurrl.runtime.ranks import floats, world
 
 logger = logging.getLogger(__name__)
 Metrics = Mapping[str, Tensor]
@@ -141,7 +140,7 @@ class Algorithm(nn.Module):
         """
         self.progress = progress
         if self.config.lr_schedule == "linear":
-            self._set_lr(self.annealed(self.config.lr, self.config.lr_final_fraction))
+            self._optimized["lr"] = self.annealed(self.config.lr, self.config.lr_final_fraction)
         self.begin_iteration()
         mask_NT, metrics = None, dict[str, float]()
         if INSERTED in rollout_NT["next"]:
@@ -165,8 +164,12 @@ class Algorithm(nn.Module):
         if self.states.refreshes:
             self.states.refresh(rows_NT)
         metrics = self.prepare(rows_NT, reward_NT)
-        check_prepared(self, metrics)
-        return metrics
+        if not isinstance(metrics, Mapping):
+            raise ConfigError(
+                f"prepare of algorithm={self.options.name} must return its metrics (got {metrics!r:.60}). Return {{}} "
+                "for none."
+            )
+        return floats(metrics)
 
     def _epochs(self, rows_NT: TensorDictBase, reward_NT: Tensor) -> dict[str, float]:
         steps: list[Metrics] = []
@@ -179,7 +182,7 @@ class Algorithm(nn.Module):
                 self.states.set_initial_states(slices_SK)
                 steps.append(self.gradient_step(slices_SK))
                 if epoch == 0:
-                    self.gradient_signal.add(self._trained, steps[-1][STEPS])
+                    self.gradient_signal.add(self._optimized["params"], steps[-1][STEPS])
                 if self.config.lr_schedule == "adaptive":
                     kl = self._kl(steps[-1:])
                     # Until a step has been taken, the KL is zero.
@@ -197,7 +200,7 @@ class Algorithm(nn.Module):
         metrics = mean_metrics(steps, self.log_clip_range)
         check_gradient(self, metrics)
         check_all_optimized(self)
-        optim = {"optim/lr": self._lr, "optim/signal": self.gradient_signal.share}
+        optim = {"optim/lr": self._optimized["lr"], "optim/signal": self.gradient_signal.share}
         return merged(metrics, self.states.drift(slices_SK), optim)
 
     def epochs(self) -> int:
@@ -214,9 +217,10 @@ class Algorithm(nn.Module):
             Metrics.
         """
         losses, total = self.backward(slices_SK)
+        parameters = self._optimized["params"]
         if world().size > 1:
-            average_gradients(self._trained, total)
-        norm = nn.utils.clip_grad_norm_(self._trained, self.options.max_grad_norm or math.inf)
+            average_gradients(parameters, total)
+        norm = nn.utils.clip_grad_norm_(parameters, self.options.max_grad_norm or math.inf)
         # The sum is finite only if both are; a product with zero is NaN otherwise.
         skipped = ((total + norm) * 0.0).float().nan_to_num(nan=1.0)
         # Fused optimizers read it, as torch.amp.GradScaler sets it, and take no step where it is 1.
@@ -240,8 +244,7 @@ class Algorithm(nn.Module):
         total = losses.total
         if not total.requires_grad:
             raise RunError(no_gradient(self, "does not require a gradient"))
-        for parameter in self._trained:
-            parameter.grad = None
+        self.optimizer.zero_grad()
         total.backward()
         if not self._is_checked:
             check_own_parameters(self)
@@ -261,27 +264,17 @@ class Algorithm(nn.Module):
         return compiled(losses, torch.device(self.config.device), self.config.compile == "cudagraphs")
 
     @property
-    def _trained(self) -> list[nn.Parameter]:
-        """The parameters that the optimizer changes."""
-        parameters: list[nn.Parameter] = self.optimizer.param_groups[0]["params"]
-        return parameters
-
-    @property
-    def _lr(self) -> float:
-        """The learning rate."""
-        lr: float = self.optimizer.param_groups[0]["lr"]
-        return lr
-
-    def _set_lr(self, lr: float) -> None:
-        for group in self.optimizer.param_groups:
-            group["lr"] = lr
+    def _optimized(self) -> dict[str, Any]:
+        """The optimizer's only group: the parameters that it changes, ``params``, and their learning rate, ``lr``."""
+        return self.optimizer.param_groups[0]
 
     def _adapt_lr(self, kl: float) -> None:
         """Adapts the learning rate to the KL of the last gradient step."""
+        lr = self._optimized["lr"]
         if kl > 2 * self.config.desired_kl:
-            self._set_lr(max(self._lr / LR_FACTOR, LR_BOUNDS[0]))
+            self._optimized["lr"] = max(lr / LR_FACTOR, LR_BOUNDS[0])
         elif kl < self.config.desired_kl / 2:
-            self._set_lr(min(self._lr * LR_FACTOR, LR_BOUNDS[1]))
+            self._optimized["lr"] = min(lr * LR_FACTOR, LR_BOUNDS[1])
 
     def _kl(self, steps: Sequence[Metrics]) -> float:
         """The mean KL of gradient steps; NaN if none was taken."""

@@ -14,7 +14,7 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor, nn
 
-from recurrl.algorithms.metrics import GRAD_NORM, SKIPPED, STEPS, Losses, check_numbers
+from recurrl.algorithms.metrics import GRAD_NORM, SKIPPED, STEPS, Losses
 from recurrl.errors import ConfigError, NonFiniteError, RunError, require
 from recurrl.keys import LOSS_MASK
 
@@ -108,28 +108,14 @@ def check_all_optimized(algorithm: Algorithm) -> None:
     Raises:
         ConfigError: with the names of such parameters.
     """
-    optimized = {id(each) for each in algorithm.optimizer.param_groups[0]["params"]}
+    optimized = set(map(id, algorithm.optimizer.param_groups[0]["params"]))
     late = [name for name, each in algorithm.named_parameters() if each.requires_grad and id(each) not in optimized]
-    require(
-        not late,
-        f"The parameters of algorithm={algorithm.options.name} must be those after its constructor (got "
-        f"{', '.join(late)} later, which would not be trained). Make modules in __init__: their sizes are in "
-        "policy.observation_spec, policy.action_spec and config.cell.hidden_size.",
-    )
-
-
-def check_prepared(algorithm: Algorithm, metrics: Any) -> None:
-    """Rejects what :meth:`Algorithm.prepare` returned if it is not a mapping of numbers.
-
-    Raises:
-        ConfigError: it returned something else.
-    """
-    if not isinstance(metrics, Mapping):
+    if late:
         raise ConfigError(
-            f"prepare of algorithm={algorithm.options.name} must return its metrics (got {metrics!r:.60}). Return {{}} "
-            "for none."
+            f"The parameters of algorithm={algorithm.options.name} must be those after its constructor (got "
+            f"{', '.join(late)} later, which would not be trained). Make modules in __init__: their sizes are in "
+            "policy.observation_spec, policy.action_spec and config.cell.hidden_size."
         )
-    check_numbers(metrics)
 
 
 def check_gradient(algorithm: Algorithm, metrics: Mapping[str, float]) -> None:

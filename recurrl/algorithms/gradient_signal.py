@@ -24,9 +24,6 @@ class GradientSignal(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.averages = nn.Buffer(torch.zeros(2, dtype=torch.float64))
-        self._clear()
-
-    def _clear(self) -> None:
         self._sum, self._squares, self._count = torch.zeros(3)
 
     def add(self, parameters: Iterable[nn.Parameter], taken: Tensor | float = 1.0) -> None:
@@ -43,7 +40,7 @@ class GradientSignal(nn.Module):
         measured = torch.stack([(square - self._squares) / (count * (count - 1)), square / count**2]).double()
         rate = torch.where(measured.isfinite().all(), RATE, 0.0)
         self.averages.lerp_(measured.nan_to_num(posinf=0.0, neginf=0.0), rate)
-        self._clear()
+        self._sum, self._squares, self._count = torch.zeros(3)
 
     @property
     def share(self) -> float:

@@ -92,5 +92,5 @@ def effective_sample_fraction(log_ratio: Tensor, mask: Tensor | None) -> Tensor:
         log_ratio = log_ratio.where(mask, -math.inf)
     # Dividing by the largest ratio cancels out, and keeps exponentials from overflowing.
     weight = (log_ratio - log_ratio.amax(-1, keepdim=True)).exp()
-    mean, square = (mean_of(each, mask, -1) for each in (weight, weight.square()))
-    return mean.square() / square.clamp(min=torch.finfo(weight.dtype).tiny)
+    mean, mean_square = mean_of(weight, mask, -1), mean_of(weight.square(), mask, -1)
+    return mean.square() / mean_square.clamp(min=torch.finfo(weight.dtype).tiny)

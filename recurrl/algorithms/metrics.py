@@ -3,10 +3,9 @@
 Shape legend: S slices, K steps of a slice, M gradient steps.
 """
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -18,7 +17,7 @@ from recurrl.runtime.ranks import world
 
 KL, STEPS, SKIPPED, GRAD_NORM = "policy/kl", "optim/steps", "optim/skipped_steps", "optim/grad_norm"
 # Of a gradient step's ratios, until mean_metrics makes the metrics of all steps from them at once.
-_RATIOS = _LOG_RATIO, _MASK = "log_ratio", "mask"
+_LOG_RATIO, _MASK = "log_ratio", "mask"
 
 Value = TypeVar("Value")
 
@@ -82,10 +81,12 @@ def mean_metrics(steps: Sequence[Mapping[str, Tensor]], log_clip_range: tuple[fl
         if changed := sorted(step.keys() ^ steps[0].keys()):
             advice = "Return the same terms and metrics for each."
             raise ConfigError(f"The loss returns {changed} for some minibatches only. {advice}")
-    columns = {name: torch.stack([step[name] for step in steps]) for name in steps[0] if name not in _RATIOS}
-    if _LOG_RATIO in steps[0]:
+    of_steps = {name: [step[name] for step in steps] for name in steps[0]}
+    columns = {name: torch.stack(values) for name, values in of_steps.items() if name not in (_LOG_RATIO, _MASK)}
+    if _LOG_RATIO in of_steps:
         # Minibatches may differ in size.
-        log_ratio, mask = (pad_sequence([step[name] for step in steps], batch_first=True) for name in _RATIOS)
+        log_ratio = pad_sequence(of_steps[_LOG_RATIO], batch_first=True)
+        mask = pad_sequence(of_steps[_MASK], batch_first=True)
         columns = merged(columns, _weighted(ratio_metrics(log_ratio, mask, log_clip_range), mask))
     taken_M1 = (columns[STEPS] > 0).unsqueeze(1)
     sums = torch.stack([columns.pop(STEPS).sum(), columns.pop(SKIPPED).sum()])
@@ -114,21 +115,9 @@ def merged(*parts: Mapping[str, Value]) -> dict[str, Value]:
     Raises:
         ConfigError: two parts have a metric of the same name.
     """
-    together = {name: value for part in parts for name, value in part.items()}
-    if len(together) < sum(map(len, parts)):
-        twice = sorted(name for name, count in Counter(name for part in parts for name in part).items() if count > 1)
-        raise ConfigError(f"The metric {', '.join(twice)} is logged by two parts of the run. Rename one of them.")
+    together: dict[str, Value] = {}
+    for part in parts:
+        if twice := sorted(together.keys() & part.keys()):
+            raise ConfigError(f"The metric {', '.join(twice)} is logged by two parts of the run. Rename one of them.")
+        together |= part
     return together
-
-
-def check_numbers(metrics: Mapping[str, Any]) -> None:
-    """Rejects metrics that are not numbers.
-
-    Raises:
-        ConfigError: with the first of them.
-    """
-    for name, value in metrics.items():
-        try:
-            float(value)
-        except (TypeError, ValueError, RuntimeError) as error:
-            raise ConfigError(f"The metric {name} must be a number (got {value!r:.60}).") from error

@@ -20,7 +20,6 @@ from recurrl.config import EnvConfig
 from recurrl.config.plugins import is_custom, load
 from recurrl.envs import make_batched_env
 from recurrl.envs.batched import Tensors
-from recurrl.envs.interface import Interface
 from recurrl.errors import require, user_code
 from recurrl.keys import ACTION, OBSERVATION, PREVIOUS_ACTION, name_of, nested, path_of
 from recurrl.policy.previous_action import PreviousAction
@@ -52,9 +51,7 @@ class Teacher:
     def __init__(self, target: str, env: EnvConfig, privileged: bool, device: torch.device) -> None:
         self._target, self._device, self._state = target, device, States()
         with closing(make_batched_env(env, 1, 0, privileged=privileged)) as one:
-            raw = one.raw
-            specs = raw.observation_spec[0], raw.full_action_spec[0][ACTION]
-            self._interface = Interface(env, *specs, privileged).to(device)
+            self._interface = one.interface.to(device)
             first = one.observation_spec.zero().update(one.full_action_spec.zero())
             first[IS_INIT] = torch.ones(*one.batch_size, 1, dtype=torch.bool)
         self._previous_action = PreviousAction(self._interface.action_spec).to(device)

@@ -17,7 +17,6 @@ import torch
 from tensordict import TensorDictBase
 
 from recurrl import checkpoint, evaluation
-from recurrl.algorithms.metrics import check_numbers
 from recurrl.callbacks.callback import Callback
 from recurrl.callbacks.diagnosis import Diagnosis
 from recurrl.checkpoint import files, rank_states
@@ -30,7 +29,7 @@ from recurrl.errors import ConfigError, EnvError, RunError
 from recurrl.evaluation import KEPT, StoppedError
 from recurrl.policy import Policy
 from recurrl.returns import WINDOW, deviation
-from recurrl.runtime.ranks import world
+from recurrl.runtime.ranks import floats, world
 from recurrl.runtime.run_directory import CHECKPOINTS, CURVE, METRICS
 from recurrl.runtime.seeds import seeds
 from recurrl.tracking import Tracker
@@ -86,10 +85,17 @@ class EpisodeStatistics(Callback):
 
     def on_rollout(self, trainer: Trainer, rollout: TensorDictBase) -> None:
         """Adds the episodes that ended within the rollout, in order of time."""
+        after = rollout["next"].transpose(0, 1)
+        done_TN1 = episodes_ended(after)
+        step_TN1 = torch.arange(len(done_TN1), device=done_TN1.device).view(-1, 1, 1).expand_as(done_TN1)
+        truncated = done_TN1 & ~after["terminated"]
+        # As one table, so that a device is waited for once.
+        table_TN4 = torch.cat((step_TN1, after[EPISODE_RETURN], after[EPISODE_LENGTH], truncated), -1)
+        of_ranks = world().gather(table_TN4[done_TN1.squeeze(-1)].tolist())
         # A stable sort: within a step they are in the order of the environments, as in a run of one process.
-        ended = sorted(chain.from_iterable(world().gather(_ended_in(rollout))), key=itemgetter(0))
-        self.episodes.extend(episode for _, *episode in ended)
-        self.count += len(ended)
+        for _, *episode in sorted(chain.from_iterable(of_ranks), key=itemgetter(0)):
+            self.episodes.append(episode)
+            self.count += 1
 
     def metrics(self) -> dict[str, float]:
         """Means and deviations over the last episodes."""
@@ -109,17 +115,6 @@ class EpisodeStatistics(Callback):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restores the last episodes and their number."""
         self.episodes, self.count = deque(state["episodes"], maxlen=WINDOW), state["count"]
-
-
-def _ended_in(batch_NT: TensorDictBase) -> list[list[float]]:
-    """The episodes that ended within a batch: step of the row, return, length, and 1 if truncated."""
-    after = batch_NT["next"].transpose(0, 1)
-    done_TN1 = episodes_ended(after)
-    step_TN1 = torch.arange(len(done_TN1), device=done_TN1.device).view(-1, 1, 1).expand_as(done_TN1)
-    truncated = done_TN1 & ~after["terminated"]
-    # As one table, so that a device is waited for once.
-    table_TN4 = torch.cat((step_TN1, after[EPISODE_RETURN], after[EPISODE_LENGTH], truncated), -1)
-    return table_TN4[done_TN1.squeeze(-1)].tolist()
 
 
 class SaveCheckpoint(Callback):
@@ -313,8 +308,7 @@ class Log(Callback):
         plot_learning_curve(trainer.run_dir / METRICS, trainer.run_dir / CURVE)
 
     def _log(self, trainer: Trainer) -> None:
-        report, metrics = trainer.report, trainer.metrics
-        check_numbers(metrics)
+        report, metrics = trainer.report, floats(trainer.metrics)
         report.warnings = self._diagnosis.warnings(metrics)
         for tracker in self._trackers:
             tracker.log(trainer.frames, metrics)

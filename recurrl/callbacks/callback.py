@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 from tensordict import TensorDictBase
 
 from recurrl.agent import Agent
-from recurrl.algorithms.metrics import check_numbers, merged
+from recurrl.algorithms.metrics import merged
 from recurrl.config import EnvConfig
 from recurrl.errors import ConfigError, require
 from recurrl.evaluation import random_numbers_restored
 from recurrl.policy import Policy
+from recurrl.runtime.ranks import floats
 from recurrl.runtime.serialization import Stateful, state_copy
 
 if TYPE_CHECKING:
@@ -203,9 +204,7 @@ class Callbacks:
         Raises:
             ConfigError: two have a metric of the same name, or one is not a number.
         """
-        metrics = merged(*(callback.metrics() for callback in self._callbacks.values()))
-        check_numbers(metrics)
-        return metrics
+        return floats(merged(*(callback.metrics() for callback in self._callbacks.values())))
 
     def state_dict(self) -> dict[str, Any]:
         """The states of those that have one, by name.

@@ -128,8 +128,12 @@ class Diagnosis(Callback):
             learns = not figures
         else:
             figures, learns = {}, self._improved(metrics)
-        figures |= _memory_not_used(metrics) if learns else self._plain(metrics)
-        figures |= _better_when_sampled(metrics)
+        if not learns:
+            figures |= self._plain(metrics)
+        elif "eval/return_mean_zeroed_state" in metrics:
+            figures |= _memory_not_used(metrics)
+        if RANDOM_MEAN in metrics:
+            figures |= _better_when_sampled(metrics)
         return {title: f"{title}: {figure}. Try {WARNINGS[title]}." for title, figure in figures.items()}
 
     def _plain(self, metrics: Metrics) -> dict[str, str]:
@@ -166,9 +170,11 @@ class Diagnosis(Callback):
         """True if returns are higher than at first by two standard errors of the difference, or not known yet."""
         if not self._first:
             return True
-        variances = (each[STD] ** 2 / min(each[EPISODES], WINDOW) for each in (metrics, self._first))
+        variance = 0.0
+        for each in (metrics, self._first):
+            variance += each[STD] ** 2 / min(each[EPISODES], WINDOW)
         rounding = 1e-9 * abs(self._first[MEAN])
-        return metrics[MEAN] > self._first[MEAN] + 2 * math.sqrt(sum(variances)) + rounding
+        return metrics[MEAN] > self._first[MEAN] + 2 * math.sqrt(variance) + rounding
 
     def state_dict(self) -> dict[str, Any]:
         """The counts so far, for checkpoints: a resumed run warns like one that was not interrupted."""
@@ -189,8 +195,6 @@ def _no_better_than_random(metrics: Metrics) -> dict[str, str]:
 
 
 def _memory_not_used(metrics: Metrics) -> dict[str, str]:
-    if "eval/return_mean_zeroed_state" not in metrics:
-        return {}
     mean, zeroed, shuffled = (metrics[f"eval/return_mean{of}"] for of in ("", "_zeroed_state", "_shuffled_state"))
     if mean - min(zeroed, shuffled) > MIN_MEMORY_GAIN * abs(mean - metrics.get(RANDOM_MEAN, 0.0)):
         return {}
@@ -202,8 +206,6 @@ def _memory_not_used(metrics: Metrics) -> dict[str, str]:
 
 def _better_when_sampled(metrics: Metrics) -> dict[str, str]:
     """Compares the evaluation, of most probable actions, with the returns of training, where actions are sampled."""
-    if RANDOM_MEAN not in metrics:
-        return {}
     evaluated, trained = (metrics["eval/return_mean"], metrics["eval/return_std"]), (metrics[MEAN], metrics[STD])
     variances = evaluated[1] ** 2 / metrics["eval/episodes"], trained[1] ** 2 / max(1, min(metrics[EPISODES], WINDOW))
     lost, gain = trained[0] - evaluated[0], trained[0] - metrics[RANDOM_MEAN]

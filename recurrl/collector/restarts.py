@@ -49,10 +49,6 @@ class Restarts:
         self.count += 1
         logger.warning("New environments (restart %d): %s", self.count, error)
 
-    def metrics(self) -> dict[str, float]:
-        """The number of restarts, if they are allowed."""
-        return {RESTARTS: float(self.count)} if self.allowed else {}
-
 
 class RestartingCollector:
     """A collector that replaces environments and workers that fail.
@@ -88,7 +84,7 @@ class RestartingCollector:
 
     def metrics(self) -> dict[str, float]:
         """The metrics of the collector, and the number of restarts."""
-        return {**self.collector.metrics(), **self._restarts.metrics()}
+        return {**self.collector.metrics(), RESTARTS: float(self._restarts.count)}
 
     def state_dict(self) -> dict[str, Any]:
         """The collector's state. The number of restarts is among the checkpoint's metrics."""

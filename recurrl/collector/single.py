@@ -11,8 +11,7 @@ from functools import cache
 from typing import Any
 
 import torch
-from tensordict import NestedKey, TensorDict, TensorDictBase, unravel_key
-from torch import Tensor
+from tensordict import NestedKey, TensorDict, TensorDictBase
 
 from recurrl.collector.collector import RolloutSpec
 from recurrl.config import CollectorConfig
@@ -58,7 +57,7 @@ class SingleCollector:
     def _begin_episodes(self) -> None:
         batch, device, policy = self.env.batch_size[0], self.env.device, self.policy
         if self._curriculum:
-            self.env.stateful.load_state_dict(self._curriculum)
+            self.env.raw.stateful.load_state_dict(self._curriculum)
         self._current: Tensors = {
             **self.env.reset_tensors(None),
             **policy.initial_state(batch),
@@ -95,7 +94,7 @@ class SingleCollector:
             after[EPISODE_RETURN] = current[EPISODE_RETURN] + after["reward"]
             after["reward"] = after["reward"].float()
             steps.append(
-                {**observation, **state, **_leaves(ACTION, action), IS_INIT: is_init, LOG_PROB: log_prob}
+                {**observation, **state, ACTION: action, IS_INIT: is_init, LOG_PROB: log_prob}
                 | ({} if value is None else {VALUE: value})
                 | {_next(key): entry for key, entry in (*after.items(), *new_state.items())}
             )
@@ -108,9 +107,10 @@ class SingleCollector:
                 EPISODE_RETURN: after[EPISODE_RETURN].masked_fill(done, 0.0),
             }
         self._current = current
-        rows_NT = _rows(steps, device)
+        entries_NT = {key: torch.stack([step[key] for step in steps], 1).to(device) for key in steps[0]}
+        rows_NT = TensorDict(entries_NT, entries_NT[LOG_PROB].shape, device=device)
         env.check_rows(rows_NT)
-        self._metrics, self._curriculum = env.metrics(), state_copy(env.stateful, self.spec.env.id)
+        self._metrics, self._curriculum = env.raw.metrics(), state_copy(env.raw.stateful, self.spec.env.id)
         if not rows_NT[LOG_PROB].isfinite().all():
             raise NonFiniteError(
                 "The policy produced non-finite action probabilities. A smaller lr or algorithm.max_grad_norm may "
@@ -180,19 +180,6 @@ class SingleCollector:
 def make(options: CollectorConfig, spec: RolloutSpec) -> SingleCollector:
     """The collector in this process; it has no options."""
     return SingleCollector(spec)
-
-
-def _rows(steps: list[Tensors], device: torch.device) -> TensorDictBase:
-    """The entries of T steps ``[N, ...]`` as rows ``[N, T]``."""
-    entries = {key: torch.stack([step[key] for step in steps], 1).to(device) for key in steps[0]}
-    return TensorDict(entries, entries[LOG_PROB].shape, device=device)
-
-
-def _leaves(name: str, value: Any) -> Tensors:
-    """An action as entries of a step: itself, or its parts."""
-    if isinstance(value, Tensor):
-        return {name: value}
-    return {unravel_key((name, key)): part for key, part in value.items(True, True)}
 
 
 @cache

@@ -59,31 +59,23 @@ class EnvChecks:
         except (ConfigError, EnvError):
             raise
         except UnnamedEnvError as unnamed:
-            raise EnvError(f"{self.name(self.at)} {unnamed}") from unnamed.__cause__
+            raise self.error(self.at, str(unnamed)) from unnamed.__cause__
         except (Exception, SystemExit) as error:
-            raise EnvError(
-                f"{self.name(self.at)} raised {type(error).__name__} in {call}: {message_of(error)}. "
-                "HYDRA_FULL_ERROR=1 shows where."
-            ) from error
+            problem = f"raised {type(error).__name__} in {call}: {message_of(error)}. HYDRA_FULL_ERROR=1 shows where."
+            raise self.error(self.at, problem) from error
 
     def results(self, rewards_N: Any, terminated_N: Any, truncated_N: Any) -> dict[NestedKey, Tensor]:
         """The entries ``reward``, ``terminated``, ``truncated`` and ``done`` of a step, ``[N, 1]`` each."""
         rewards = self._column("reward", rewards_N, *_REWARD)
         self.check_finite("reward", rewards)
-        columns = {
-            "reward": rewards.astype(np.float32),
-            "terminated": self._flags("terminated", terminated_N),
-            "truncated": self._flags("truncated", truncated_N),
-        }
+        columns: dict[str, Array] = {"reward": rewards.astype(np.float32)}
+        for name, flags_N in (("terminated", terminated_N), ("truncated", truncated_N)):
+            flags = self._column(name, flags_N, *_FLAG)
+            if flags.dtype.kind != "b":  # 0 and 1 may stand for them
+                self.reject((flags != 0) & (flags != 1), flags, name, f"Have step return {_FLAG[1]}.")
+            columns[name] = flags.astype(bool)
         columns["done"] = columns["terminated"] | columns["truncated"]
         return {key: torch.from_numpy(column.reshape(-1, 1)) for key, column in columns.items()}
-
-    def _flags(self, name: str, values_N: Any) -> Array:
-        """The flags of all environments ``[N]``; 0 and 1 may stand for them."""
-        column = self._column(name, values_N, *_FLAG)
-        if column.dtype.kind != "b":
-            self.reject((column != 0) & (column != 1), column, name, f"Have step return {_FLAG[1]}.")
-        return column.astype(bool)
 
     def check_finite(self, what: str, values_N: Array) -> None:
         """Rejects values that are NaN or infinite, or would be in float32."""
@@ -120,12 +112,8 @@ class EnvChecks:
 
     def error(self, i: int | None, problem: str) -> EnvError:
         """An error of environment ``i``, or of all."""
-        return EnvError(f"{self.name(i)} {problem}")
-
-    def name(self, i: int | None = None) -> str:
-        """The beginning of a message about environment ``i``, or about all."""
         which = f"Environment {i} of {self._count}" if i is not None else f"The vector environment of {self._count}"
-        return f"{which} ({self.env_id}), at step {self.steps},"
+        return EnvError(f"{which} ({self.env_id}), at step {self.steps}, {problem}")
 
     def check_values(self, observation: Mapping[NestedKey, Tensor], limits: Mapping[NestedKey, Any]) -> None:
         """Rejects values that are not finite or out of range.
@@ -175,19 +163,16 @@ class Observations:
         space: the space of one environment's observation.
         count: number of environments, N.
         batched: observations of all environments are read at once rather than one by one.
-
-    Attributes:
-        keys: the keys of the entries, in the order in which they are read.
     """
 
     def __init__(self, space: Space, count: int, batched: bool = False) -> None:
         zeros = Composite({OBSERVATION: spec_of(named(space, text=False), count)}, shape=[count]).zero()
         of_all = {key: values.numpy() for key, values in zeros.items(True, True)}
-        self.keys, self._space, first = list(of_all), space, 0 if batched else 1
-        self._entries = [(key, each.dtype, each.shape[first:]) for key, each in of_all.items()]
+        self._space, first = space, 0 if batched else 1
+        self._entries = {key: (each.dtype, each.shape[first:]) for key, each in of_all.items()}
 
-    def read(self, observation: Any) -> list[Array]:
-        """The entries of an observation, in the order of ``keys``.
+    def read(self, observation: Any) -> dict[NestedKey, Array]:
+        """The entries of an observation.
 
         Raises:
             UnnamedEnvError: an entry is missing, or differs from its space in shape or dtype.
@@ -195,15 +180,16 @@ class Observations:
         try:
             entries = [as_array(value) for value in _leaves_in(self._space, observation)]
         except KeyError as error:
-            keys = ", ".join(".".join(path_of(key)[1:]) for key in self.keys)
+            keys = ", ".join(".".join(path_of(key)[1:]) for key in self._entries)
             raise UnnamedEnvError(
                 f"returned an observation that lacks the entry {error}. Have it return a dict with the entries of its "
                 f"observation_space: {keys}."
             ) from error
-        for i, (key, dtype, shape) in enumerate(self._entries):
-            if entries[i].dtype != dtype or entries[i].shape != shape:
-                entries[i] = _fitted(key, entries[i], shape, dtype)
-        return entries
+        read = dict(zip(self._entries, entries, strict=True))
+        for key, (dtype, shape) in self._entries.items():
+            if read[key].dtype != dtype or read[key].shape != shape:
+                read[key] = _fitted(key, read[key], shape, dtype)
+        return read
 
 
 def _leaves_in(space: Space, value: Any) -> Iterator[Any]:

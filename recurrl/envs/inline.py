@@ -72,7 +72,8 @@ class InlineEnv(BatchedEnv):
 
     def step_tensors(self, action: Tensor | TensorDictBase) -> Tensors:
         """Steps the environments one by one."""
-        actions = iterate(self._actions_space, without_names(self._action_space, action.numpy()))
+        batch = action.numpy() if isinstance(action, Tensor) else without_names(self._action_space, action.numpy())
+        actions = iterate(self._actions_space, batch)
         rewards: list[Any] = []
         terminated_N: list[Any] = []
         truncated_N: list[Any] = []
@@ -112,7 +113,7 @@ class InlineEnv(BatchedEnv):
         if type(observation) is np.ndarray and observation.dtype == self._dtype and observation.shape == self._shape:
             self._plain[i] = observation
             return
-        for key, entry in zip(self._reader.keys, self._reader.read(observation), strict=True):
+        for key, entry in self._reader.read(observation).items():
             self._last[key][i] = entry
 
     def observed(self) -> Tensors:

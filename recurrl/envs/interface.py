@@ -138,7 +138,7 @@ class Interface(nn.Module):
 
     def env_action(self, action: Any) -> dict[Path, Tensor]:
         """The parts of the environment's action ``[N, ...]`` by path, for the policy's; a single one has no path."""
-        return {part.path: part.to_env(part.of(action)) for part in self.parts}
+        return {part.path: part.to_env(action[part.path] if part.path else action) for part in self.parts}
 
     def policy_action(self, action: Any) -> dict[Path, Tensor]:
         """The reverse of :meth:`env_action`, for the parts of the environment's action by path."""
@@ -171,10 +171,6 @@ class ActionPart(nn.Module):
         if self.is_continuous:
             self.spec, scaling = normalised(raw)
             self.register_buffer("_scaling", scaling)
-
-    def of(self, action: Any) -> Tensor:
-        """This part of the policy's action."""
-        return action[self.path] if self.path else action
 
     def to_env(self, chosen: Tensor) -> Tensor:
         """The environment's action ``[N, ...]`` for the policy's."""

@@ -44,7 +44,7 @@ def make_batched_env(
     """
     env = _make(config, num_envs, privileged)
     if groups is not None:
-        env.start_in_groups(groups, seed)
+        env.raw.start_in_groups(groups, seed)
         _check_groups(config, seed)
     env.set_seed(seed)
     return env
@@ -114,7 +114,7 @@ def _check_groups(config: EnvConfig, seed: int, episodes: int = 4, steps: int = 
         ConfigError: the copies differ.
     """
     with closing(_make(config, 2)) as env:
-        env.start_in_groups(2, seed)
+        env.raw.start_in_groups(2, seed)
         for episode in range(1, episodes + 1):
             observation = env.reset_tensors(None)
             _check_equal(config, observation, f"after reset {episode}")

@@ -3,8 +3,6 @@
 Shape legend: N environments.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -26,7 +24,6 @@ from recurrl.keys import (
     path_of,
 )
 from recurrl.recurrent.layer import reset_state
-from recurrl.runtime.serialization import Stateful
 from recurrl.runtime.time_limit import limited
 from recurrl.specs import limit_of
 
@@ -37,6 +34,7 @@ class PolicyEnv(BatchedEnv):
     """Environments behind the :class:`~recurrl.envs.interface.Interface` to a policy.
 
     A call takes no longer than :func:`recurrl.runtime.time_limit.time_limit` allows, and errors name the environment.
+    What concerns the environments alone is asked of ``raw``: ``metrics``, ``stateful`` and ``start_in_groups``.
     The previous reward is zero at an episode's first step. What the policy sees is checked: at every step
     if the environments can say which of them failed (``raw.checks``), else by :meth:`check_rows`, because looking at
     every step takes longer than a light environment on tensors, and would wait for a GPU.
@@ -72,29 +70,17 @@ class PolicyEnv(BatchedEnv):
         # Replaced, never written to.
         self._last: Tensors = {}
         self._token = object()
-        specs = {each.raw: each.spec for each in interface.entries}
-        self._previous: Tensors = {
-            key: specs[key].expand(count, *specs[key].shape).zero().to(raw.device)
-            for key in specs.keys() & {PREVIOUS_REWARD}
-        }
-
-    @contextmanager
-    def _guarded(self, call: str) -> Iterator[None]:
-        """Limits the time of a call of the environments, and names the one that raises an error."""
-        with limited(), self.checks.attributed(call):
-            yield
-
-    def start_in_groups(self, size: int, seed: int) -> None:
-        """Starts the episodes of ``size`` neighbours from the same states."""
-        self.raw.start_in_groups(size, seed)
+        self._previous: Tensors = {}
+        if options.previous_reward:
+            self._previous[PREVIOUS_REWARD] = torch.zeros(count, 1, device=raw.device)
 
     def step_tensors(self, action: Tensor | TensorDictBase) -> Tensors:
         """Steps the environments with the policy's actions."""
-        with self._guarded("step"):
+        with limited(), self.checks.attributed("step"):
             parts = self.interface.env_action(action)
             after = self.raw.step_tensors(parts[()] if () in parts else TensorDict(parts, self.batch_size))
             results: Tensors = {key: after[key] for key in _RESULTS if key in after}
-            if PREVIOUS_REWARD in self._previous:
+            if self._previous:
                 self._previous[PREVIOUS_REWARD] = results["reward"].float()
             return {**self._observed(after, ~results["done"]), **results}
 
@@ -104,9 +90,9 @@ class PolicyEnv(BatchedEnv):
             return dict(self._last)
         if mask is None:
             self.raw.user = self._token
-        begins = torch.ones(*self.batch_size, 1, dtype=torch.bool, device=self.device) if mask is None else mask
-        self._previous.update({key: reset_state(value, begins.squeeze(-1)) for key, value in self._previous.items()})
-        with self._guarded("reset"):
+        for key, value in self._previous.items():
+            self._previous[key] = torch.zeros_like(value) if mask is None else reset_state(value, mask.squeeze(-1))
+        with limited(), self.checks.attributed("reset"):
             return self._observed(self.raw.reset_tensors(mask), None)
 
     @property
@@ -114,13 +100,9 @@ class PolicyEnv(BatchedEnv):
         """True if the episodes begun here are over, because another user of the same environments has begun others."""
         return self.raw.user is not self._token
 
-    def metrics(self) -> dict[str, float]:
-        """The means of what the environments logged since the last call."""
-        return self.raw.metrics()
-
     def _observed(self, raw: Tensors, acting: Tensor | None) -> Tensors:
         """The policy's observation, checked. Only environments in ``acting`` ``[N, 1]`` act on it; None for all."""
-        observation = self.interface.observation({**raw, **self._previous} if self._previous else raw)
+        observation = self.interface.observation({**raw, **self._previous})
         if self.raw.checks is not None:
             self.checks.check_values(observation, self._limits)
             mask = observation.get((OBSERVATION, ACTION_MASK))
@@ -153,11 +135,6 @@ class PolicyEnv(BatchedEnv):
             self.checks.steps += t + steps
             raise self.checks.error(n, f"returned a non-finite value of {name!r}: {values_NT[n, t].tolist()}.")
 
-    @property
-    def stateful(self) -> Stateful:
-        """What holds the state of the environments behind the interface."""
-        return self.raw.stateful
-
     def episodes(self) -> dict[str, Any]:
         """The state of the environments, and the previous rewards."""
         with limited():
@@ -171,11 +148,11 @@ class PolicyEnv(BatchedEnv):
         self._last.clear()
 
     def _set_seed(self, seed: int | None) -> None:
-        with self._guarded("reset"):
+        with limited(), self.checks.attributed("reset"):
             self.raw.set_seed(seed)
 
     def close(self, **kwargs: Any) -> None:
         """Closes the environments."""
-        with self._guarded("close"):
+        with limited(), self.checks.attributed("close"):
             self.raw.close(**kwargs)
         super().close(**kwargs)

@@ -4,7 +4,6 @@ import inspect
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Sequence
-from contextlib import closing
 from typing import Any
 
 import gymnasium
@@ -62,11 +61,6 @@ class Source(ABC):
     def plain(self) -> gymnasium.Env[Any, Any]:
         """One environment with Gymnasium's interface, for the user of a trained policy."""
         return SingleEnv(self.make(1))
-
-    def plain_spaces(self) -> tuple[spaces.Space[Any], spaces.Space[Any]]:
-        """The observation and the action space of :meth:`plain`."""
-        with closing(self.plain()) as env:
-            return env.observation_space, env.action_space
 
     def check(self) -> None:
         """Rejects unsupported options, before any environment is made.

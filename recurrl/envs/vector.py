@@ -77,8 +77,8 @@ class GymnasiumVectorEnv(VecEnv):
         return observation, self.checks.results(rewards, terminated, truncated), info
 
     def _read(self, observation: Any, info: Any) -> Tensors:
-        entries = zip(self._reader.keys, self._reader.read(observation), strict=True)
-        copies: Tensors = {key: torch.from_numpy(entry.copy()) for key, entry in entries}
+        entries = self._reader.read(observation)
+        copies: Tensors = {key: torch.from_numpy(entry.copy()) for key, entry in entries.items()}
         if self._masked:
             copies[ACTION_MASK] = torch.from_numpy(mask_in(info, self.observation_spec[ACTION_MASK].shape))
         return copies
@@ -98,7 +98,7 @@ class GymnasiumVectorEnv(VecEnv):
             # One per environment, or one for all of them.
             if isinstance(final, np.ndarray) and final.dtype == object:
                 for i in which:
-                    for key, entry in zip(self._reader.keys, self._of_one.read(final[i]), strict=True):
+                    for key, entry in self._of_one.read(final[i]).items():
                         filled[key][i] = torch.as_tensor(entry)
             else:
                 for key, values in self._read(final, info).items():

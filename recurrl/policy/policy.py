@@ -40,6 +40,10 @@ class Trunk(nn.Module):
         core: from there to the features: a :class:`RecurrentModule`, or any module, which then has no states.
         preprocess: applied to observations before the encoder; None for nothing.
         sees_action: the core reads the previous action together with the encoder's vectors.
+
+    Attributes:
+        state_shapes: the shape ``[layers, ...]`` of each state, by its name.
+        state_keys: these names.
     """
 
     def __init__(
@@ -54,15 +58,10 @@ class Trunk(nn.Module):
         self.preprocess = nn.Identity() if preprocess is None else preprocess
         self.encoder = encoder
         self.core = nn.Identity() if core is None else core
-        self.state_keys: list[NestedKey] = core.state_keys if isinstance(core, RecurrentModule) else []
-
-    @property
-    def state_shapes(self) -> dict[NestedKey, tuple[int, ...]]:
-        """The shape ``[layers, ...]`` of each state, by its name."""
-        core = self.core
-        if not isinstance(core, RecurrentModule):
-            return {}
-        return dict(zip(self.state_keys, state_shapes(core.cell, core.layers), strict=True))
+        self.state_shapes: dict[NestedKey, tuple[int, ...]] = {}
+        if isinstance(core, RecurrentModule):
+            self.state_shapes = dict(zip(core.state_keys, state_shapes(core.cell, core.layers), strict=True))
+        self.state_keys = list(self.state_shapes)
 
     def step(self, observation: Any, state: State) -> tuple[Tensor, NewState]:
         """Features and new states of one step; see :meth:`recurrl.policy.Policy.step`."""
@@ -151,7 +150,9 @@ class Policy(nn.Module):
     Attributes:
         observation_spec: the spec of one environment's observation, set by :func:`recurrl.policy.build.make_policy`.
         action_spec: the spec of its action, set there too.
+        noise_size: how many standard normal numbers a sampled action is made of, Z; 0 where torch draws it.
         state_keys: keys of the recurrent states.
+        state_shapes: the shape ``[layers, ...]`` of each of them, and ``[A]`` of the previous action, by name.
         input_keys: keys of what :meth:`step` and :meth:`sequence` read of a state: these, and the previous action.
         carried_keys: keys of what a step passes to the next: these, and the noise of actions if correlated.
 
@@ -178,23 +179,25 @@ class Policy(nn.Module):
         self.noise = noise
         self.trunk = _trunk(trunk)
         self.actor_head = actor_head
+        self.noise_size: int = getattr(actor_head, "noise_size", 0)
         self.critic_head = critic_head
         self.critic_trunk = None if critic_trunk is None else _trunk(critic_trunk)
-        self.state_keys: list[NestedKey] = [key for each in self._trunks() for key in each.state_keys]
+        trunks = [self.trunk] if self.critic_trunk is None else [self.trunk, self.critic_trunk]
+        self.state_keys = [key for each in trunks for key in each.state_keys]
         if len(set(self.state_keys)) < len(self.state_keys):
             raise ValueError(
                 f"Two recurrent states of a policy have the same name: {self.state_keys}. The critic's cell needs "
                 "its own in_keys and out_keys."
             )
-        self.input_keys = [*self.state_keys, *([] if previous_action is None else [PREVIOUS_ACTION])]
+        self.state_shapes = {key: shape for each in trunks for key, shape in each.state_shapes.items()}
+        if previous_action is not None:
+            self.state_shapes[PREVIOUS_ACTION] = (previous_action.size,)
+        self.input_keys = list(self.state_shapes)
         self.carried_keys = [*self.input_keys, *([] if noise is None else [NOISE])]
 
     def actor(self) -> Policy:
         """The policy without its critic, on the same modules: it needs neither the critic's entries nor its states."""
         return Policy(self.trunk, self.actor_head, noise=self.noise, previous_action=self.previous_action)
-
-    def _trunks(self) -> list[Trunk]:
-        return [self.trunk] if self.critic_trunk is None else [self.trunk, self.critic_trunk]
 
     @property
     def device(self) -> torch.device:
@@ -202,20 +205,10 @@ class Policy(nn.Module):
         return next(self.parameters()).device
 
     @property
-    def noise_size(self) -> int:
-        """How many standard normal numbers a sampled action is made of, Z; 0 where torch draws it."""
-        return getattr(self.actor_head, "noise_size", 0)
-
-    @property
-    def recurrent_modules(self) -> list[RecurrentModule]:
-        """The recurrent layers, those of the actor first."""
-        return [module for module in self.modules() if isinstance(module, RecurrentModule)]
-
-    @property
-    def state_shapes(self) -> dict[NestedKey, tuple[int, ...]]:
-        """The shape ``[layers, ...]`` of each recurrent state, and ``[A]`` of the previous action, by name."""
-        shapes = {key: shape for trunk in self._trunks() for key, shape in trunk.state_shapes.items()}
-        return shapes if self.previous_action is None else {**shapes, PREVIOUS_ACTION: (self.previous_action.size,)}
+    def backend_in_use(self) -> str | None:
+        """The recurrent backend that ran last; None before the first sequence, and for a feed-forward policy."""
+        core = self.trunk.core
+        return core.backend_in_use if isinstance(core, RecurrentModule) else None
 
     def initial_state(self, batch: int) -> dict[NestedKey, Tensor]:
         """The zero states ``[B, layers, ...]`` that episodes start from."""
@@ -257,13 +250,11 @@ class Policy(nn.Module):
             state = self.reset(state, is_init_B)
         features, new_state = self.trunk.step(observation, state)
         distribution: Any = self.actor_head(features, observation)
-        value = None
-        if self.critic_head is not None:
-            critic_features = features
-            if self.critic_trunk is not None:
-                critic_features, critic_state = self.critic_trunk.step(observation, state)
-                new_state |= critic_state
-            value = self.critic_head(critic_features)
+        critic_features = features
+        if self.critic_trunk is not None:
+            critic_features, critic_state = self.critic_trunk.step(observation, state)
+            new_state |= critic_state
+        value = None if self.critic_head is None else self.critic_head(critic_features)
         if NOISE in state:
             new_state[NOISE] = state[NOISE]
         if noise_BZ is not None and self.noise is not None:
@@ -293,19 +284,19 @@ class Policy(nn.Module):
         """
         features, new_state = self.trunk.sequence(observation, state, is_init_BT)
         distribution = self.actor_head(features, observation)
-        if self.critic_head is None:
-            return SequenceOutput(distribution, None, new_state, features)
         critic_features = features
         if self.critic_trunk is not None:
             critic_features, critic_state = self.critic_trunk.sequence(observation, state, is_init_BT)
             new_state |= critic_state
-        return SequenceOutput(distribution, self.critic_head(critic_features), new_state, features)
+        value = None if self.critic_head is None else self.critic_head(critic_features)
+        return SequenceOutput(distribution, value, new_state, features)
 
     @torch.no_grad()
     def observe(self, observation: Any) -> None:
         """Adds observations ``[B, T, ...]`` to the running statistics, if the policy has any."""
-        for trunk in self._trunks():
-            trunk.observe(observation)
+        self.trunk.observe(observation)
+        if self.critic_trunk is not None:
+            self.critic_trunk.observe(observation)
 
 
 def _trunk(module: nn.Module) -> Trunk:

@@ -16,7 +16,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from recurrl.errors import RunError
+from recurrl.errors import ConfigError, RunError
 from recurrl.runtime.signals import ignore_signals
 
 if TYPE_CHECKING:
@@ -32,8 +32,18 @@ _SEARCH_S = 10.0
 
 
 def floats(metrics: Mapping[str, float]) -> dict[str, float]:
-    """Metrics as checkpoints can hold them: custom parts give integers, NumPy's numbers or tensors too."""
-    return {name: float(value) for name, value in metrics.items()}
+    """Metrics as checkpoints can hold them: custom parts give integers, NumPy's numbers or tensors too.
+
+    Raises:
+        ConfigError: one is not a number.
+    """
+    numbers = {}
+    for name, value in metrics.items():
+        try:
+            numbers[name] = float(value)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise ConfigError(f"The metric {name} must be a number (got {value!r:.60}).") from error
+    return numbers
 
 
 def means(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
@@ -88,10 +98,11 @@ class World:
     def averaged(self, metrics: Mapping[str, float]) -> dict[str, float]:
         """The mean of each metric over the ranks that have it, on all of them, as floats."""
         own = floats(metrics)
+        if self.size == 1:
+            return own
         of_ranks = [own] * self.size
-        if self.size > 1:
-            with self._lost_rank_named():
-                self._dist.all_gather_object(of_ranks, own, group=self._values)
+        with self._lost_rank_named():
+            self._dist.all_gather_object(of_ranks, own, group=self._values)
         return means(of_ranks)
 
     def gather(self, values: Values) -> list[Values]:

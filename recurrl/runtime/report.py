@@ -96,10 +96,11 @@ class Report:
             self._seconds["learn"] -= compile_time_s
         self.frames += frames
         self.frames_here += frames
-        self.collect_time_s += self._seconds["collect"]
-        self.learn_time_s += self._seconds["learn"]
-        times = {f"time/{phase}_s": seconds for phase, seconds in self._seconds.items()}
-        return {**times, "time/frames_per_s": frames / sum(self._seconds.values())}
+        collect_s, learn_s = self._seconds["collect"], self._seconds["learn"]
+        self.collect_time_s += collect_s
+        self.learn_time_s += learn_s
+        speed = frames / (collect_s + learn_s)
+        return {"time/collect_s": collect_s, "time/learn_s": learn_s, "time/frames_per_s": speed}
 
     def update(self, metrics: Mapping[str, float]) -> None:
         """Updates the summary with the returns and restarts among an iteration's metrics."""

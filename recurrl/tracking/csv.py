@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from recurrl.config import LoggerConfig
-from recurrl.errors import ConfigError, require
+from recurrl.errors import ConfigError
 from recurrl.runtime.atomic import atomic_write
 from recurrl.runtime.run_directory import METRICS, read_text
 from recurrl.tracking.trackers import FRAMES, Resumed, Tracker
@@ -50,10 +50,10 @@ class CsvTracker(Tracker):
         Raises:
             ConfigError: a metric is named ``frames``, like the axis.
         """
-        require(
-            FRAMES not in metrics,
-            f"A metric must not be named {FRAMES}, which is the axis of all metrics. Rename the metric.",
-        )
+        if FRAMES in metrics:
+            raise ConfigError(
+                f"A metric must not be named {FRAMES}, which is the axis of all metrics. Rename the metric."
+            )
         row = {FRAMES: frames, **metrics}
         if self._file is None or not row.keys() <= set(self._columns):
             self.close()
@@ -76,8 +76,9 @@ class CsvTracker(Tracker):
         return self._path.open("a", encoding="utf-8", newline="")
 
     def _write(self, file: TextIO, rows: Iterable[Row]) -> None:
-        cells = ({name: repr(float(value)) for name, value in row.items()} | {FRAMES: row[FRAMES]} for row in rows)
-        csv.DictWriter(file, self._columns, restval="", lineterminator="\n").writerows(cells)
+        writer = csv.DictWriter(file, self._columns, restval="", lineterminator="\n")
+        for row in rows:
+            writer.writerow({name: repr(float(value)) for name, value in row.items()} | {FRAMES: row[FRAMES]})
 
 
 def make(

@@ -28,6 +28,7 @@ from recurrl.config.keys import keys_of
 from recurrl.config.options import meaning_of
 from recurrl.config.plugins import GROUPS, choice_names, options_class, yaml_values
 from recurrl.errors import ConfigError
+from recurrl.recurrent import RecurrentModule
 from recurrl.runtime import time_limit
 from recurrl.runtime.report import Report
 from recurrl.runtime.signals import StopRequest
@@ -218,7 +219,7 @@ def _of_algorithm(made):
         return {}
     state = {"policy": made.policy.state_dict(), "optimizer": made.optimizer.state_dict()["state"]}
     of_layers = attrgetter("recurrent_backend", "recurrent_recompute", "recurrent_matmul_precision")
-    layers = list(map(of_layers, made.policy.recurrent_modules))
+    layers = [of_layers(module) for module in made.policy.modules() if isinstance(module, RecurrentModule)]
     return {**{name: _digest(value) for name, value in state.items()}, "layers": layers}
 
 

@@ -132,8 +132,8 @@ def test_states_are_zeroed_in_one_place():
 
 
 def test_actions_of_a_head_without_noise_size_are_drawn_by_torch():
-    policy = make("gru")
-    policy.actor_head = ActionHead(nn.Linear(H, 2), lambda logits: Beta(*logits.exp().unsqueeze(-1).unbind(-2)))
+    head = ActionHead(nn.Linear(H, 2), lambda logits: Beta(*logits.exp().unsqueeze(-1).unbind(-2)))
+    policy = Policy(make("gru").trunk, head, nn.Linear(H, 1))
     assert policy.noise_size == 0
     torch.manual_seed(1)
     step = policy.step(torch.randn(B, 3), policy.initial_state(B), None, torch.randn(B, 0))

@@ -38,7 +38,8 @@ def test_a_policy_keeps_the_initial_values_that_a_cell_defines(name, small, monk
     monkeypatch.setattr("recurrl.policy.build.cell_from_options", lambda _: cell)
     config = small("cell.num_layers=2", "algorithm.critic=recurrent")
     policy = make_policy(config, Composite(observation=Unbounded((3,))), Categorical(4))
-    parameters = [each for module in policy.recurrent_modules for each in module.layers.parameters()]
+    cores = policy.trunk.core, policy.critic_trunk.core
+    parameters = [each for core in cores for each in core.layers.parameters()]
     if name in ORTHOGONAL:
         assert not any(parameter.any() for parameter in parameters if parameter.ndim == 1)
         for block in (block for parameter in parameters if parameter.ndim == 2 for block in parameter.split(8)):
