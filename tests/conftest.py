@@ -74,7 +74,7 @@ def fresh_compiler():
 
 @pytest.fixture(scope="session", autouse=True)
 def _cache_of_the_session(tmp_path_factory):
-    """Keeps compiled kernels and the key of signatures out of the user's folders, also in subprocesses."""
+    """Keeps compiled kernels and the notes of own runs out of the user's folders, also in subprocesses."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RECURRL_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
         patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))

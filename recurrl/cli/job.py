@@ -17,9 +17,9 @@ from recurrl import checkpoint
 from recurrl.build import make_trainer
 from recurrl.callbacks import Callback, IterationCallback, check_callbacks
 from recurrl.cli.overrides import job_overrides, overridden_keys, text_of
+from recurrl.cli.own_runs import remember
 from recurrl.cli.resume import as_overrides, with_resumed
 from recurrl.cli.saved_config import code_named
-from recurrl.cli.signature import signature_line
 from recurrl.config import TrainConfig
 from recurrl.config.composed import plain, resolved, typed, value_of, with_defaults
 from recurrl.config.plugins import factory
@@ -80,8 +80,8 @@ def run(
         if start is not None and _is_complete(start, config, run_dir):
             return  # and its summary stays
         composed = with_defaults(composed)  # saved whole: later versions may have other values
-        report.resume_command = _resume_command(composed, run_dir, callbacks)
         settings = plain(composed)
+        report.resume_command = _resume_command(OmegaConf.create(settings), run_dir, callbacks)
         record_settings = partial(record, settings, run_dir)
         # The settings of a run that is resumed in place stay as they were until its checkpoint is loaded.
         if start is None or not start.is_in(run_dir):
@@ -130,9 +130,8 @@ def record(settings: Mapping[str, Any], run_dir: Path) -> None:
     """
     folder, config = run_dir / ".hydra", OmegaConf.create(dict(settings))
     folder.mkdir(exist_ok=True)
-    signature = signature_line(config, run_dir) if code_named(config, run_dir) else ""
     contents = {
-        run_dir / CONFIG_FILE: OmegaConf.to_yaml(config) + signature,
+        run_dir / CONFIG_FILE: OmegaConf.to_yaml(config),
         folder / "config.yaml": OmegaConf.to_yaml(config),
         folder / "hydra.yaml": OmegaConf.to_yaml(OmegaConf.create({"hydra": HydraConfig.get()})),
         folder / "overrides.yaml": OmegaConf.to_yaml(OmegaConf.create(job_overrides())),
@@ -154,10 +153,13 @@ def _copy_history(start: checkpoint.Checkpoint, run_dir: Path) -> None:
 
 
 def _resume_command(settings: DictConfig, run_dir: Path, callbacks: Sequence[Callback | IterationCallback]) -> str:
-    """The command that resumes the run; or a call, if a command line cannot name all of its arguments."""
+    """The command that resumes the run; or a call, if a command line cannot name all of its arguments.
+
+    It names the code of the run only if this user's own runs cannot be noted.
+    """
     code = code_named(settings, run_dir)
-    unsigned = code if code and not signature_line(settings, run_dir) else ()
-    overrides = [f"resume={text_of(run_dir)}", *as_overrides(settings, unsigned)]
+    unknown = code if code and not remember(settings, run_dir) else ()
+    overrides = [f"resume={text_of(run_dir)}", *as_overrides(settings, unknown)]
     passed = ["env"] * str(value_of(settings, "env.id")).startswith("<") + ["callbacks"] * bool(callbacks)
     of_program = ["code of __main__"] * any(text.startswith("__main__:") for texts in code.values() for text in texts)
     if passed or of_program:

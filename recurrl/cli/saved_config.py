@@ -11,7 +11,7 @@ import yaml  # type: ignore[import-untyped]
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from recurrl.cli.signature import is_signed, signature_in
+from recurrl.cli.own_runs import is_own
 from recurrl.config.composed import plain
 from recurrl.config.env import wrapper_and_arguments
 from recurrl.config.keys import FREE, WRAPPERS, flat, keys_of
@@ -34,7 +34,7 @@ class SavedConfig(NamedTuple):
     Attributes:
         config: its values.
         source: its file, or the checkpoint that holds it.
-        is_own: a run of this user wrote the file, where it is and with these values; a checkpoint is never signed.
+        is_own: a run of this user wrote the file, where it is and with these values; never of a checkpoint.
     """
 
     config: DictConfig
@@ -56,7 +56,7 @@ def saved_config(path: Path) -> SavedConfig:
             f"{file} was not written by a run: {one_line(error)}. Correct it; or delete it and use one of the run's "
             "checkpoints, which hold the configuration too."
         ) from error
-    return SavedConfig(config, file, is_signed(config, file))
+    return SavedConfig(config, file, is_own(config, file))
 
 
 def config_within(settings: Mapping[str, Any], path: Path) -> SavedConfig:
@@ -122,21 +122,16 @@ def check_trusted(saved: SavedConfig) -> None:
 
 
 def check_code(named: Mapping[str, set[str]], source: Path, permission: str) -> None:
-    """Raises if an unsigned configuration names code.
+    """Raises if a configuration that is not of this user's own runs names code.
 
     Raises:
         ConfigError: it names something, with what to do.
     """
     if named:
         texts = sorted(set().union(*named.values()))
-        changed = (
-            " It was edited, copied or moved after a run wrote it, or is another user's."
-            if signature_in(source)
-            else ""
-        )
         raise ConfigError(
-            f"{source} names code that would be imported and executed: {', '.join(texts)}.{changed} If you trust it, "
-            f"{permission}."
+            f"{source} names code that would be imported and executed: {', '.join(texts)}. No run of yours wrote it as "
+            f"it is and where it is. If you trust it, {permission}."
         )
 
 

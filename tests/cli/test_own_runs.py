@@ -16,7 +16,7 @@ from run_files import metrics, settings
 import recurrl
 from recurrl.cli.hub_run import write_hub_folder
 from recurrl.cli.open_run import open_run
-from recurrl.cli.signature import is_signed, signature_line
+from recurrl.cli.own_runs import is_own, remember
 
 PARTS = """
 from pathlib import Path
@@ -61,12 +61,12 @@ def own_run(train, tiny, imported, tmp_path):
     return tmp_path / "run"
 
 
-@pytest.mark.parametrize("signed", [True, False], ids=["signed", "not signed"])
+@pytest.mark.parametrize("known", [True, False], ids=["known", "not known"])
 @pytest.mark.parametrize("kind", OWN)
 def test_the_command_that_an_interrupted_run_prints_resumes_it(
-    train, tiny, imported, tmp_path, signalled, capfd, kind, signed
+    train, tiny, imported, tmp_path, signalled, capfd, kind, known
 ):
-    if not signed:
+    if not known:
         (tmp_path / "state").touch()
     options = OWN[kind][:2] if OWN[kind][0].startswith("-") else ()
     signalled(15)
@@ -76,7 +76,7 @@ def test_the_command_that_an_interrupted_run_prints_resumes_it(
     assert f"To resume: {printed}\n" in capfd.readouterr().err
     folder, _, command = printed.partition(" && ")
     assert folder == f"cd {tmp_path}"
-    assert (len(shlex.split(command)) == 2) == signed
+    assert (len(shlex.split(command)) == 2) == known
     train(*shlex.split(command)[1:]).succeeded()
     assert [row["frames"] for row in metrics(tmp_path / "my runs" / "the 'first'")] == ["32", "64"]
 
@@ -120,15 +120,16 @@ def test_commands_take_a_run_of_this_user_without_further_permission(
     not_installed("imageio_ffmpeg")  # a video takes seconds
     write_hub_folder(tmp_path / "copy", tmp_path / "hub", formats=["pt2"])
     assert "names code" in error_of(recurrl.load, tmp_path / "hub")  # for others
-    key = tmp_path / "state" / "recurrl" / "key"
-    assert (key.stat().st_mode & 0o777, len(key.read_bytes())) == (0o600, 32)
+    folder = tmp_path / "state" / "recurrl" / "own_runs"
+    assert folder.stat().st_mode & 0o777 == 0o700
+    assert {note.stat().st_size for note in folder.iterdir()} == {0}
 
 
 # Attacks
 
 
-def key_of_the_user():
-    return Path(os.environ["XDG_STATE_HOME"]) / "recurrl" / "key"
+def notes_of_the_user():
+    return list((Path(os.environ["XDG_STATE_HOME"]) / "recurrl" / "own_runs").iterdir())
 
 
 def edited(run, old, new):
@@ -159,35 +160,30 @@ def without_a_configuration(run):
 
 
 def a_checkpoint_that_is_a_run(run):
-    """In a signed run: a checkpoint, with a configuration of its own."""
+    """In a run of this user: a checkpoint, with a configuration of its own."""
     return shutil.copytree(run, run / "checkpoints" / "within", ignore=shutil.ignore_patterns("within"))
 
 
-def with_a_linked_key(run):
-    key_of_the_user().symlink_to(key_of_the_user().rename(key_of_the_user().with_name("theirs")))
+def without_notes(run):
+    for note in notes_of_the_user():
+        note.unlink()
     return run
 
 
 LAST = "checkpoints/frames_000000000064"
-UNSIGNED = {
+ATTACKS = {
     "without a configuration": without_a_configuration,
     "a checkpoint alone": lambda run: shutil.copytree(run / LAST, run.with_name("alone")),
-    "edited after the signature": lambda run: edited(run, "", "init_from_another: 1\n"),
-}
-ATTACKS = {
-    **UNSIGNED,
+    "with another key": lambda run: edited(run, "", "init_from_another: 1\n"),
     "edited": lambda run: edited(run, "my_parts:my_cell", "my_parts:other_cell"),
     "edited elsewhere": lambda run: edited(run, "  kwargs: {}", "  kwargs: {command: rm}"),
     "copied": copied,
     "moved": lambda run: run.rename(run.with_name("moved")),
     "moved and linked": moved_and_linked,
     "with a linked configuration": with_a_linked_configuration,
-    "with the signature of another run": lambda run: edited(copied(run), "seed: 0", "seed: 1"),
+    "copied and edited": lambda run: edited(copied(run), "seed: 0", "seed: 1"),
     "a checkpoint that is a run": a_checkpoint_that_is_a_run,
-    "of another key": lambda run: (key_of_the_user().write_bytes(os.urandom(32)), run)[1],
-    "with a key that others read": lambda run: (key_of_the_user().chmod(0o640), run)[1],
-    "with a linked key": with_a_linked_key,
-    "without a key": lambda run: (key_of_the_user().unlink(), run)[1],
+    "without notes": without_notes,
 }
 
 
@@ -199,43 +195,50 @@ def test_no_attack_makes_a_run_trusted(own_run, train, imported, tmp_path, monke
         monkeypatch.setenv("XDG_STATE_HOME", str(state))
         run = shutil.copytree(own_run, folder / "run")
         config = OmegaConf.create(settings(run))
-        (run / "config.yaml").write_text(OmegaConf.to_yaml(config) + signature_line(config, run))
-        assert is_signed(config, run / "config.yaml")
+        assert remember(config, run)
+        assert is_own(config, run / "config.yaml")
         attacked = attacked_by(run)
         error = error_of(open_run, attacked)
         assert "names code that would be imported" in error
-        change = "It was edited, copied or moved after a run wrote it, or is another user's."
-        assert (change in error) == (attack not in UNSIGNED), attack
+        assert "No run of yours wrote it as it is and where it is." in error, attack
         outcome = train(f"resume='{attacked}'", "total_frames=96", "hydra.run.dir=out")
         assert "names code that would be imported" in outcome.error, (attack, outcome)
         assert not imported.exists(), attack
 
 
-def test_where_no_key_can_be_kept_a_run_is_not_signed(train, evaluate, tiny, imported, tmp_path, monkeypatch):
+def test_notes_that_another_user_wrote_do_not_count(own_run, monkeypatch):
+    config = OmegaConf.load(own_run / "config.yaml")
+    assert is_own(config, own_run / "config.yaml")
+    monkeypatch.setattr(os, "getuid", lambda: 12345)
+    assert not is_own(config, own_run / "config.yaml")
+
+
+def test_where_nothing_can_be_noted_a_run_is_not_trusted(train, evaluate, tiny, imported, tmp_path, monkeypatch):
     monkeypatch.delenv("XDG_STATE_HOME")
     monkeypatch.setattr(os.path, "expanduser", lambda path: path)
     assert train(*tiny, "cell=my_parts:my_cell", "hydra.run.dir=run").code == 0
     assert not (tmp_path / "~").exists()
     assert evaluate("run").error.endswith(
-        "names code that would be imported and executed: my_parts:my_cell. If you trust it, add --trust-packages "
-        "(trust_packages=True in Python)."
+        "names code that would be imported and executed: my_parts:my_cell. No run of yours wrote it as it is and "
+        "where it is. If you trust it, add --trust-packages (trust_packages=True in Python)."
     )
 
 
-def test_a_run_without_code_needs_no_key(train, tiny, tmp_path, monkeypatch):
+def test_a_run_without_code_needs_no_note(train, tiny, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     assert train(*tiny, "hydra.run.dir=run").code == 0
     assert not (tmp_path / "state").exists()
-    assert "signature" not in (tmp_path / "run" / "config.yaml").read_text()
 
 
 @pytest.mark.parametrize(
     "value", [1e-05, -0.0, 1e300, "1e5", "no", "", "a: b", "é\n ☃", "x" * 200, [1, [2.5, None]], {"a": {"b": True}}]
 )
-def test_a_configuration_is_signed_whatever_its_values(tmp_path, value):
+def test_a_configuration_is_known_whatever_its_values(tmp_path, monkeypatch, value):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     config = OmegaConf.create({"env": {"id": "a:B", "kwargs": {"value": value}}})
     file = tmp_path / "config.yaml"
-    file.write_text(OmegaConf.to_yaml(config) + signature_line(config, tmp_path), encoding="utf-8")
+    file.write_text(OmegaConf.to_yaml(config), encoding="utf-8")
+    assert remember(config, tmp_path)
     read = OmegaConf.create(yaml.safe_load(file.read_text(encoding="utf-8")))
-    assert is_signed(read, file) or value in (1e-05, 1e300)
-    assert is_signed(OmegaConf.load(file), file)
+    assert is_own(read, file) or value in (1e-05, 1e300)
+    assert is_own(OmegaConf.load(file), file)

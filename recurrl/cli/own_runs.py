@@ -1,0 +1,44 @@
+"""The saved configurations that this user's own runs wrote, whose code needs no further permission.
+
+For each that names code, a folder of this user's holds an empty file, named by the SHA-256 of the configuration and its
+folder's path. So there is none for one that was edited, copied or moved, or that came from elsewhere.
+"""
+
+import hashlib
+import os
+from pathlib import Path
+
+from omegaconf import DictConfig, OmegaConf
+
+
+def remember(config: DictConfig, run_dir: Path) -> bool:
+    """Notes that a run of this user saves a configuration in its directory; False if there is no place for notes."""
+    try:
+        note = _note(config, run_dir)
+        note.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        note.touch(mode=0o600)
+    except (OSError, RuntimeError):
+        return False
+    return True
+
+
+def is_own(config: DictConfig, file: Path) -> bool:
+    """True if a run of this user wrote a configuration's file, where it is and with the values of ``config``."""
+    try:
+        return _note(config, file.parent).stat().st_uid == os.getuid()
+    except (OSError, RuntimeError):
+        return False
+
+
+def _note(config: DictConfig, run_dir: Path) -> Path:
+    """The file that says so.
+
+    Raises:
+        RuntimeError: the user has no home.
+    """
+    state = Path(os.environ.get("XDG_STATE_HOME", ""))
+    state = state if state.is_absolute() else Path("~/.local/state").expanduser()
+    # A path holds no NUL, so no two pairs of path and text give the same bytes.
+    text = OmegaConf.to_yaml(config).encode(errors="surrogatepass")
+    digest = hashlib.sha256(os.fsencode(run_dir.resolve()) + b"\0" + text).hexdigest()
+    return state / "recurrl" / "own_runs" / digest
