@@ -32,20 +32,15 @@ Options, before the rest:
   -m                  sweep over values separated by commas
   --config-dir DIR    a folder with your yamls, as DIR/cell/mine.yaml for cell=mine
   --cfg job           print all keys and values of a run with their meaning, and exit
-  --help, --help all, --version, --hydra-help (Hydra's other options)
+  --help, --version, --hydra-help (Hydra's other options)
 
 Groups and their choices (group=choice):
 
 """
-_CUSTOM = """\
+_AFTER_GROUPS = """\
 All but experiment and hparams_search also take package.module:Name, a custom class or function.
-"""
-_MAIN_KEYS_HEAD = """
-The most used keys and their values (key=value); recurrl-train --help all lists every key:
 
-"""
-_EVERY = """
-Keys and their values (key=value):
+The most used keys and their values (key=value); recurrl-train --cfg job lists every key:
 
 """
 _FOOT = """
@@ -59,12 +54,11 @@ MAIN_KEYS = (
 _COLUMN, _WIDTH = 36, 120
 
 
-def help_of(composed: DictConfig, every_key: bool, config_dir: str | None) -> str:
+def help_of(composed: DictConfig, config_dir: str | None) -> str:
     """The text of ``--help``.
 
     Args:
         composed: the configuration that the rest of the command line composes.
-        every_key: list all keys, not only the most used ones.
         config_dir: a folder with yamls of the user.
 
     Raises:
@@ -72,10 +66,9 @@ def help_of(composed: DictConfig, every_key: bool, config_dir: str | None) -> st
     """
     values, texts = _explanations(composed)
     flat_values = flat(values)
-    few = (line for key in MAIN_KEYS for line in _commented(f"{key}: {flow(flat_values[key])}", texts[key]))
-    keys = _lines(values, texts) if every_key else few
-    head = [_HEAD, *(f"{line}\n" for line in _groups(config_dir)), _CUSTOM, _EVERY if every_key else _MAIN_KEYS_HEAD]
-    return "".join([*head, *(f"{line}\n" for line in keys), _FOOT])
+    keys = (line for key in MAIN_KEYS for line in _commented(f"{key}: {flow(flat_values[key])}", texts[key]))
+    groups = (f"{line}\n" for line in _groups(config_dir))
+    return "".join([_HEAD, *groups, _AFTER_GROUPS, *(f"{line}\n" for line in keys), _FOOT])
 
 
 def explained(composed: DictConfig) -> str:

@@ -41,9 +41,6 @@ def main() -> None:
 
 def _command() -> None:
     """Trains or explains; the whole program of rank 0."""
-    every_key = {"--help", "-h"} & set(sys.argv) and "all" in sys.argv
-    if every_key:
-        sys.argv.remove("all")
     arguments = arguments_of(sys.argv[1:])
     shows_only = arguments.help or arguments.cfg is not None
     require(
@@ -52,7 +49,7 @@ def _command() -> None:
     )
     if arguments.help:
         composed = compose(arguments.overrides, arguments.config_dir, is_run=False)
-        sys.stdout.write(help_of(composed, bool(every_key), arguments.config_dir))
+        sys.stdout.write(help_of(composed, arguments.config_dir))
     elif arguments.cfg == "job" and arguments.package is None:
         sys.stdout.write(explained(compose(arguments.overrides, arguments.config_dir, is_run=False)))
     else:

@@ -113,8 +113,8 @@ def _advice(path: str, known: Collection[str], common: Collection[str] | None) -
     inside = [key.removeprefix(f"{group}.") for key in common or known if group and key.startswith(f"{group}.")]
     listed = ", ".join(key for key in inside if key != "name")
     of_group = f"{group} has: {listed}. " * bool(listed)
-    of_choice = f"recurrl-train --help all {group}=... lists those of a choice." if group in GROUPS and common else ""
-    return (of_group + of_choice).strip() or "recurrl-train --help all lists all keys."
+    of_choice = f"recurrl-train --cfg job {group}=... lists those of a choice." if group in GROUPS and common else ""
+    return (of_group + of_choice).strip() or "recurrl-train --cfg job lists all keys."
 
 
 def differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:

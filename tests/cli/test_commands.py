@@ -69,8 +69,8 @@ def test_the_examples_of_the_help_compose(train, recurrl_train):
             recurrl_train("--cfg", "job", *words, cwd=examples).succeeded()
 
 
-def test_every_key_is_behind_help_all(train, tmp_path):
-    outcome = train("--help", "all", "cell=lstm").succeeded()
+def test_every_key_is_behind_cfg_job(train, tmp_path):
+    outcome = train("--cfg", "job", "cell=lstm").succeeded()
     lines = [line.partition("#")[0].strip() for line in outcome.out.splitlines()]
     assert {"mask: [1, 3]", "desired_kl: 0.01", "name: lstm"} <= set(lines)
     assert list(tmp_path.iterdir()) == []

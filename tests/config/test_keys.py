@@ -30,10 +30,10 @@ def test_the_yamls_of_a_group_give_a_value_to_each_of_its_keys_and_to_no_others(
 
 UNKNOWN = [
     (["+gama=0.9"], "Unknown configuration key 'gama'. Did you mean algorithm.gamma"),
-    (["++xyzzy=1"], "Unknown configuration key 'xyzzy'. recurrl-train --help all lists all keys."),
+    (["++xyzzy=1"], "Unknown configuration key 'xyzzy'. recurrl-train --cfg job lists all keys."),
     (
         ["cell.xyzzy=1"],
-        "Unknown configuration key 'cell.xyzzy'. cell has: hidden_size, num_layers. recurrl-train --help all "
+        "Unknown configuration key 'cell.xyzzy'. cell has: hidden_size, num_layers. recurrl-train --cfg job "
         "cell=... lists those of a choice.",
     ),
     (["-m", "sed=0,1"], "Unknown configuration key 'sed'. Did you mean seed?"),
