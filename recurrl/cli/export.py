@@ -32,7 +32,6 @@ def export_main() -> None:
         help="write a new folder for a model hub instead: a model card with the return of an evaluation, the "
         "configuration, the checkpoint, the files above, and a video if the environment can be drawn",
     )
-    parser.add_argument("--license", metavar="ID", help="of the hub folder: mit, apache-2.0, ...")
     parser.add_argument("--trust-packages", action="store_true", help=TRUST)
     arguments = parser.parse_args()
     with errors_as_messages():
@@ -41,7 +40,6 @@ def export_main() -> None:
 
 
 def _exported(arguments: argparse.Namespace) -> str:
-    require(arguments.license is None, "--license belongs to a model card. Add --hub-folder DIR.")
     # With torch, which help and typos do not wait for.
     from recurrl.agent import Agent
     from recurrl.cli.open_run import open_run
@@ -64,7 +62,7 @@ def _hub_folder(arguments: argparse.Namespace) -> str:
         require(not getattr(arguments, name), f"--{name} has no effect with --hub-folder. Leave one of them out.")
     from recurrl.cli.hub_run import write_hub_folder
 
-    options = (arguments.which, arguments.format, arguments.trust_packages, arguments.license)
+    options = (arguments.which, arguments.format, arguments.trust_packages)
     files, reason = write_hub_folder(arguments.run, arguments.hub_folder, *options)
     without = f"no video: {reason}\n" if reason else ""
     return f"{arguments.hub_folder}: {', '.join(files)} and the checkpoint\n{without}"

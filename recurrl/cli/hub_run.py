@@ -1,6 +1,5 @@
 """A run's policy as a folder for a model hub, written without a network."""
 
-import re
 import shutil
 from collections.abc import Collection
 from functools import partial
@@ -24,8 +23,6 @@ from recurrl.runtime.atomic import unfinished
 from recurrl.runtime.run_directory import CONFIG_FILE
 from recurrl.video.writing import files_of
 
-_IDENTIFIER = re.compile(r"[a-z0-9][a-z0-9.-]*")
-
 
 def write_hub_folder(
     run: Path,
@@ -33,7 +30,6 @@ def write_hub_folder(
     which: str = "best",
     formats: Collection[str] | None = None,
     trust_packages: bool = False,
-    license: str | None = None,  # noqa: A002  (the option's name)
 ) -> tuple[list[str], str | None]:
     """Writes a run's policy with its model card, evaluation, exports and video into a new folder, or nothing.
 
@@ -48,19 +44,13 @@ def write_hub_folder(
         which: the ``best`` checkpoint of a run directory, or the ``last``.
         formats: the exports' formats; default: all.
         trust_packages: import the packages that the run's configuration names.
-        license: an identifier such as ``mit``.
 
     Raises:
-        ConfigError: the folder is not empty, the license is not an identifier, a package is missing, or an export is
-            not exact.
+        ConfigError: the folder is not empty, a package is missing, or an export is not exact.
     """
     require(
         not folder.exists() or (folder.is_dir() and not any(folder.iterdir())),
         f"--hub-folder {folder} is not empty. Use a new folder, or empty it.",
-    )
-    require(
-        license is None or _IDENTIFIER.fullmatch(license) is not None,
-        f"--license must be the identifier of a license, such as mit or apache-2.0 (got {license}).",
     )
     opened = open_run(run, which, "cpu", trust_packages)
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -84,7 +74,6 @@ def write_hub_folder(
             frames=saved.frames,
             evaluation_seed=seed,
             version=saved.version,
-            license=license,
             files=files,
             needs_trust=bool(code_named(opened.settings, run)),
         )

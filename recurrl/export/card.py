@@ -25,7 +25,6 @@ while not over:
 ```"""
 _TRUST = "The configuration names packages of its author, which `trust_packages` imports: read them first."
 _ONNX = "`policy.onnx` needs only onnxruntime; `policy.json` says what goes in and out."
-_NO_LICENSE = "No license was given: ask the author before you use it."
 
 
 def model_card(
@@ -35,7 +34,6 @@ def model_card(
     frames: int,
     evaluation_seed: int,
     version: str,
-    license: str | None,  # noqa: A002
     files: Sequence[str],
     needs_trust: bool,
 ) -> str:
@@ -47,7 +45,6 @@ def model_card(
         frames: frames of training.
         evaluation_seed: the seed of the evaluation.
         version: recurrl's version.
-        license: the identifier of its license; None without a license.
         files: in the folder.
         needs_trust: the configuration names packages to import.
     """
@@ -56,7 +53,6 @@ def model_card(
     metric = {"type": "mean_reward", "name": "mean_reward", "value": f"{mean} +/- {spread}", "verified": False}
     task, dataset = {"type": _KIND, "name": _KIND}, {"type": env, "name": env}
     header = {
-        **({"license": license} if license else {}),
         "library_name": "recurrl",
         "pipeline_tag": _KIND,
         "tags": [env, _KIND, "deep-reinforcement-learning", "recurrent", cell, algorithm],
@@ -87,7 +83,5 @@ def model_card(
         _ONNX if "policy.onnx" in files else "",
         "## Training",
         "Everything is in `config.yaml`, which `recurrl.train` takes as a mapping.",
-        "## License",
-        license or _NO_LICENSE,
     ]
     return "\n\n".join(filter(None, paragraphs)) + "\n"

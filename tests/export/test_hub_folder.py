@@ -24,7 +24,7 @@ from recurrl.returns import summarized
 def written(recurrl_export, finished_run, tmp_path_factory):
     """The folder of a run, by the command; read-only."""
     place = tmp_path_factory.mktemp("hub")
-    recurrl_export(finished_run, "--hub-folder", "made", "--license", "mit", cwd=place).succeeded()
+    recurrl_export(finished_run, "--hub-folder", "made", cwd=place).succeeded()
     return place / "made"
 
 
@@ -43,7 +43,7 @@ def header_of(folder):
 
 def check_header(header):
     """The rules of https://github.com/huggingface/hub-docs/blob/main/modelcard.md, and no entries but its own."""
-    known = {"license", "library_name", "pipeline_tag", "tags", "model-index"}
+    known = {"library_name", "pipeline_tag", "tags", "model-index"}
     assert header.keys() <= known
     assert all(isinstance(tag, str) for tag in header["tags"])
     (model,) = header["model-index"]
@@ -68,7 +68,6 @@ def test_the_card_says_what_an_evaluation_of_the_folder_finds(written, finished_
     mean = sum(returns) / len(returns)
     shown = header["model-index"][0]["results"][0]["metrics"][0]["value"].partition(" ")[0]
     assert float(shown) == pytest.approx(mean, rel=1e-3)
-    assert header["license"] == "mit"
     for text in ("CartPole-v1", "without entries 1, 3", "95% interval", "64 frames", "seed 0"):
         assert text in body
     assert json.loads((written / "policy.json").read_text())["run"]["directory"] == "run"  # no path of this machine
@@ -146,8 +145,6 @@ def test_a_folder_is_written_whole_or_not_at_all(finished_run, tmp_path, not_ins
     (tmp_path / "file").write_text("")
     for existing in ("full", "file"):
         assert "is not empty" in error_of(write_hub_folder, finished_run, tmp_path / existing)
-    with pytest.raises(ConfigError, match=r"--license must be the identifier .*got MIT license"):
-        write_hub_folder(finished_run, tmp_path / "made", license="MIT license")
     not_installed("onnx")
     assert "Exporting to onnx needs onnx" in error_of(write_hub_folder, finished_run, tmp_path / "made")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "full"]
@@ -159,9 +156,7 @@ def test_without_the_package_there_is_no_video_and_the_reason(finished_run, tmp_
     files, without_video = write_hub_folder(finished_run, tmp_path / "made", formats=["pt2"])
     assert "imageio-ffmpeg" in str(without_video)
     assert files == ["README.md", "config.yaml", "policy.json", "policy.pt2"]
-    header, body = header_of(tmp_path / "made")
-    assert "license" not in header
-    assert "No license was given" in body
+    _, body = header_of(tmp_path / "made")
     assert "replay" not in body
     assert "onnx" not in body
 
@@ -180,7 +175,7 @@ def test_a_card_of_any_environment_keeps_its_header(compose):
     env = 'mine:A "quoted": name'
     config = compose()
     config.env.id = env
-    facts = {"frames": 64, "evaluation_seed": 1, "version": "0.1.0", "license": "mit", "files": ["policy.onnx"]}
+    facts = {"frames": 64, "evaluation_seed": 1, "version": "0.1.0", "files": ["policy.onnx"]}
     card = model_card(config, summarized([0.5, 1.0, 1.5]), **facts, needs_trust=True)
     header = yaml.safe_load(card.split("---\n")[1])
     check_header(header)
@@ -189,7 +184,6 @@ def test_a_card_of_any_environment_keeps_its_header(compose):
 
 
 NOT_TOGETHER = [
-    (["--license", "mit"], "--license belongs to a model card. Add --hub-folder DIR."),
     (["--hub-folder", "made", "--sampled"], "--sampled has no effect with --hub-folder."),
     (["--hub-folder", "made", "--output", "other"], "--output has no effect with --hub-folder."),
 ]
