@@ -1,8 +1,10 @@
 """Errors addressed to the user."""
 
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+
+_MAX_LENGTH = 500
+"""Longer messages of other code are cut off: some list every tensor."""
 
 
 class ConfigError(ValueError):
@@ -22,18 +24,10 @@ def require(condition: bool, message: str) -> None:
         raise ConfigError(message)
 
 
-def one_line(error: Exception) -> str:
-    """The first 200 characters of another library's message, without its final full stop; the error's type if empty."""
-    # Where several files could not be copied: source, destination and reason of each.
-    failed = error.args[0] if isinstance(error, shutil.Error) and isinstance(error.args[0], list) else []
-    text = failed[0][-1] if failed else str(error)
-    return " ".join(text.split())[:200].rstrip(".") or type(error).__name__
-
-
 def message_of(error: BaseException) -> str:
-    """The message of an exception raised by other code, without its final full stop."""
+    """The message of an exception raised by other code, on one line, without its final full stop; its type if empty."""
     try:
-        return str(error).rstrip(".")
+        return " ".join(str(error).split())[:_MAX_LENGTH].rstrip(".") or type(error).__name__
     except Exception as raised:  # __str__ is other code too
         return f"({type(raised).__name__} in its __str__)"
 

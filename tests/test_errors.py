@@ -1,6 +1,5 @@
 """Errors addressed to the user."""
 
-import shutil
 from types import SimpleNamespace
 
 import pytest
@@ -11,15 +10,15 @@ from recurrl.cli.search import _proposed
 from recurrl.collector.worker_errors import reported
 from recurrl.config.plugins import load
 from recurrl.envs.checks import making
-from recurrl.errors import ConfigError, one_line, user_code
+from recurrl.errors import ConfigError, message_of, user_code
 from recurrl.recurrent.backends.native import library
 from recurrl.video.rendering import picture_of
 
 
-def test_an_error_about_several_files_has_the_reason_of_the_first():
-    full = "[Errno 28] No space left on device: 'there/a'"
-    assert one_line(shutil.Error([("a", "there/a", full), ("b", "there/b", "Permission denied")])) == full
-    assert one_line(shutil.Error("a and b are the same file.")) == "a and b are the same file"
+def test_what_an_error_of_others_says_is_one_line():
+    assert message_of(ValueError("It\n  broke.\n")) == "It broke"
+    assert message_of(KeyError()) == "KeyError"
+    assert len(message_of(ValueError("x" * 10_000))) == 500
 
 
 def raising(error):

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from recurrl.errors import ConfigError, RunError, one_line
+from recurrl.errors import ConfigError, RunError, message_of
 from recurrl.runtime.atomic import atomic_write, remove_unfinished, sync, unfinished, unfinished_in
 from recurrl.runtime.ranks import floats
 from recurrl.runtime.run_directory import looks_like_checkpoint, read_text
@@ -123,7 +123,7 @@ def load(path: Path, components: Mapping[str, Stateful], changes: Mapping[str, t
         except RunError:
             raise
         except _INCOMPATIBLE as error:
-            reason = f"{name}: {one_line(error)}"
+            reason = f"{name}: {message_of(error)}"
             if changes:
                 reason = ", ".join(f"{key} is {now} and was {was}" for key, (was, now) in changes.items())
             raise ConfigError(
@@ -142,7 +142,7 @@ def state(path: Path, name: str) -> Any:
         return _read(path, name)
     except _INCOMPATIBLE as error:
         raise ConfigError(
-            f"The {name} of the checkpoint {path} cannot be read: {one_line(error)}. Use another checkpoint."
+            f"The {name} of the checkpoint {path} cannot be read: {message_of(error)}. Use another checkpoint."
         ) from error
 
 

@@ -16,7 +16,7 @@ from recurrl.config.composed import plain
 from recurrl.config.env import wrapper_and_arguments
 from recurrl.config.keys import FREE, WRAPPERS, flat, keys_of
 from recurrl.config.plugins import EXTRAS
-from recurrl.errors import ConfigError, naming, one_line
+from recurrl.errors import ConfigError, message_of, naming
 from recurrl.runtime.run_directory import CONFIG_FILE, read_text, run_directory_of
 
 MAX_BYTES = 2**20
@@ -53,7 +53,7 @@ def saved_config(path: Path) -> SavedConfig:
         config = _config(_parsed(read_text(file, MAX_BYTES)))
     except (ValueError, TypeError, OSError, yaml.YAMLError, OmegaConfBaseException, RecursionError) as error:
         raise ConfigError(
-            f"{file} was not written by a run: {one_line(error)}. Correct it; or delete it and use one of the run's "
+            f"{file} was not written by a run: {message_of(error)}. Correct it; or delete it and use one of the run's "
             "checkpoints, which hold the configuration too."
         ) from error
     return SavedConfig(config, file, is_own(config, file))
@@ -69,7 +69,7 @@ def config_within(settings: Mapping[str, Any], path: Path) -> SavedConfig:
         return SavedConfig(_config(dict(settings)), path, is_own=False)
     except (ValueError, OmegaConfBaseException, RecursionError) as error:
         raise ConfigError(
-            f"The configuration in the checkpoint {path} was not written by a run: {one_line(error)}. Use another "
+            f"The configuration in the checkpoint {path} was not written by a run: {message_of(error)}. Use another "
             "checkpoint."
         ) from error
 

@@ -15,7 +15,7 @@ os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
 import wandb
 
 from recurrl.config import WandbConfig
-from recurrl.errors import ConfigError, RunError, one_line
+from recurrl.errors import ConfigError, RunError, message_of
 from recurrl.runtime.run_directory import METRICS
 from recurrl.tracking.csv import log_history, read_rows
 from recurrl.tracking.trackers import FRAMES, Resumed, Tracker
@@ -65,7 +65,7 @@ class WandbTracker(Tracker):
             call(*args, **kwargs)
         except Exception as error:  # wandb's service must not fail a run
             self._failed = True
-            reason = one_line(error)
+            reason = message_of(error)
             if isinstance(error, TimeoutError):
                 reason = f"no answer within {self._run.settings.finish_timeout:g} s (WANDB_FINISH_TIMEOUT)"
             logger.error(
@@ -129,21 +129,14 @@ def log_artifact(run: wandb.Run, kind: str, folder: Path, metadata: Mapping[str,
     """
     name = re.sub(r"[^A-Za-z0-9_.-]", "_", f"{kind}-{run.id}")
     artifact = wandb.Artifact(name, type=kind, metadata=dict(metadata))
-    source = _copied(folder, Path(run.dir).resolve().parent / "artifacts" / kind) if run.offline else folder
-    artifact.add_dir(str(source), skip_cache=True, policy="immutable")
+    if run.offline:
+        copy = Path(run.dir).resolve().parent / "artifacts" / kind
+        folder = shutil.copytree(folder, copy, copy_function=shutil.copyfile, dirs_exist_ok=True)
+    artifact.add_dir(str(folder), skip_cache=True, policy="immutable")
     logged = run.log_artifact(artifact)
     if not run.offline:
         logged.wait(timeout=round(run.settings.finish_timeout))
     logger.info("wandb artifact %s: %s", name, folder)
-
-
-def _copied(folder: Path, to: Path) -> Path:
-    """Copies a folder whole or not at all, so that a full disk still has space for the last metrics."""
-    try:
-        return shutil.copytree(folder, to, copy_function=shutil.copyfile, dirs_exist_ok=True)
-    except OSError:
-        shutil.rmtree(to, ignore_errors=True)
-        raise
 
 
 def upload(
@@ -180,7 +173,7 @@ def upload(
         with suppress(Exception):
             run.finish(exit_code=exit_code)
         raise RunError(
-            f"Not all of {', '.join(artifacts)} became artifacts of wandb run {run_id}: {one_line(error)}. Check the "
+            f"Not all of {', '.join(artifacts)} became artifacts of wandb run {run_id}: {message_of(error)}. Check the "
             "disk and the connection, and try again."
         ) from error
     return _where(run)
@@ -214,7 +207,7 @@ def _start(options: WandbConfig, run_id: str | None, run_dir: Path, settings: Ma
         )
     except (wandb.Error, ValueError) as error:
         raise ConfigError(
-            f"logger=wandb could not start a run with logger.mode={options.mode}: {one_line(error)}. Check wandb's "
+            f"logger=wandb could not start a run with logger.mode={options.mode}: {message_of(error)}. Check wandb's "
             "settings (WANDB_...), log in with `wandb login` or WANDB_API_KEY and check the connection "
             "(WANDB_INIT_TIMEOUT limits its seconds); or choose logger.mode=offline, which records in the run "
             "directory for a later `wandb sync`, or logger=csv."
