@@ -78,7 +78,7 @@ def check_consistency(policy: Policy, batch_NT: TensorDictBase, config: TrainCon
 
 def _check_present(batch_NT: TensorDictBase, state_keys: Sequence[Any]) -> None:
     """Checks that the batch marks episode starts and holds the recurrent states."""
-    for key in [IS_INIT, *state_keys, *(("next", key) for key in state_keys)] if state_keys else []:
+    for key in [IS_INIT, *state_keys, *(("next", key) for key in state_keys)]:
         if batch_NT.get(key) is None:
             raise ConsistencyError(
                 f"{NOT_SEEN} the batch has no entry {key!r}, so the policy's state was lost, or leaked from one "
@@ -91,10 +91,7 @@ def _check_marks(batch_NT: TensorDictBase, resumed: bool) -> None:
 
     In a resumed run, which may continue episodes, a row's first step may be marked or not.
     """
-    marks = batch_NT.get(IS_INIT)
-    if marks is None:
-        return
-    is_init_NT, done_NT = marks.squeeze(-1), batch_NT["next", "done"].squeeze(-1)
+    is_init_NT, done_NT = batch_NT[IS_INIT].squeeze(-1), batch_NT["next", "done"].squeeze(-1)
     began_N1 = is_init_NT[:, :1] if resumed else torch.ones_like(done_NT[:, :1])
     started_NT = torch.cat((began_N1, done_NT[:, :-1]), 1)
     at = _first(is_init_NT != started_NT)

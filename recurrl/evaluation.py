@@ -104,7 +104,7 @@ def evaluate(
     privileged = policy is not None and HIDDEN in policy.critic_only
     torch.manual_seed(seed)
     with closing(make_batched_env(config, copies, seed + SEED_OFFSET, privileged=privileged)) as env:
-        act = _random(env) if policy is None else _acting(env, policy, states, seed, deterministic)
+        act = _acting(env, policy, states, seed, deterministic)
         count, device = env.batch_size[0], env.device
         most = ceil(episodes / count)
         max_steps = most * (MAX_RANDOM_STEPS if policy is None else MAX_STEPS)
@@ -142,13 +142,10 @@ def evaluate(
     return returns
 
 
-def _random(env: BatchedEnv) -> Act:
-    """Chooses random actions."""
-    return lambda observation, _: (random_action(env, observation), None)
-
-
-def _acting(env: BatchedEnv, policy: Policy, states: str, seed: int, deterministic: bool) -> Act:
-    """Chooses the policy's actions."""
+def _acting(env: BatchedEnv, policy: Policy | None, states: str, seed: int, deterministic: bool) -> Act:
+    """Chooses the policy's actions, or random ones."""
+    if policy is None:
+        return lambda observation, _: (random_action(env, observation), None)
     device, count = policy.device, env.batch_size[0]
     generator = torch.Generator().manual_seed(seed)
     state: State = policy.initial_state(count)

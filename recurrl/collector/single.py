@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from tensordict import NestedKey, TensorDict, TensorDictBase
+from torch import Tensor
 
 from recurrl.collector.collector import RolloutSpec
 from recurrl.config import CollectorConfig

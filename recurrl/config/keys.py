@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Mapping
 from dataclasses import fields, is_dataclass
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, get_type_hints
 
@@ -18,36 +19,10 @@ FREE = "env.kwargs"
 WRAPPERS = "env.wrappers"
 """The only list whose entries may be mappings."""
 
-OTHER_NAMES = """
-frames_per_batch: train_batch_size
-frames_per_batch, which is {} × env.num_envs: n_steps num_steps rollout_length
-total_frames: timesteps total_steps total_timesteps
-minibatch_slices, which is {} / slice_len: batch_size mini_batch_size minibatch_size
-minibatch_slices, which is frames_per_batch / slice_len / {}: num_minibatches
-slice_len: seq_len sequence_length
-epochs: n_epochs num_sgd_iter update_epochs
-lr: learning_rate
-device: cuda
-logger: track wandb
-cell: model rnn
-cell.hidden_size: lstm_hidden_size
-cell.num_layers: n_lstm_layers
-env.id: env_id env_name
-env.num_envs: n_envs
-algorithm.clip_epsilon: clip_coef clip_param clip_range
-algorithm.clip_value: clip_range_vf
-algorithm.critic_coeff: vf_coef
-algorithm.entropy_coeff: ent_coef
-algorithm.lmbda: gae_lambda lambda
-algorithm.normalize_advantage: norm_adv
-policy.initial_std: action_noise
-policy.initial_std, which is exp({}) for actions from −1 to 1: log_std_init
-"""
-"""Names of our keys in other libraries (Stable-Baselines3, CleanRL, RLlib) and papers; {} stands for theirs."""
+OTHER_NAMES: dict[str, str] = yaml.safe_load(Path(__file__).with_name("other_names.yaml").read_text())
+"""Names of our keys in other libraries; in ours, {} stands for theirs."""
 
-SYNONYMS = {
-    theirs: ours.format(theirs) for ours, names in yaml.safe_load(OTHER_NAMES).items() for theirs in names.split()
-}
+SYNONYMS = {theirs: ours.format(theirs) for ours, names in OTHER_NAMES.items() for theirs in names.split()}
 
 
 def keys_of(

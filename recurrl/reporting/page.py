@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from html import escape
 from pathlib import Path
+from string import Template
 
 from plotly.io import to_html  # type: ignore[import-untyped]
 from plotly.offline import get_plotlyjs  # type: ignore[import-untyped]
@@ -20,29 +21,7 @@ _VIDEOS = {
     ".mp4": '<video controls loop muted src="data:video/mp4;base64,{}"></video>',
     ".gif": '<img src="data:image/gif;base64,{}" alt="">',
 }
-_PAGE = """<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
-<title>{title}</title><style>{style}</style><script>{script}</script></head>
-<body>{body}</body></html>
-"""
-_STYLE = """
-:root { color-scheme: light dark; --text: #1b1f24; --soft: #59636e; --line: #d1d9e0; --back: #fff;
-  --bad: #b42318; --warn: #8a5a00; }
-@media (prefers-color-scheme: dark) { :root { --text: #e6edf3; --soft: #9198a1; --line: #3d444d; --back: #0d1117;
-  --bad: #ff7b72; --warn: #e3b341; } }
-* { box-sizing: border-box; }
-body { margin: 0 auto; max-width: 1120px; padding: 16px; font: 15px/1.5 system-ui, sans-serif; color: var(--text);
-  background: var(--back); }
-h1 { font-size: 22px; margin: 8px 0; } h2 { font-size: 17px; margin: 28px 0 8px; }
-.soft { color: var(--soft); } .bad { color: var(--bad); } .warn { color: var(--warn); }
-.scroll { overflow-x: auto; }
-table { border-collapse: collapse; width: 100%; font-size: 14px; }
-th, td { text-align: right; padding: 5px 10px; border-bottom: 1px solid var(--line); white-space: nowrap; }
-th:first-child, td:first-child { text-align: left; } th { color: var(--soft); font-weight: 500; }
-video, img { max-width: 100%; border-radius: 8px; }
-.plotly-graph-div { width: 100%; }
-.legendtext, .xtick text, .ytick text, .gtitle, .xtitle, .ytitle { fill: var(--text) !important; }
-"""
+_PAGE = Template(Path(__file__).with_suffix(".html").read_text())
 
 
 def write_report(runs: Sequence[Result], paths: Sequence[Path], output: Path | None = None) -> Path:
@@ -93,7 +72,7 @@ def _page(runs: Sequence[Result], title: str) -> str:
         _table(("run", "settings", "seed", *OUTCOME), rows),
         *_videos(runs),
     ]
-    return _PAGE.format(title=escape(title), style=_STYLE, script=get_plotlyjs(), body="".join(parts))
+    return _PAGE.substitute(title=escape(title), script=get_plotlyjs(), body="".join(parts))
 
 
 def _about(runs: Sequence[Result]) -> str:

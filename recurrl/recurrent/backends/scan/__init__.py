@@ -77,13 +77,15 @@ def _compiled(cell: Cell, x_BTI: Tensor, segments: Segments, stored: States, wei
         x_BX, starts_B, *rest = of_step
         stored, values = rest[: len(states)], rest[len(states) :]
         entering = tuple(
-            torch.where(expanded(starts_B, state), start, state) for start, state in zip(stored, states, strict=True)
+            torch.where(expanded(starts_B > 0, state), start, state)
+            for start, state in zip(stored, states, strict=True)
         )
         output, states = cell.step(dict(zip(weights, values, strict=True)), x_BX, entering)
         # What a scan returns may not share memory.
         return tuple(state.clone() for state in states), tuple(each.clone() for each in (output, *states))
 
-    rows = (cell.project(weights, x_BTI), segments.starts_BT, *stored)
+    # Marks are floating point, because torch 2.14's scan cannot be differentiated with booleans among its inputs.
+    rows = (cell.project(weights, x_BTI), segments.starts_BT.to(x_BTI.dtype), *stored)
     weights_of_steps = [weight.expand(steps, *weight.shape) for weight in weights.values()]
     of_steps = (*(each.transpose(0, 1) for each in rows), *weights_of_steps)
     _, (output_TBO, *after) = scan(step, tuple(state[:, 0].clone() for state in stored), of_steps)
