@@ -8,15 +8,12 @@ from __future__ import annotations
 
 import os
 import socket
-import sys
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from recurrl.errors import ConfigError, RunError
+from recurrl.errors import ConfigError, RunError, message_of
 from recurrl.runtime.signals import ignore_signals
 
 if TYPE_CHECKING:
@@ -27,8 +24,6 @@ Values = TypeVar("Values")
 _VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _REASON = "reason"
 """The key of torchrun's store under which the first rank that fails, or finds that another one ended, says why."""
-_SEARCH_S = 10.0
-"""Time limit for finding out which rank ended after a collective failed."""
 
 
 def floats(metrics: Mapping[str, float]) -> dict[str, float]:
@@ -56,7 +51,7 @@ def means(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 
 class RankLostError(RunError):
-    """Another rank ended, or does not respond; the message says which."""
+    """Another rank failed, whose error the message has; or it ended without a message, or does not respond."""
 
 
 class World:
@@ -75,7 +70,6 @@ class World:
     def __init__(self) -> None:
         self.rank, self.local_rank, self.size = 0, 0, 1
         self.has_joined = False
-        self._processes: list[tuple[str, int]] = []
         self._lost: RankLostError | None = None
 
     def sum_(self, tensor: Tensor) -> Tensor:
@@ -135,9 +129,6 @@ class World:
             store, _, size = next(dist.rendezvous("env://"))
             self._store = dist.PrefixStore("recurrl", store)
             dist.init_process_group("gloo", store=self._store, rank=self.rank, world_size=size)
-            processes: list[Any] = [None] * size
-            dist.all_gather_object(processes, (socket.gethostname(), os.getpid()))
-        self._processes = processes
         self._values = self._gradients = dist.group.WORLD
         self.size, self.has_joined = size, True
 
@@ -172,11 +163,12 @@ class World:
     def failed(self, error: BaseException) -> None:
         """Publishes why this rank ends, unless the reason is another rank."""
         if self.size > 1 and not isinstance(error, RankLostError):
-            self._publish(f"{self._named(self.rank)} failed: {error}")
+            process = f"process {os.getpid()} on {socket.gethostname()}"
+            self._publish(f"Rank {self.rank} of {self.size} ({process}) failed: {error}")
 
     @contextmanager
     def _lost_rank_named(self) -> Iterator[None]:
-        """Names the rank that was lost if the exchange within the block fails; later exchanges fail at once."""
+        """Says why a rank was lost if the exchange within the block fails; later exchanges fail at once."""
         if self._lost is not None:
             raise self._lost
         try:
@@ -184,37 +176,17 @@ class World:
         except (RuntimeError, OSError) as error:
             # torchrun sends SIGTERM to the remaining ranks. They end anyway, and first say why.
             ignore_signals()
-            self._lost = RankLostError(self._publish(self._reason(error)))
+            # A rank that failed has published its reason before it ended.
+            reason = self._publish(
+                f"The ranks lost touch with one another ({message_of(error)}). If torchrun says that one was killed, "
+                "perhaps because memory ran out (see dmesg), resume=auto in the same hydra.run.dir continues the run. "
+                "If one took long, in an evaluation for example, set a larger ranks.timeout_s."
+            )
+            self._lost = RankLostError(reason)
             raise self._lost from error
 
-    def _reason(self, error: Exception) -> str:
-        deadline = time.monotonic() + _SEARCH_S
-        while self._processes and time.monotonic() < deadline:
-            # Looked at first: a rank publishes its reason before it ends.
-            ended = [rank for rank, process in enumerate(self._processes) if _has_ended(*process)]
-            if published := self._publish(""):
-                return published
-            if ended:
-                return (
-                    f"{self._named(ended[0])} ended without a message: it was killed, perhaps because memory ran out "
-                    "(see torchrun's report and dmesg). resume=auto in the same hydra.run.dir continues the run."
-                )
-            time.sleep(0.1)
-        reason = (str(error).splitlines() or ["no reason given"])[0]
-        return (
-            f"The ranks lost touch with one another ({reason}), but all seem to be running. If one took long, in an "
-            "evaluation for example, set a larger ranks.timeout_s."
-        )
-
-    def _named(self, rank: int) -> str:
-        host, process = self._processes[rank]
-        return f"Rank {rank} of {self.size} (process {process} on {host})"
-
     def _publish(self, reason: str) -> str:
-        """Publishes why the run ends, unless a rank has done so before, and returns the published reason.
-
-        An empty reason only reads it, because it may still be replaced.
-        """
+        """Publishes why the run ends, unless a rank has done so before, and returns the published reason."""
         with suppress(RuntimeError):  # torchrun, which has the store, may have ended too
             return str(self._store.compare_set(_REASON, "", reason).decode())
         return reason
@@ -236,14 +208,3 @@ def launched_size() -> int:
 def launched_rank() -> int:
     """This process's rank; 0 without torchrun."""
     return int(os.environ["RANK"]) if launched_size() > 1 else 0
-
-
-def _has_ended(host: str, process: int) -> bool:
-    """True for a process of this machine that no longer runs."""
-    if host != socket.gethostname() or not sys.platform.startswith("linux"):
-        return False
-    try:
-        status = Path(f"/proc/{process}/stat").read_text(encoding="utf-8")
-    except FileNotFoundError:
-        return True
-    return status.rpartition(")")[2].split()[0] in ("Z", "X")

@@ -9,7 +9,6 @@ import pytest
 import torch
 from in_ranks import in_ranks, met, start
 
-from recurrl.runtime import ranks
 from recurrl.runtime.ranks import RankLostError, world
 
 TENSORS = {
@@ -98,7 +97,7 @@ def test_after_a_rank_was_lost_no_exchange_returns_anything():
 
 
 @pytest.mark.parametrize("killed", [0, 1, 2])
-def test_the_rank_that_was_killed_is_named_by_all_others(killed):
+def test_after_a_rank_was_killed_all_others_say_the_same_and_what_to_do(killed):
     def waiting():
         world().gather(None)
         if world().rank == killed:
@@ -110,15 +109,13 @@ def test_the_rank_that_was_killed_is_named_by_all_others(killed):
     began = time.monotonic()
     messages = start(3, met(waiting)).end()
     assert messages.pop(killed) is None
-    for message in messages:
-        assert message.startswith(f"Rank {killed} of 3 (process "), message
-        assert "ended without a message" in message
+    assert len(set(messages)) == 1
+    assert messages[0].startswith("The ranks lost touch with one another (")
+    assert "resume=auto in the same hydra.run.dir continues the run" in messages[0]
     assert time.monotonic() - began < 30
 
 
-def test_a_rank_that_does_not_respond_in_time_is_an_error(monkeypatch):
-    monkeypatch.setattr(ranks, "_SEARCH_S", 0.5)
-
+def test_a_rank_that_does_not_respond_in_time_is_an_error():
     def waiting():
         world().join()
         world().connect("cpu", 1.0)
