@@ -240,16 +240,12 @@ def _replay(policy: Policy, batch_NT: TensorDictBase, slice_len: int, minibatch_
 def _check_repeats(once_NT: TensorDictBase, again_NT: TensorDictBase) -> None:
     """Rejects a policy whose outputs or deterministic actions differ between two calls with the same inputs."""
     differing = [key for key in once_NT.keys(True, True) if _difference(once_NT[key], again_NT[key]).max() > REPEATED]
-    if any(ACTION not in key for key in differing):
-        raise ConsistencyError(
-            f"{NOT_SEEN} the policy returns different outputs for the same observations and states, so dropout or "
-            "another source of noise is active. Set dropout to 0, or call eval() on the module that has it."
-        )
     if differing:
+        what = "outputs" if any(ACTION not in key for key in differing) else "deterministic actions"
         raise ConsistencyError(
-            "Evaluation would be random: the policy returned two different deterministic actions for the same "
-            "observation. Neither Policy.step(...) without noise nor the mode of the actor's distribution may draw "
-            "random numbers."
+            f"{NOT_SEEN} the policy returns different {what} for the same observations and states, so dropout or "
+            "another source of noise is active. Set dropout to 0, or call eval() on the module that has it. The mode "
+            "of an actor's distribution may not draw random numbers either."
         )
 
 

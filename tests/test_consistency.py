@@ -13,7 +13,7 @@ from torch import nn
 from torchrl.envs import InitTracker, TransformedEnv
 from wrong_environments import Stale
 
-from recurrl.consistency import TOLERANCE, check_consistency, check_network
+from recurrl.consistency import NOT_SEEN, TOLERANCE, check_consistency, check_network
 from recurrl.envs.sources import gymnasium as gymnasium_source
 from recurrl.errors import ConsistencyError
 from recurrl.policy import PolicyModule
@@ -246,7 +246,7 @@ class Noisy(nn.Module):
 def test_a_policy_that_draws_its_actions_in_evaluation_is_caught(config):
     policy, batch = collected(config)
     policy.actor_head = Noisy(policy.actor_head)
-    assert complaint(config, policy, batch).startswith("Evaluation would be random")
+    assert complaint(config, policy, batch).startswith(f"{NOT_SEEN} the policy returns different deterministic actions")
 
 
 def test_weights_that_changed_after_collection_are_caught(config):

@@ -31,16 +31,12 @@ def drawable(config: EnvConfig) -> EnvConfig:
     )
     takes_mode = "kwargs" in source.supported_options
     env = source.plain()
-    modes, mode = env.metadata.get("render_modes") or (), env.render_mode
+    modes = env.metadata.get("render_modes") or ()
     env.close()
     require(
         PICTURES in modes,
         f"{video} it cannot be drawn: its render modes are {', '.join(map(str, modes)) or 'none'}, and {PICTURES} is "
         f"needed. {without}",
-    )
-    require(
-        takes_mode or mode == PICTURES,
-        f"{video} env.source={config.source} makes it with render_mode={mode}. Have it use render_mode={PICTURES}.",
     )
     return replace(config, kwargs={**config.kwargs, "render_mode": PICTURES}) if takes_mode else config
 
