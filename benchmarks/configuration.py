@@ -1,8 +1,8 @@
 """The configuration of a run, from overrides as for training."""
 
-from recurrl.cli.overrides import compose
 from recurrl.config import TrainConfig
 from recurrl.config.composed import typed
+from recurrl.runs.overrides import compose
 from recurrl.validation import check_config
 
 

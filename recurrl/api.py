@@ -17,20 +17,18 @@ from hydra.core.singleton import Singleton
 from recurrl.agent import Agent
 from recurrl.callbacks import Callback, IterationCallback
 from recurrl.checkpoint import AUTO, BEST
-from recurrl.cli.directories import run_directory
-from recurrl.cli.job import run as run_job
-from recurrl.cli.launcher import launch
-from recurrl.cli.open_run import open_run
-from recurrl.cli.overrides import compose, overridden_keys, parsed, text_of
 from recurrl.config.composed import as_schema, value_of
-from recurrl.config.keys import flat
-from recurrl.config.plugins import GROUPS, PRESETS, is_custom, yaml_names
 from recurrl.envs.passed_env import id_of
 from recurrl.errors import ConfigError, require
-from recurrl.evaluation import random_numbers_restored
+from recurrl.runs.directories import run_directory
+from recurrl.runs.job import run as run_job
+from recurrl.runs.launcher import launch
+from recurrl.runs.open_run import open_run
+from recurrl.runs.overrides import compose, overridden_keys, overrides_of, parsed, text_of
 from recurrl.runtime.ranks import launched_size
 from recurrl.runtime.report import read_summary
 from recurrl.runtime.resources import resource_errors_as_messages
+from recurrl.runtime.seeds import random_numbers_restored
 
 
 @dataclass(frozen=True)
@@ -150,29 +148,6 @@ def _choice_of(env: Any, overrides: Sequence[str]) -> list[str]:
     resumed = [each.value() for each in parsed(overrides) if each.key_or_group == "resume"]
     is_new = not resumed or resumed[-1] in (None, AUTO)
     return [*(["env=gym"] if is_new else []), f"env.id={text_of(id_of(env))}"]
-
-
-def overrides_of(config: Mapping[str, Any]) -> list[str]:
-    """A configuration as overrides: choices of groups first, then values.
-
-    Raises:
-        ConfigError: a value has no form on a command line.
-    """
-    choices, values = [], []
-    for key, value in config.items():
-        if key in (*PRESETS, *GROUPS) and isinstance(value, str):
-            choices.append(f"{key}={value}")
-        elif isinstance(value, Mapping):
-            name = value.get("name")
-            names = name if isinstance(name, list) else [name]
-            if key in GROUPS and all(
-                isinstance(each, str) and (is_custom(each) or each in yaml_names(key)) for each in names
-            ):
-                choices.append(f"{key}={name if isinstance(name, str) else text_of(name)}")
-            values += [f"{key}.{path}={text_of(inner)}" for path, inner in flat(value).items()]
-        else:
-            values.append(f"{key}={text_of(value)}")
-    return choices + values
 
 
 @contextmanager

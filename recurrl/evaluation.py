@@ -4,8 +4,8 @@ Shape legend: N environments, E columns: one for each episode of an environment,
 """
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import closing
 from math import ceil
 from statistics import fmean
 from typing import Any, Protocol
@@ -13,7 +13,6 @@ from typing import Any, Protocol
 import torch
 from tensordict import NestedKey
 from torch import Tensor
-from torchrl.checkpoint import GlobalRNGState
 
 from recurrl.config import EnvConfig
 from recurrl.envs import make_batched_env
@@ -24,6 +23,7 @@ from recurrl.keys import HIDDEN
 from recurrl.policy import Policy
 from recurrl.policy.policy import State, StepOutput
 from recurrl.returns import deviation
+from recurrl.runtime.seeds import random_numbers_restored
 
 # Added to the run's seed, so that evaluation does not repeat the episodes of training.
 SEED_OFFSET = 1_000_003
@@ -44,7 +44,7 @@ Act = Callable[[Tensors, Tensor], tuple[Any, StepOutput | None]]
 KEPT, ZEROED, SHUFFLED = "kept", "zeroed", "shuffled"
 
 
-class Watch(Protocol):
+class EvaluationObserver(Protocol):
     """Observes an evaluation, for example to record a video."""
 
     def begin(self, env: PolicyEnv) -> None:
@@ -58,16 +58,6 @@ class StoppedError(Exception):
     """The evaluation is to stop early."""
 
 
-@contextmanager
-def random_numbers_restored() -> Iterator[None]:
-    """Isolates training from evaluation: neither its timing nor its repetition on resume changes what follows."""
-    state = GlobalRNGState().state_dict()
-    try:
-        yield
-    finally:
-        GlobalRNGState().load_state_dict(state)
-
-
 @torch.no_grad()
 @random_numbers_restored()
 def evaluate(
@@ -78,7 +68,7 @@ def evaluate(
     states: str = KEPT,
     stopped: Callable[[], bool] = lambda: False,
     deterministic: bool = True,
-    watch: Watch | None = None,
+    watch: EvaluationObserver | None = None,
 ) -> list[float]:
     """Undiscounted, unscaled returns of episodes, or of random actions.
 

@@ -13,12 +13,12 @@ from pathlib import Path
 import torch
 
 from recurrl.algorithms.algorithm import Algorithm
-from recurrl.algorithms.metrics import merged
 from recurrl.callbacks.callback import Callbacks
 from recurrl.collector.collector import Collector
 from recurrl.collector.restarts import RESTARTS
 from recurrl.config import TrainConfig
 from recurrl.policy import Policy
+from recurrl.runtime.metrics import merged
 from recurrl.runtime.ranks import world
 from recurrl.runtime.report import Report
 from recurrl.runtime.signals import StopRequest

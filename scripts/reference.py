@@ -12,8 +12,7 @@ from typing import Any
 
 import yaml  # type: ignore[import-untyped]
 
-from recurrl.cli.help import flow
-from recurrl.config.keys import SYNONYMS, keys_of
+from recurrl.config.keys import SYNONYMS, flow, keys_of
 from recurrl.config.options import Meaning, words_of
 from recurrl.config.plugins import GROUPS, PACKAGED_OPTIONS, base_options, default_name, yaml_names, yaml_values
 

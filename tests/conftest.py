@@ -38,10 +38,10 @@ from recurrl.cli import evaluate as evaluate_command
 from recurrl.cli import export as export_command
 from recurrl.cli import train as train_command
 from recurrl.cli import upload as upload_command
-from recurrl.cli.overrides import prepared
 from recurrl.config.composed import typed
 from recurrl.policy.normalization import ObservationNormalizer
 from recurrl.recurrent.backends.native import library
+from recurrl.runs.overrides import prepared
 from recurrl.validation import check_config
 
 sys.path.append(str(Path(__file__).parent / "policy"))  # its module of tiny tasks, which configurations name

@@ -25,13 +25,13 @@ from run_files import lasting, metrics, settings, summary, without_times
 
 import recurrl
 from recurrl.api import overrides_of
-from recurrl.cli.open_run import open_run
 from recurrl.config.composed import as_schema, resolved
 from recurrl.config.keys import keys_of
 from recurrl.config.run import PRECISIONS
 from recurrl.errors import ConfigError
 from recurrl.recurrent.backends import backend_names
 from recurrl.recurrent.backends.native import library
+from recurrl.runs.open_run import open_run
 from recurrl.validation import check_config
 
 pytestmark = pytest.mark.usefixtures("in_tmp_path")

@@ -24,7 +24,7 @@ from recurrl.algorithms.checks import (
     no_gradient,
 )
 from recurrl.algorithms.gradient_signal import GradientSignal
-from recurrl.algorithms.metrics import KL, STEPS, Losses, mean_metrics, merged, share_of_ranks, step_metrics
+from recurrl.algorithms.metrics import KL, STEPS, Losses, mean_metrics, share_of_ranks, step_metrics
 from recurrl.algorithms.states import SliceStates
 from recurrl.config import AlgorithmConfig, TrainConfig
 from recurrl.config.plugins import factory
@@ -35,7 +35,8 @@ from recurrl.policy.normalization import RewardScaler
 from recurrl.policy.policy import SequenceOutput
 from recurrl.recurrent.module.keys import IS_INIT
 from recurrl.runtime.compiling import compiled
-from recurrl.runtime.ranks import floats, world
+from recurrl.runtime.metrics import floats, merged
+from recurrl.runtime.ranks import world
 
 logger = logging.getLogger(__name__)
 Metrics = Mapping[str, Tensor]
@@ -286,13 +287,13 @@ class Algorithm(nn.Module):
         return {
             "policy": self.policy,
             "optimizer": self.optimizer,
-            "algorithm": OwnState(self),
+            "algorithm": AlgorithmState(self),
             "reward_scaler": self.reward_scaler,
             **({"buffer": self.buffer} if self.config.buffer.replays else {}),
         }
 
 
-class OwnState:
+class AlgorithmState:
     """An algorithm's state for checkpoints, without its policy and reward scaler, which checkpoints hold apart."""
 
     def __init__(self, algorithm: Algorithm) -> None:

@@ -13,6 +13,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from recurrl.algorithms.importance import ratio_metrics
 from recurrl.errors import ConfigError
+from recurrl.runtime.metrics import merged
 from recurrl.runtime.ranks import world
 
 KL, STEPS, SKIPPED, GRAD_NORM = "policy/kl", "optim/steps", "optim/skipped_steps", "optim/grad_norm"
@@ -107,17 +108,3 @@ def share_of_ranks(weight: Tensor) -> tuple[Tensor, Tensor]:
     """The factor by which the plain mean over ranks becomes one weighted by ``weight``, and the sum of weights."""
     total = world().gathered(weight).sum(0)
     return weight * world().size / total.clamp(min=torch.finfo(weight.dtype).tiny), total
-
-
-def merged(*parts: Mapping[str, Value]) -> dict[str, Value]:
-    """The metrics of several parts together.
-
-    Raises:
-        ConfigError: two parts have a metric of the same name.
-    """
-    together: dict[str, Value] = {}
-    for part in parts:
-        if twice := sorted(together.keys() & part.keys()):
-            raise ConfigError(f"The metric {', '.join(twice)} is logged by two parts of the run. Rename one of them.")
-        together |= part
-    return together

@@ -25,7 +25,7 @@ from recurrl.runtime.ranks import world
 from recurrl.runtime.statistics import masked, summary, variance
 
 MONTE_CARLO_TARGET = "monte_carlo_target"
-EXPLAINED = 0.2
+CRITIC_EXPLAINS = 0.2
 """The fraction of the returns' variance, averaged over iterations, above which a critic explains them."""
 
 
@@ -99,7 +99,7 @@ class PPO(Algorithm):
 
         Until then there is nothing for noisy gradients to undo.
         """
-        return super().epochs() if self.explained > EXPLAINED else self.config.epochs
+        return super().epochs() if self.explained > CRITIC_EXPLAINS else self.config.epochs
 
     def loss(self, slices_SK: TensorDictBase, output: SequenceOutput) -> Losses:
         """The clipped surrogate, the value loss and the entropy bonus of a minibatch."""

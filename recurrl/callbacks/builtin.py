@@ -29,7 +29,8 @@ from recurrl.errors import ConfigError, EnvError, RunError
 from recurrl.evaluation import KEPT, StoppedError
 from recurrl.policy import Policy
 from recurrl.returns import WINDOW, deviation
-from recurrl.runtime.ranks import floats, world
+from recurrl.runtime.metrics import floats
+from recurrl.runtime.ranks import world
 from recurrl.runtime.run_directory import CHECKPOINTS, CURVE, METRICS
 from recurrl.runtime.seeds import seeds
 from recurrl.tracking import Tracker

@@ -12,12 +12,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 from tensordict import TensorDictBase
 
 from recurrl.agent import Agent
-from recurrl.algorithms.metrics import merged
 from recurrl.config import EnvConfig
 from recurrl.errors import ConfigError, require
-from recurrl.evaluation import random_numbers_restored
 from recurrl.policy import Policy
-from recurrl.runtime.ranks import floats
+from recurrl.runtime.metrics import floats, merged
+from recurrl.runtime.seeds import random_numbers_restored
 from recurrl.runtime.serialization import Stateful, state_copy
 
 if TYPE_CHECKING:

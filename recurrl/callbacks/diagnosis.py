@@ -61,7 +61,7 @@ MIN_ADVANTAGE = 0.01
 """The advantages' deviation, as a fraction of the largest value targets so far."""
 MIN_GRADIENT = 1e-3
 """The gradient's norm, as a fraction of the norm that it is clipped to. Per parameter it is then near Adam's eps."""
-EXPLAINED, EXPLAINED_ITERATIONS = 0.05, 0.1
+SOME_EXPLAINED, EXPLAINED_ITERATIONS = 0.05, 0.1
 """An explained variance this small is chance, as is a larger one in at most this fraction of iterations."""
 MIN_SIGNAL = 0.02
 """The share of signal in an epoch's gradient: the noise scale is then 49 times the frames of an iteration."""
@@ -107,7 +107,7 @@ class Diagnosis(Callback):
     def update(self, metrics: Metrics) -> list[str]:
         """Adds the metrics of an iteration, and returns the warnings that are due for the first time."""
         self._iterations += 1
-        self._explained += metrics.get("value/explained_variance", math.inf) > EXPLAINED
+        self._explained += metrics.get("value/explained_variance", math.inf) > SOME_EXPLAINED
         target = abs(metrics.get("value/target_mean", 0.0)) + metrics.get("value/target_std", 0.0)
         self._largest_target = max(self._largest_target, target)
         if not self._first and metrics[EPISODES] >= MIN_EPISODES:
@@ -159,7 +159,7 @@ class Diagnosis(Callback):
         if norm < MIN_GRADIENT * self._max_grad_norm:
             yield GRADIENTS, f"a norm of {norm:.2g}"
         if self._explained <= EXPLAINED_ITERATIONS * self._iterations:
-            yield CRITIC, f"above {EXPLAINED} in {self._explained} of {self._iterations} iterations"
+            yield CRITIC, f"above {SOME_EXPLAINED} in {self._explained} of {self._iterations} iterations"
         signal = metrics.get("optim/signal", 1.0)
         if signal < MIN_SIGNAL:
             yield NOISE, f"a share of signal of {signal:.2g}, below {MIN_SIGNAL}"

@@ -16,7 +16,8 @@ from recurrl.checkpoint import files, rank_states
 from recurrl.config.keys import differences, flat
 from recurrl.errors import ConfigError, require
 from recurrl.policy import Policy
-from recurrl.runtime.ranks import floats, world
+from recurrl.runtime.metrics import floats
+from recurrl.runtime.ranks import world
 from recurrl.runtime.run_directory import CHECKPOINTS, CONFIG_FILE, REPLACED, run_directory_of
 from recurrl.runtime.serialization import Stateful
 from recurrl.tracking import Resumed

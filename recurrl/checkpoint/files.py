@@ -21,7 +21,7 @@ import torch
 
 from recurrl.errors import ConfigError, RunError, message_of
 from recurrl.runtime.atomic import atomic_write, remove_unfinished, sync, unfinished, unfinished_in
-from recurrl.runtime.ranks import floats
+from recurrl.runtime.metrics import floats
 from recurrl.runtime.run_directory import looks_like_checkpoint, read_text
 from recurrl.runtime.serialization import Stateful
 

@@ -1,4 +1,4 @@
-"""The console commands: they compose and check a configuration, run it, and report the result.
+"""The console commands, one file each.
 
-``train`` answers help, versions and mistyped commands; ``job`` imports torch, only when a run begins.
+``train`` answers help, versions and mistyped commands without torch.
 """

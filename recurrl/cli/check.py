@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from recurrl.cli.launcher import launch
 from recurrl.cli.messages import errors_as_messages
-from recurrl.cli.overrides import compose, overridden_keys
 from recurrl.config.composed import as_schema, resolved
 from recurrl.errors import ConfigError
+from recurrl.runs.launcher import launch
+from recurrl.runs.overrides import compose, overridden_keys
 
 
 def check_main() -> None:

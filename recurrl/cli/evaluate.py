@@ -9,12 +9,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from recurrl.cli.launcher import launch_saved
 from recurrl.cli.messages import errors_as_messages
-from recurrl.cli.overrides import TRUST
-from recurrl.cli.results import table
 from recurrl.errors import ConfigError, require
 from recurrl.returns import STATISTICS, summarized, table_row
+from recurrl.runs.launcher import launch_saved
+from recurrl.runs.overrides import TRUST
+from recurrl.runs.results import table
 from recurrl.runtime.run_directory import CONFIG_FILE, VIDEOS, run_directory_of
 
 _OVERRIDE = re.compile(r"[+~]*[\w.]+=.*", re.DOTALL)
@@ -32,7 +32,7 @@ def evaluate_main() -> None:
             launch_saved(run, trusts)
         if not runs:
             raise ConfigError(f"{overrides[0]} is an override, but no run was given. Pass a run directory as well.")
-        from recurrl.cli.open_run import open_run  # imports torch
+        from recurrl.runs.open_run import open_run  # imports torch
 
         files = [] if video is None else video_files(runs, Path(video) if video else None)
         states = list(_MEMORY) if arguments.memory else ["kept"]

@@ -4,10 +4,10 @@ import argparse
 import sys
 from pathlib import Path
 
-from recurrl.cli.launcher import launch_saved
 from recurrl.cli.messages import errors_as_messages
-from recurrl.cli.overrides import TRUST
 from recurrl.errors import require
+from recurrl.runs.launcher import launch_saved
+from recurrl.runs.overrides import TRUST
 from recurrl.runtime.run_directory import EXPORTS, run_directory_of
 
 
@@ -42,8 +42,8 @@ def export_main() -> None:
 def _exported(arguments: argparse.Namespace) -> str:
     # With torch, which help and typos do not wait for.
     from recurrl.agent import Agent
-    from recurrl.cli.open_run import open_run
     from recurrl.export.export import FORMATS, ONNX, export
+    from recurrl.runs.open_run import open_run
 
     opened = open_run(arguments.run, arguments.which, "cpu", arguments.trust_packages)
     folder = arguments.output or run_directory_of(arguments.run) / EXPORTS

@@ -6,11 +6,10 @@ from dataclasses import is_dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml  # type: ignore[import-untyped]
 from omegaconf import DictConfig
 
 from recurrl.config.composed import chosen_options, plain, with_defaults
-from recurrl.config.keys import flat, keys_of
+from recurrl.config.keys import flat, flow, keys_of
 from recurrl.config.plugins import GROUPS, PRESETS, yaml_names
 
 _HEAD = """\
@@ -92,11 +91,6 @@ def _groups(config_dir: str | None) -> Iterator[str]:
         custom = () if config_dir is None else (path.stem for path in Path(config_dir, group).glob("*.yaml"))
         line, indent = f"{group}: {', '.join(sorted({*yaml_names(group), *custom}))}", " " * (len(group) + 2)
         yield textwrap.fill(line, _WIDTH, subsequent_indent=indent, break_on_hyphens=False)
-
-
-def flow(value: Any) -> str:
-    """A value as YAML on one line."""
-    return yaml.safe_dump(value, default_flow_style=True, width=10**6, allow_unicode=True).removesuffix("...\n").strip()
 
 
 def _lines(values: Mapping[str, Any], texts: Mapping[str, str], prefix: str = "") -> Iterator[str]:

@@ -11,14 +11,14 @@ from omegaconf import OmegaConf
 from recurrl import checkpoint
 from recurrl.agent import Agent
 from recurrl.checkpoint.files import add_evaluation
-from recurrl.cli.open_run import open_run
-from recurrl.cli.saved_config import code_named
 from recurrl.config.composed import plain
 from recurrl.errors import ConfigError, require
 from recurrl.evaluation import KEPT
 from recurrl.export.card import model_card
 from recurrl.export.export import FORMATS, export
 from recurrl.returns import summarized
+from recurrl.runs.open_run import open_run
+from recurrl.runs.saved_config import code_named
 from recurrl.runtime.atomic import unfinished
 from recurrl.runtime.run_directory import CONFIG_FILE
 from recurrl.video.writing import files_of

@@ -1,4 +1,4 @@
-"""Errors that end a command, in words that help more than Hydra's."""
+"""Errors that end a command."""
 
 import os
 import signal
@@ -6,10 +6,6 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from hydra.errors import HydraException, MissingConfigException
-from omegaconf.errors import OmegaConfBaseException
-
-from recurrl.config.plugins import GROUPS, choice_names, is_custom, key_of, unknown_choice
 from recurrl.errors import ConfigError, RunError
 from recurrl.runtime.resources import resource_errors_as_messages
 from recurrl.runtime.signals import Interrupted
@@ -30,36 +26,3 @@ def errors_as_messages() -> Iterator[None]:
         sys.exit(f"error: {error}")
     except KeyboardInterrupt as stop:
         sys.exit(stop.exit_code if isinstance(stop, Interrupted) else 128 + signal.SIGINT)
-
-
-@contextmanager
-def hydra_errors_as_config_errors() -> Iterator[None]:
-    """Raises what Hydra or OmegaConf finds wrong with a configuration as an error addressed to the user.
-
-    Raises:
-        ConfigError: such an error.
-    """
-    try:
-        yield
-    except (HydraException, OmegaConfBaseException) as error:
-        raise ConfigError(message(error)) from error
-
-
-def message(error: Exception) -> str:
-    """The text to print for an error of Hydra or OmegaConf."""
-    if isinstance(error, MissingConfigException) and "/" in (error.missing_cfg_file or ""):
-        return _missing_choice(str(error.missing_cfg_file), sorted(error.options or ()))
-    # OmegaConf adds lines about its types.
-    return str(error).partition("\n    full_key: ")[0]
-
-
-def _missing_choice(choice: str, known: list[str]) -> str:
-    group, _, name = choice.rpartition("/")
-    if group == "hydra/launcher" and (extra := name.partition("_")[0]) in ("joblib", "submitit"):
-        return f"{group}={name} is not installed. Install it with: pip install 'recurrl[{extra}]'"
-    if is_custom(name) and group in GROUPS:
-        return (
-            f"{group}={name} must be on a command line, not in the defaults of a yaml. Name there a yaml of the folder "
-            f"{group} with the line '{key_of(group).partition('.')[2]}: {name}'."
-        )
-    return str(unknown_choice(group, group, name, known or (choice_names(group) if group in GROUPS else ())))

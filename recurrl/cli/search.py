@@ -14,12 +14,12 @@ from omegaconf import DictConfig, OmegaConf
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
 from optuna.trial import FrozenTrial, Trial, TrialState
 
-from recurrl.cli.overrides import parsed
-from recurrl.cli.results import job_in
 from recurrl.config.plugins import PRESETS
 from recurrl.errors import ConfigError, RunError, message_of, require
 from recurrl.reporting.runs import COMPLETED, Result
 from recurrl.returns import return_format
+from recurrl.runs.overrides import parsed
+from recurrl.runs.results import job_in
 from recurrl.runtime.run_directory import locked
 
 _NAME = "recurrl"

@@ -14,8 +14,8 @@ from hydra.core.utils import env_override
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf
 
-from recurrl.cli.results import OVERRIDES, comparison, comparison_table, configured, jobs_of
 from recurrl.reporting.runs import differing
+from recurrl.runs.results import OVERRIDES, comparison, comparison_table, configured, jobs_of
 from recurrl.runtime.atomic import atomic_write
 from recurrl.runtime.report import write_summary
 from recurrl.runtime.run_directory import SUMMARY

@@ -16,14 +16,15 @@ from hydra.types import RunMode
 from omegaconf import DictConfig
 
 from recurrl import STARTED, __version__
-from recurrl.cli.directories import run_directory
 from recurrl.cli.help import explained, help_of
-from recurrl.cli.launcher import launch, launch_saved
-from recurrl.cli.messages import errors_as_messages, hydra_errors_as_config_errors
-from recurrl.cli.overrides import arguments_of, check_choices, compose, job_overrides, prepared
+from recurrl.cli.messages import errors_as_messages
 from recurrl.cli.sweep import SWEEP, recorded
 from recurrl.config.composed import as_schema
 from recurrl.errors import ConfigError, RunError, require
+from recurrl.runs.directories import run_directory
+from recurrl.runs.hydra_errors import hydra_errors_as_config_errors
+from recurrl.runs.launcher import launch, launch_saved
+from recurrl.runs.overrides import arguments_of, check_choices, compose, job_overrides, prepared
 from recurrl.runtime.ranks import launched_rank, launched_size, world
 from recurrl.runtime.report import read_summary
 
@@ -58,14 +59,14 @@ def _command() -> None:
         with SWEEP, env_override({"HYDRA_FULL_ERROR": "1"}), hydra_errors_as_config_errors():
             _job()
     if launched_size() > 1:
-        from recurrl.cli.job import dismiss_ranks  # imports torch
+        from recurrl.runs.job import dismiss_ranks  # imports torch
 
         dismiss_ranks()
 
 
 def _follow() -> None:
     """The whole run of a rank above 0."""
-    from recurrl.cli.job import run_rank  # imports torch
+    from recurrl.runs.job import run_rank  # imports torch
 
     try:
         run_rank()
@@ -93,7 +94,7 @@ def _job(composed: DictConfig) -> float | None:
             launch(composed) if resume in (None, "auto") else launch_saved(Path(resume))
             config = as_schema(composed) if resume is None else None
             # This imports torch, which takes seconds.
-            from recurrl.cli.job import run
+            from recurrl.runs.job import run
 
             run(composed, config, run_dir, started)
     except (ConfigError, RunError) as error:

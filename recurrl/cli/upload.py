@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from recurrl.cli.messages import errors_as_messages
-from recurrl.cli.overrides import TRUST
-from recurrl.cli.saved_config import check_trusted
 from recurrl.config import WandbConfig
 from recurrl.config.composed import plain, typed
 from recurrl.errors import ConfigError, naming
+from recurrl.runs.overrides import TRUST
+from recurrl.runs.saved_config import check_trusted
 from recurrl.runtime.report import read_summary
 from recurrl.runtime.run_directory import EXPORTS, VIDEOS, locked, run_directory_of
 
@@ -40,7 +40,7 @@ def _uploaded(run: Path, trust_packages: bool) -> str:
     """
     # With torch, which help and typos need not wait for.
     from recurrl import checkpoint
-    from recurrl.cli.open_run import config_of
+    from recurrl.runs.open_run import config_of
     from recurrl.tracking.wandb import CHECKPOINT, upload
 
     run_dir = run_directory_of(run)

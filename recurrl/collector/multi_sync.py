@@ -1,11 +1,11 @@
 """Worker processes that collect with the newest weights, in turns with learning."""
 
 from recurrl.collector.collector import RolloutSpec
-from recurrl.collector.processes import Processes
+from recurrl.collector.processes import ProcessHost
 from recurrl.collector.workers import WorkerCollector
 from recurrl.config import WorkersConfig
 
 
 def make(options: WorkersConfig, spec: RolloutSpec) -> WorkerCollector:
     """The collector of worker processes."""
-    return WorkerCollector(options, spec, Processes(options, spec.policy))
+    return WorkerCollector(options, spec, ProcessHost(options, spec.policy))

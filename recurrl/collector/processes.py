@@ -53,7 +53,7 @@ class ProcessWorker(Worker):
         return super().collect(self._weights[weights])
 
 
-class Processes:
+class ProcessHost:
     """Runs workers in processes of this machine, one pipe each.
 
     The main process handles the signals that end a run: the workers ignore them, so that the iteration can finish. They

@@ -64,7 +64,7 @@ class ActorWorker(Worker):
         return super().collect(from_bytes(weights))
 
 
-class Actors:
+class RayHost:
     """Runs workers as actors.
 
     Args:
@@ -195,4 +195,4 @@ def _described(resources: Mapping[str, float]) -> str:
 
 def make(options: RayConfig, spec: RolloutSpec) -> WorkerCollector:
     """The collector of a Ray cluster."""
-    return WorkerCollector(options, spec, Actors(options))
+    return WorkerCollector(options, spec, RayHost(options))

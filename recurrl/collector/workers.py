@@ -23,7 +23,7 @@ from recurrl.collector.collector import STALENESS, RolloutSpec
 from recurrl.collector.single import SingleCollector
 from recurrl.collector.worker_errors import attributed
 from recurrl.config import WorkersConfig
-from recurrl.runtime.ranks import floats, means
+from recurrl.runtime.metrics import floats, means
 from recurrl.runtime.seeds import seed_process, seeds
 from recurrl.runtime.serialization import from_bytes, to_bytes
 
@@ -74,7 +74,7 @@ class Worker:
             self.collector.shutdown(raise_on_error=False)
 
 
-class Host(Protocol):
+class WorkerHost(Protocol):
     """Runs workers, by their numbers.
 
     Attributes:
@@ -115,7 +115,7 @@ class WorkerCollector:
         RunError: a worker raised something else or ended; no worker is left running.
     """
 
-    def __init__(self, options: WorkersConfig, spec: RolloutSpec, host: Host) -> None:
+    def __init__(self, options: WorkersConfig, spec: RolloutSpec, host: WorkerHost) -> None:
         self._options, self._spec, self._ahead = options, spec, options.ahead
         self._workers, self._size = range(options.num_workers), spec.env.num_envs // options.num_workers
         self._running: set[int] = set()

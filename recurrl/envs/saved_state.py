@@ -61,7 +61,7 @@ def state_of(env: Environment) -> dict[str, Any]:
     """
     path = type(env).__name__
     with _reading(path):
-        return _Walk().attributes(env, path)
+        return _StateEncoder().attributes(env, path)
 
 
 def restore(env: Environment, state: Mapping[str, Any]) -> None:
@@ -83,7 +83,7 @@ def _reading(path: str) -> Iterator[None]:
         raise UnsavableError(f"reading {path} raised {type(error).__name__}") from error
 
 
-class _Walk:
+class _StateEncoder:
     """Encodes an environment's attributes if they are plain and not too large.
 
     Attributes:
@@ -182,7 +182,7 @@ def _restore_attributes(owner: object, state: Mapping[str, Any], path: str) -> N
         else:
             # Bypasses __setattr__ and properties, so that exactly the saved value is set.
             vars(owner)[name] = _decoded(encoded)
-    for name in _Walk().attributes(owner, path).keys() - state.keys():
+    for name in _StateEncoder().attributes(owner, path).keys() - state.keys():
         del vars(owner)[name]
 
 

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from recurrl.errors import ConfigError, RunError, message_of
+from recurrl.errors import RunError, message_of
+from recurrl.runtime.metrics import floats, means
 from recurrl.runtime.signals import ignore_signals
 
 if TYPE_CHECKING:
@@ -24,30 +25,6 @@ Values = TypeVar("Values")
 _VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _REASON = "reason"
 """The key of torchrun's store under which the first rank that fails, or finds that another one ended, says why."""
-
-
-def floats(metrics: Mapping[str, float]) -> dict[str, float]:
-    """Metrics as checkpoints can hold them: custom parts give integers, NumPy's numbers or tensors too.
-
-    Raises:
-        ConfigError: one is not a number.
-    """
-    numbers = {}
-    for name, value in metrics.items():
-        try:
-            numbers[name] = float(value)
-        except (TypeError, ValueError, RuntimeError) as error:
-            raise ConfigError(f"The metric {name} must be a number (got {value!r:.60}).") from error
-    return numbers
-
-
-def means(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """The mean of each metric over the parts that have it."""
-    values: dict[str, list[float]] = {}
-    for part in parts:
-        for name, value in part.items():
-            values.setdefault(name, []).append(value)
-    return {name: sum(each) / len(each) for name, each in values.items()}
 
 
 class RankLostError(RunError):

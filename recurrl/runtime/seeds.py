@@ -1,9 +1,12 @@
 """Seeds of environments, processes and resumed runs."""
 
 import random
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import numpy as np
 import torch
+from torchrl.checkpoint import GlobalRNGState
 
 
 def seeds(seed: int, count: int) -> list[int]:
@@ -35,3 +38,13 @@ def seed_process(seed: int) -> None:
     random.seed(seed)
     np.random.seed(seed % 2**32)
     torch.manual_seed(seed)
+
+
+@contextmanager
+def random_numbers_restored() -> Iterator[None]:
+    """Isolates training from what the block draws, such as an evaluation, which a resumed run may repeat."""
+    state = GlobalRNGState().state_dict()
+    try:
+        yield
+    finally:
+        GlobalRNGState().load_state_dict(state)

@@ -50,7 +50,7 @@ class Episode:
 
 
 class Recorder:
-    """Records the first episode of the first environment of an evaluation, see :class:`recurrl.evaluation.Watch`.
+    """Records the first episode of an evaluation's first environment; an ``EvaluationObserver``.
 
     Args:
         policy: the policy that acts.

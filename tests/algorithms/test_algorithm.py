@@ -12,10 +12,10 @@ from torch import nn
 from recurrl import checkpoint
 from recurrl.algorithms import Algorithm, Losses
 from recurrl.algorithms.importance import mean_of
-from recurrl.algorithms.metrics import merged
 from recurrl.algorithms.ppo import PPO
 from recurrl.build import make_algorithm
 from recurrl.errors import ConfigError, RunError
+from recurrl.runtime.metrics import merged
 
 OPTIONS = ("frames_per_batch=64", "total_frames=256", "slice_len=8", "epochs=3", "minibatch_slices=2", "lr=0.01")
 ITERATIONS = 4

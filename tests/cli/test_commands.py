@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from recurrl.cli.overrides import prepared
 from recurrl.config import TrainConfig
 from recurrl.config.keys import SYNONYMS, packaged_keys
 from recurrl.config.plugins import GROUPS, choice_names
+from recurrl.runs.overrides import prepared
 
 SCRIPTS = "console_scripts"
 OTHER_COMMANDS = ("evaluate", "check", "export", "upload", "compare", "report")

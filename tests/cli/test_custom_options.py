@@ -8,9 +8,9 @@ from hydra.core.config_store import ConfigStore
 from rejections import error_of
 from run_files import settings
 
-from recurrl.cli.overrides import compose, text_of
 from recurrl.config.composed import as_schema, plain, with_defaults
 from recurrl.config.plugins import GROUPS, base_options, key_of
+from recurrl.runs.overrides import compose, text_of
 
 PARTS = """
 from dataclasses import dataclass

@@ -12,7 +12,7 @@ import pytest
 from disks import with_a_disk_of_its_own
 from slow_cases import slow_but
 
-from recurrl.cli import job
+from recurrl.runs import job
 from recurrl.runtime.atomic import unfinished
 
 PROGRAM = Path(__file__).parents[1] / "support/full_disk.py"

@@ -11,8 +11,8 @@ from run_files import summary
 from recurrl import evaluation
 from recurrl.api import Run, load
 from recurrl.checkpoint import files
-from recurrl.cli.open_run import open_run
 from recurrl.returns import return_format
+from recurrl.runs.open_run import open_run
 
 
 def cells(line, name):

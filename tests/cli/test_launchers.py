@@ -6,8 +6,8 @@ import pytest
 import yaml
 from hydra.errors import MissingConfigException
 
-from recurrl.cli.messages import message
 from recurrl.cli.sweep import jobs_at_once
+from recurrl.runs.hydra_errors import message
 
 pytest.importorskip("joblib")
 pytest.importorskip("submitit")

@@ -5,9 +5,9 @@ from rejections import error_of
 from run_files import settings, summary
 
 import recurrl
-from recurrl.cli.overrides import compose
 from recurrl.config.plugins import GROUPS, PRESETS, yaml_names, yaml_values
 from recurrl.errors import ConfigError
+from recurrl.runs.overrides import compose
 
 FOREIGN = (
     "env.id must be CartPole-v1 with env=cartpole_no_velocity (got Acrobot-v1), because the other settings of "

@@ -15,8 +15,8 @@ from run_files import metrics, settings
 
 import recurrl
 from recurrl.cli.hub_run import write_hub_folder
-from recurrl.cli.open_run import open_run
-from recurrl.cli.own_runs import is_own, remember
+from recurrl.runs.open_run import open_run
+from recurrl.runs.own_runs import is_own, remember
 
 PARTS = """
 from pathlib import Path

@@ -201,7 +201,7 @@ def test_resuming_where_nothing_can_be_written_is_rejected(rejected, finished_ru
     def read_only(*_):
         raise PermissionError(13, "Permission denied", "run.lock")
 
-    monkeypatch.setattr("recurrl.cli.directories.locked", read_only)
+    monkeypatch.setattr("recurrl.runs.directories.locked", read_only)
     assert "Set a writable directory with hydra.run.dir=..." in rejected(f"resume={finished_run}", "total_frames=96")
 
 

@@ -11,8 +11,8 @@ from omegaconf import OmegaConf
 from rejections import error_of
 from run_files import settings
 
-from recurrl.cli.open_run import open_run
 from recurrl.config.plugins import GROUPS
+from recurrl.runs.open_run import open_run
 
 
 @pytest.fixture

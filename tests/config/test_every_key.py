@@ -10,12 +10,12 @@ import pytest
 from every_key import EVENTS, SLOW, TINY, changed, keys, levels, observed, others
 from omegaconf import OmegaConf
 
-from recurrl.cli.overrides import compose, text_of
 from recurrl.config.cell import NO_CELL
 from recurrl.config.composed import typed
 from recurrl.config.keys import keys_of
 from recurrl.config.plugins import GROUPS, choice_names, default_name, yaml_names, yaml_values
 from recurrl.errors import ConfigError
+from recurrl.runs.overrides import compose, text_of
 from recurrl.validation import check_config
 
 logger = logging.getLogger(__name__)

@@ -14,10 +14,10 @@ import recurrl
 from recurrl.checkpoint import find
 from recurrl.checkpoint.files import add_evaluation, manifest
 from recurrl.cli.hub_run import write_hub_folder
-from recurrl.cli.open_run import open_run
 from recurrl.errors import ConfigError
 from recurrl.export.card import model_card
 from recurrl.returns import summarized
+from recurrl.runs.open_run import open_run
 
 
 @pytest.fixture(scope="session")

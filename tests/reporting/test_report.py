@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
-from recurrl.cli.results import results_of
 from recurrl.cli.sweep import SWEEP, BeforeSweep
 from recurrl.errors import ConfigError
 from recurrl.reporting.page import write_report
 from recurrl.reporting.runs import Result, grouped
 from recurrl.returns import interval_95, return_format
+from recurrl.runs.results import results_of
 from recurrl.runtime.report import Report
 
 HEADER = "frames,train/return_mean,eval/return_mean"

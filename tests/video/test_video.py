@@ -13,9 +13,9 @@ from gymnasium import spaces
 from PIL import Image
 from rejections import error_of
 
-from recurrl.cli.open_run import open_run
 from recurrl.errors import ConfigError
 from recurrl.evaluation import SEED_OFFSET, evaluate
+from recurrl.runs.open_run import open_run
 from recurrl.runtime.seeds import seeds
 from recurrl.video import episode as recording
 from recurrl.video.drawing import HEIGHT, WIDTH, frames

@@ -3,11 +3,11 @@
 from typing import Any
 
 from recurrl.config.plugins import import_custom
-from recurrl.envs.sources.vec_env import VecEnvs
+from recurrl.envs.sources.vec_env import SimulatorSource
 from recurrl.errors import require
 
 
-class EnvPool(VecEnvs):
+class EnvPoolSource(SimulatorSource):
     """Environments of EnvPool, stepped in C++. ``env.kwargs`` are further arguments of ``envpool.make_gymnasium``."""
 
     supported_options = ("kwargs",)
@@ -29,4 +29,4 @@ class EnvPool(VecEnvs):
         return self._package().make_gymnasium(self.options.id, num_envs=num_envs, **self.options.kwargs)
 
 
-make = EnvPool
+make = EnvPoolSource

@@ -36,7 +36,7 @@ def make(options: EnvConfig) -> Source:
         ConfigError: a package is missing, or there is no such name in the module.
     """
     maker = maker_of(options)
-    return Registered(options) if maker is None else ByMaker(options, maker)
+    return RegisteredSource(options) if maker is None else CallableSource(options, maker)
 
 
 def maker_of(options: EnvConfig) -> Callable[..., Any] | None:
@@ -68,7 +68,7 @@ def _log_warnings_of_mujoco() -> None:
         mujoco.set_mju_user_warning(_warn_once)
 
 
-class ByMaker(GymnasiumSource):
+class CallableSource(GymnasiumSource):
     """What a class or function makes.
 
     With a parameter ``num_envs`` it makes all environments at once: a vector environment of Gymnasium, or an
@@ -138,7 +138,7 @@ class ByMaker(GymnasiumSource):
         return env
 
 
-class Registered(GymnasiumSource):
+class RegisteredSource(GymnasiumSource):
     """Registered ids, ``Id-v0`` or ``module:Id-v0``: single environments."""
 
     supported_options = SUPPORTED_OPTIONS

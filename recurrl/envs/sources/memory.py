@@ -23,7 +23,7 @@ from recurrl.errors import ConfigError
 from recurrl.keys import HIDDEN, OBSERVATION
 
 
-class Memory(Source):
+class MemoryTaskSource(Source):
     """The tasks of :data:`TASKS`, and ``module:Class`` for a custom one."""
 
     supported_options = ("kwargs", "max_episode_steps")
@@ -59,7 +59,7 @@ class Memory(Source):
         return task
 
 
-make = Memory
+make = MemoryTaskSource
 
 
 class MemoryTask(BatchedEnv):

@@ -5,11 +5,11 @@ from typing import Any
 
 from recurrl.config.env import DISABLED
 from recurrl.config.plugins import import_custom
-from recurrl.envs.sources.vec_env import VecEnvs
+from recurrl.envs.sources.vec_env import SimulatorSource
 from recurrl.errors import ConfigError, require
 
 
-class Mjlab(VecEnvs):
+class MjlabSource(SimulatorSource):
     """A task of mjlab. ``env.kwargs`` replaces values of its configuration: ``env.kwargs.episode_length_s=10``."""
 
     def check_maker(self) -> None:
@@ -49,4 +49,4 @@ def _replace(of: Any, values: Mapping[str, Any], key: str) -> None:
             setattr(of, name, value)
 
 
-make = Mjlab
+make = MjlabSource

@@ -8,12 +8,12 @@ from torchrl.envs import EnvBase
 
 from recurrl.config.env import TorchRLConfig
 from recurrl.envs.batched import TorchRLEnv
-from recurrl.envs.sources.gymnasium import ByMaker, maker_of
+from recurrl.envs.sources.gymnasium import CallableSource, maker_of
 from recurrl.errors import ConfigError, require
 from recurrl.keys import OBSERVATION, name_of, path_of
 
 
-class TorchRL(ByMaker):
+class TorchRLSource(CallableSource):
     """What ``env.id=module:Name`` makes, whose observations, action and reward have the configured keys."""
 
     options: TorchRLConfig
@@ -49,7 +49,7 @@ def _checked(option: str, keys: list[str], present: Iterable[NestedKey]) -> list
     return [known[key] for key in keys]
 
 
-def make(options: TorchRLConfig) -> TorchRL:
+def make(options: TorchRLConfig) -> TorchRLSource:
     """The source of ``env.id=module:Name``.
 
     Raises:
@@ -58,4 +58,4 @@ def make(options: TorchRLConfig) -> TorchRL:
     maker = maker_of(options)
     if maker is None:
         raise ConfigError(f"env.id must be module:Name with env=torchrl (got {options.id}). Choose env=gym for an id.")
-    return TorchRL(options, maker)
+    return TorchRLSource(options, maker)

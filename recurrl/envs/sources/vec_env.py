@@ -19,7 +19,7 @@ from recurrl.errors import require
 from recurrl.runtime.ranks import world
 
 
-class VecEnvs(Source):
+class SimulatorSource(Source):
     """The simulator that ``env.id=module:function`` makes.
 
     Its arguments are ``num_envs``, ``device`` if it has that one, and ``env.kwargs``.
@@ -79,4 +79,4 @@ class VecEnvs(Source):
         return SingleEnv(simulator(self))
 
 
-make = VecEnvs
+make = SimulatorSource

@@ -6,10 +6,10 @@ from pathlib import Path
 
 from omegaconf import DictConfig
 
-from recurrl.cli.saved_config import saved_config
 from recurrl.config.composed import value_of
 from recurrl.config.plugins import load
 from recurrl.errors import ConfigError, require
+from recurrl.runs.saved_config import saved_config
 
 
 def launch(config: DictConfig) -> None:

@@ -10,14 +10,15 @@ from omegaconf import DictConfig, OmegaConf
 
 from recurrl import checkpoint
 from recurrl.build import make_policy_for, set_process_state
-from recurrl.cli.overrides import parsed, text_of
-from recurrl.cli.saved_config import SavedConfig, check_trusted, config_within, saved_config
 from recurrl.config import TrainConfig
 from recurrl.config.composed import plain, typed
 from recurrl.envs.passed_env import id_of, with_maker
 from recurrl.errors import ConfigError, naming, require
-from recurrl.evaluation import KEPT, evaluate, random_numbers_restored
+from recurrl.evaluation import KEPT, evaluate
 from recurrl.policy import Policy
+from recurrl.runs.overrides import parsed, text_of
+from recurrl.runs.saved_config import SavedConfig, check_trusted, config_within, saved_config
+from recurrl.runtime.seeds import random_numbers_restored
 from recurrl.runtime.time_limit import time_limit
 from recurrl.validation import check_config
 

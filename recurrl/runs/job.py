@@ -16,16 +16,16 @@ from omegaconf import DictConfig, OmegaConf
 from recurrl import checkpoint
 from recurrl.build import make_trainer
 from recurrl.callbacks import Callback, IterationCallback, check_callbacks
-from recurrl.cli.overrides import job_overrides, overridden_keys, text_of
-from recurrl.cli.own_runs import remember
-from recurrl.cli.resume import as_overrides, with_resumed
-from recurrl.cli.saved_config import code_named
 from recurrl.config import TrainConfig
 from recurrl.config.composed import plain, resolved, typed, value_of, with_defaults
 from recurrl.config.plugins import factory
 from recurrl.envs.passed_env import with_maker
 from recurrl.errors import ConfigError, RunError
 from recurrl.returns import return_format
+from recurrl.runs.overrides import job_overrides, overridden_keys, text_of
+from recurrl.runs.own_runs import remember
+from recurrl.runs.resume import as_overrides, with_resumed
+from recurrl.runs.saved_config import code_named
 from recurrl.runtime.atomic import atomic_write, remove_unfinished
 from recurrl.runtime.ranks import launched_rank, launched_size, world
 from recurrl.runtime.report import Report, read_summary, write_summary

@@ -9,14 +9,14 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from recurrl import checkpoint
-from recurrl.cli.open_run import config_of
-from recurrl.cli.overrides import overridden_keys, parsed, text_of
-from recurrl.cli.saved_config import check_code, code_named
 from recurrl.config import TrainConfig
 from recurrl.config.composed import as_schema, plain, value_of
 from recurrl.config.keys import differences
 from recurrl.config.plugins import GROUPS, PRESETS
 from recurrl.errors import ConfigError, naming
+from recurrl.runs.open_run import config_of
+from recurrl.runs.overrides import overridden_keys, parsed, text_of
+from recurrl.runs.saved_config import check_code, code_named
 
 logger = logging.getLogger(__name__)
 

@@ -15,12 +15,12 @@ from hydra.core.override_parser.types import ChoiceSweep, Override, Quote, Quote
 from hydra.errors import OverrideParseException
 from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict, read_write
 
-from recurrl.cli.messages import hydra_errors_as_config_errors
 from recurrl.config import plugins
 from recurrl.config.composed import plain, value_of
-from recurrl.config.keys import check_key, keys_of, packaged_keys
-from recurrl.config.plugins import GROUPS, PRESETS, is_custom
+from recurrl.config.keys import check_key, flat, keys_of, packaged_keys
+from recurrl.config.plugins import GROUPS, PRESETS, is_custom, yaml_names
 from recurrl.errors import ConfigError, require
+from recurrl.runs.hydra_errors import hydra_errors_as_config_errors
 
 TRUST = "import the packages that the run's configuration names, which runs their code"
 """The help of ``--trust-packages``."""
@@ -221,3 +221,26 @@ def text_of(value: Any) -> str:
     if _PLAIN.fullmatch(text := str(value)) and text.lower() not in _WORDS:
         return text
     return QuotedString(text, Quote.single).with_quotes()
+
+
+def overrides_of(config: Mapping[str, Any]) -> list[str]:
+    """A configuration as overrides: choices of groups first, then values.
+
+    Raises:
+        ConfigError: a value has no form on a command line.
+    """
+    choices, values = [], []
+    for key, value in config.items():
+        if key in (*PRESETS, *GROUPS) and isinstance(value, str):
+            choices.append(f"{key}={value}")
+        elif isinstance(value, Mapping):
+            name = value.get("name")
+            names = name if isinstance(name, list) else [name]
+            if key in GROUPS and all(
+                isinstance(each, str) and (is_custom(each) or each in yaml_names(key)) for each in names
+            ):
+                choices.append(f"{key}={name if isinstance(name, str) else text_of(name)}")
+            values += [f"{key}.{path}={text_of(inner)}" for path, inner in flat(value).items()]
+        else:
+            values.append(f"{key}={text_of(value)}")
+    return choices + values

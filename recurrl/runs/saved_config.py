@@ -11,12 +11,12 @@ import yaml  # type: ignore[import-untyped]
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from recurrl.cli.own_runs import is_own
 from recurrl.config.composed import plain
 from recurrl.config.env import wrapper_and_arguments
 from recurrl.config.keys import FREE, WRAPPERS, flat, keys_of
 from recurrl.config.plugins import EXTRAS
 from recurrl.errors import ConfigError, message_of, naming
+from recurrl.runs.own_runs import is_own
 from recurrl.runtime.run_directory import CONFIG_FILE, read_text, run_directory_of
 
 MAX_BYTES = 2**20

@@ -8,12 +8,11 @@ from pathlib import Path
 
 import yaml  # type: ignore[import-untyped]
 
-from recurrl.cli.help import flow
-from recurrl.cli.saved_config import saved_config
 from recurrl.config.composed import plain
-from recurrl.config.keys import flat
+from recurrl.config.keys import flat, flow
 from recurrl.errors import ConfigError
 from recurrl.reporting.runs import OUTCOME, OVER_SEEDS, Result, differing, left_out, over_seeds
+from recurrl.runs.saved_config import saved_config
 from recurrl.runtime.report import read_summary
 from recurrl.runtime.run_directory import CONFIG_FILE, read_text
 
