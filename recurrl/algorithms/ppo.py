@@ -15,16 +15,13 @@ from recurrl.algorithms.gradient_signal import RATE
 from recurrl.algorithms.importance import clipped_surrogate, log_range, mean_of
 from recurrl.algorithms.metrics import Losses
 from recurrl.config import PPOConfig, TrainConfig
-from recurrl.errors import require
 from recurrl.keys import ACTION, ADVANTAGE, LOG_PROB, LOSS_MASK, VALUE, VALUE_TARGET
 from recurrl.policy import Policy
-from recurrl.policy.initialization import HEAD_GAIN, linear
 from recurrl.policy.normalization import RunningScale
 from recurrl.policy.policy import SequenceOutput
 from recurrl.runtime.ranks import world
 from recurrl.runtime.statistics import masked, summary, variance
 
-MONTE_CARLO_TARGET = "monte_carlo_target"
 CRITIC_EXPLAINS = 0.2
 """The fraction of the returns' variance, averaged over iterations, above which a critic explains them."""
 
@@ -42,13 +39,6 @@ class PPO(Algorithm):
     ``entropy_coeff`` is in units of the advantages' running root mean square: a constant weight that keeps exploring
     where advantages are large would drown them where they are small, and the bonus vanishes with them once nothing is
     left to gain.
-
-    With ``discrepancy_coeff``, a second head W on the critic's features learns the return G of the row from there on
-    (λ = 1), and the λ-discrepancy, which is zero where the features hold all that values depend on, is a loss too
-    (Allen et al. 2024, https://arxiv.org/abs/2407.07333)::
-
-        monte_carlo = critic_coeff · (W − G)²
-        discrepancy = discrepancy_coeff · (V − W)²
     """
 
     options: PPOConfig
@@ -63,22 +53,14 @@ class PPO(Algorithm):
         self.explained = nn.Buffer(torch.zeros((), dtype=torch.float64))
         # A tensor, because a compiled loss is compiled for the numbers in it.
         self.entropy_coeff = nn.Buffer(torch.tensor(options.entropy_coeff, dtype=dtype), persistent=False)
-        self.monte_carlo_head = linear(config.cell.hidden_size, 1, HEAD_GAIN) if options.discrepancy_coeff else None
-        require(
-            self.monte_carlo_head is None or options.critic == "shared",
-            f"algorithm.discrepancy_coeff must be 0 with algorithm.critic={options.critic} "
-            f"(got {options.discrepancy_coeff}). Leave one of them out.",
-        )
 
     def prepare(self, rows_NT: TensorDictBase, reward_NT: Tensor) -> dict[str, float]:
         """Writes advantages and value targets, and scales the entropy bonus by the size of the advantages."""
         options = self.options
         estimate = partial(vtrace, ratio=reevaluate(rows_NT, self.policy)) if self.uses_vtrace else gae
         value, next_value = rows_NT[VALUE], next_values(rows_NT, self.policy)
-        inputs = reward_NT.unsqueeze(-1), value, next_value, rows_NT["next", "done"], options.gamma
-        advantage, target = estimate(*inputs, options.lmbda)
-        if self.monte_carlo_head is not None:
-            rows_NT.set(MONTE_CARLO_TARGET, estimate(*inputs, 1.0)[1])
+        done = rows_NT["next", "done"]
+        advantage, target = estimate(reward_NT.unsqueeze(-1), value, next_value, done, options.gamma, options.lmbda)
         mask = rows_NT.get(LOSS_MASK)
         metrics = advantage_metrics(masked(advantage, mask)) | _value_metrics(masked(value, mask), masked(target, mask))
         explained = torch.full_like(self.explained, metrics["value/explained_variance"]).nan_to_num().clamp(0.0, 1.0)
@@ -119,10 +101,6 @@ class PPO(Algorithm):
             "critic": self.options.critic_coeff * critic,
             "entropy": -self.entropy_coeff * entropy,
         }
-        if self.monte_carlo_head is not None:
-            estimate, target = self.monte_carlo_head(output.features), slices_SK[MONTE_CARLO_TARGET]
-            terms["monte_carlo"] = self.options.critic_coeff * mean_of((estimate - target).square(), mask_SK1)
-            terms["discrepancy"] = self.options.discrepancy_coeff * mean_of((value - estimate).square(), mask_SK1)
         metrics = {"policy/entropy": entropy.detach(), **value_metrics}
         return Losses(terms, metrics, log_ratio.detach(), mask)
 

@@ -8,7 +8,6 @@ from recurrl.config.options import Condition, option
 ENTROPY_BONUS = Condition("algorithm.entropy_coeff above 0", lambda run: run.algorithm.entropy_coeff > 0)
 DISCOUNT = Condition("algorithm.gamma above 0", lambda run: run.algorithm.gamma > 0)
 VALUE_LOSS = Condition("algorithm.critic_coeff above 0", lambda run: run.algorithm.critic_coeff > 0)
-SHARED_CRITIC = Condition("algorithm.critic=shared", lambda run: run.algorithm.critic == "shared")
 OWN_CRITIC = Condition("algorithm.critic=recurrent or feedforward", lambda run: run.algorithm.critic != "shared")
 PPO_ACTIVE = Condition(
     "algorithm.weight or algorithm.weight_final_fraction below 1", lambda run: run.algorithm.reinforces
@@ -103,12 +102,6 @@ class PPOConfig(ClippedConfig):
         "how far the value may move from the stored one in the value loss; null: any distance",
         options.POSITIVE,
         only_with=VALUE_LOSS,
-    )
-    discrepancy_coeff: float = option(
-        "weight of the squared λ-discrepancy, the difference from a second value head that learns the Monte Carlo "
-        "return; 0: no such head",
-        options.WEIGHT,
-        only_with=SHARED_CRITIC,
     )
     normalize_advantage: str = option(
         "normalise advantages to mean 0 and standard deviation 1: none, per minibatch or per batch; amplifies noise "
