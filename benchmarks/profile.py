@@ -20,7 +20,6 @@ from benchmarks.configuration import configuration
 from benchmarks.measuring import machine
 from recurrl.algorithms.algorithm import Algorithm
 from recurrl.build import make_algorithm, make_policy_for, make_rollout_spec, set_process_state
-from recurrl.collector import single as collection
 from recurrl.collector.single import SingleCollector
 from recurrl.config import TrainConfig
 
@@ -66,7 +65,6 @@ def _parts(rollout: SingleCollector, algorithm: Algorithm) -> list[tuple[Any, st
         (rollout.env, "reset_tensors", "collect/environment resets"),
         (rollout.policy, "step", "collect/policy"),
         (rollout.policy, "reset", "collect/resets of states"),
-        (collection, "_rows", "collect/writing the rows"),
         (algorithm, "prepare", "learn/advantages"),
         (algorithm.buffer, "extend", "learn/buffer"),
         (algorithm.states, "set_initial_states", "learn/initial states of slices"),

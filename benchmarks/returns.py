@@ -275,7 +275,8 @@ def report(selection: Mapping[str, Sequence[Task]], results: Mapping[Job, Result
         "",
         "*Return* is of the last evaluation, of most probable actions, and *sampled* of training's last 100 episodes: "
         "interquartile means over seeds, with 95% bootstrap intervals. *Solved* is how many seeds reached the threshold"
-        " in an evaluation; frames and seconds to it are medians over seeds. *At most* is what no policy can exceed.",
+        " in an evaluation; frames and seconds to it are medians over seeds. *At most* is what no policy can exceed. "
+        "POPGym's published figures are of sampled actions: the highest mean return of a training iteration.",
     ]
     for suite, tasks in selection.items():
         lines += [
