@@ -117,6 +117,7 @@ def open_teacher(target: str, device: torch.device) -> tuple[Act, Shapes]:
 
 def _policy_of_run(path: Path, device: torch.device) -> tuple[Act, Shapes]:
     """The best policy of a run, with its most probable actions."""
+    # By the public interface, as a user's algorithm would: opening a run is above algorithms.
     step: Any = recurrl.load(path, device=str(device)).step
     interface = step.interface
     shapes = {entry.name: tuple(entry.spec.shape) for entry in interface.observed}

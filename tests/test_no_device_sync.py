@@ -7,9 +7,9 @@ from contextlib import closing
 import numpy as np
 import pytest
 import torch
+from device_sync import GPU, Nowhere, Waits, fake_gpu, moved
 from tasks import ACTIONS, CUE, MASKED, OBSERVATIONS
 from torch.utils._pytree import tree_leaves
-from waiting import GPU, Nowhere, Waits, fake_gpu, moved
 
 from recurrl import build, evaluation
 from recurrl.agent import Agent
