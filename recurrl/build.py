@@ -104,12 +104,12 @@ def make_callbacks(
     if config.consistency_check:
         check.append(builtin.ConsistencyCheck(partial(check_consistency, config=share)))
     if world().rank > 0:
-        save = builtin.SaveCheckpoint(config, settings, {}, None, restarts)
+        save = builtin.Checkpoints(config, settings, {}, None, restarts)
         return Callbacks([*check, builtin.EpisodeStatistics(), save])
     trackers = make_trackers(config.logger, run_dir, settings, None if start is None else start.resumed)
     continuous = sum(head.log_std.numel() for head in policy.modules() if isinstance(head, GaussianParameters))
     diagnosis = Diagnosis(config.iterations, config.algorithm.max_grad_norm, continuous, config.policy.initial_std)
-    save = builtin.SaveCheckpoint(config, settings, trackers, start, restarts, rewrites=bool(callbacks))
+    save = builtin.Checkpoints(config, settings, trackers, start, restarts, rewrites=bool(callbacks))
     return Callbacks(
         [
             *check,

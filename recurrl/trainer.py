@@ -15,7 +15,6 @@ import torch
 from recurrl.algorithms.algorithm import Algorithm
 from recurrl.callbacks.callback import Callbacks
 from recurrl.collector.collector import Collector
-from recurrl.collector.restarts import RESTARTS
 from recurrl.config import TrainConfig
 from recurrl.policy import Policy
 from recurrl.runtime.metrics import merged
@@ -141,8 +140,6 @@ class Trainer:
         self.report.backend = self.policy.backend_in_use
         times = self.report.add_iteration(self.config.frames_per_batch, self.algorithm.compile_time_s)
         collected = world().averaged(self.collector.metrics())
-        if RESTARTS in collected:
-            collected[RESTARTS] = float(round(collected[RESTARTS] * world().size))
         return merged(update, times, collected, self.callbacks.metrics())
 
     @contextmanager

@@ -44,8 +44,6 @@ from recurrl.recurrent.backends.native import library
 from recurrl.runs.overrides import prepared
 from recurrl.validation import check_config
 
-sys.path.append(str(Path(__file__).parent / "policy"))  # its module of tiny tasks, which configurations name
-
 
 def pytest_collection_modifyitems(items):
     """Skips the tests of backend native where it cannot be compiled, and says why."""

@@ -62,6 +62,7 @@ class Algorithm(nn.Module):
     Attributes:
         log_clip_range: the log-ratios that a clipped objective clips to; None if the algorithm has none.
         progress: the fraction of the run's frames before this iteration.
+        epoch: of this iteration, from 0.
         rows: the rows of the last iteration, as prepared; None before it.
         compile_time_s: seconds of the first compiled gradient; None before it, and with ``compile=none``.
     """
@@ -78,7 +79,7 @@ class Algorithm(nn.Module):
         self.skipped_in_a_row = nn.Buffer(torch.zeros((), dtype=torch.int64))
         self.buffer = factory("buffer", config.buffer.name)(config.buffer, config.slice_len, config.minibatch_slices)
         self.states = SliceStates(policy, config.state, config.slice_len)
-        self.progress = 0.0
+        self.progress, self.epoch = 0.0, 0
         self.rows: TensorDictBase | None = None
         self.compile_time_s: float | None = None
         self._is_checked = False
@@ -139,7 +140,7 @@ class Algorithm(nn.Module):
             RunError: the loss does not depend on the parameters.
             ConfigError: the loss is not what :class:`Losses` describes.
         """
-        self.progress = progress
+        self.progress, self.epoch = progress, 0
         if self.config.lr_schedule == "linear":
             self._optimized["lr"] = self.annealed(self.config.lr, self.config.lr_final_fraction)
         self.begin_iteration()
@@ -176,6 +177,7 @@ class Algorithm(nn.Module):
         steps: list[Metrics] = []
         epochs, has_changed = self.config.epochs, False
         for epoch in range(self.config.epochs):
+            self.epoch = epoch
             if epoch > 0 and self.states.refreshes:
                 self._prepare(rows_NT, reward_NT)
             before = len(steps)

@@ -1,11 +1,11 @@
-"""Losses and metrics: of a gradient step, the means over several, and those of several parts of a run together.
+"""Losses and metrics of gradient steps.
 
 Shape legend: S slices, K steps of a slice, M gradient steps.
 """
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,8 +19,6 @@ from recurrl.runtime.ranks import world
 KL, STEPS, SKIPPED, GRAD_NORM = "policy/kl", "optim/steps", "optim/skipped_steps", "optim/grad_norm"
 # Of a gradient step's ratios, until mean_metrics makes the metrics of all steps from them at once.
 _LOG_RATIO, _MASK = "log_ratio", "mask"
-
-Value = TypeVar("Value")
 
 
 class Losses(NamedTuple):

@@ -3,6 +3,7 @@
 Shape legend: N environments, T steps of a row, S slices, K steps of a slice.
 """
 
+from collections.abc import Callable
 from functools import partial
 
 import torch
@@ -57,18 +58,22 @@ class PPO(Algorithm):
     def prepare(self, rows_NT: TensorDictBase, reward_NT: Tensor) -> dict[str, float]:
         """Writes advantages and value targets, and scales the entropy bonus by the size of the advantages."""
         options = self.options
-        estimate = partial(vtrace, ratio=reevaluate(rows_NT, self.policy)) if self.uses_vtrace else gae
+        estimate: Callable[..., tuple[Tensor, Tensor]] = gae
+        if self.uses_vtrace:
+            ratio = reevaluate(rows_NT, self.policy)  # writes the values and next states of today's weights
+            estimate = partial(vtrace, ratio=ratio)
         value, next_value = rows_NT[VALUE], next_values(rows_NT, self.policy)
         done = rows_NT["next", "done"]
         advantage, target = estimate(reward_NT.unsqueeze(-1), value, next_value, done, options.gamma, options.lmbda)
         mask = rows_NT.get(LOSS_MASK)
         metrics = advantage_metrics(masked(advantage, mask)) | _value_metrics(masked(value, mask), masked(target, mask))
-        explained = torch.full_like(self.explained, metrics["value/explained_variance"]).nan_to_num().clamp(0.0, 1.0)
-        self.explained.lerp_(world().gathered(explained).mean(), RATE)
         if options.normalize_advantage == "batch":
             advantage = standardized(advantage, mask)
-        if options.normalize_advantage != "minibatch":
-            self.advantage_scale.update(masked(advantage, mask))
+        if self.epoch == 0:  # with state=refresh, later epochs see the same rows by weights that have learned from them
+            explained = torch.full_like(self.explained, metrics["value/explained_variance"]).nan_to_num()
+            self.explained.lerp_(world().gathered(explained.clamp(0.0, 1.0)).mean(), RATE)
+            if options.normalize_advantage != "minibatch":
+                self.advantage_scale.update(masked(advantage, mask))
         # With normalisation by minibatch the scale stays 1.
         coeff = self.annealed(options.entropy_coeff, options.entropy_final_fraction)
         self.entropy_coeff.copy_(coeff * self.advantage_scale.value)

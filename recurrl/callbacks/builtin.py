@@ -118,7 +118,7 @@ class EpisodeStatistics(Callback):
         self.episodes, self.count = deque(state["episodes"], maxlen=WINDOW), state["count"]
 
 
-class SaveCheckpoint(Callback):
+class Checkpoints(Callback):
     """Restores the run at its start, and saves it when a checkpoint or an evaluation is due, and at its end.
 
     Args:
@@ -291,7 +291,7 @@ class Log(Callback):
     """
 
     def __init__(
-        self, trackers: Collection[Tracker], diagnosis: Diagnosis, save: SaveCheckpoint, total_frames: int
+        self, trackers: Collection[Tracker], diagnosis: Diagnosis, save: Checkpoints, total_frames: int
     ) -> None:
         self._trackers, self._diagnosis, self._save = trackers, diagnosis, save
         self._progress = Progress(total_frames)

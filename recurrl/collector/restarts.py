@@ -5,10 +5,12 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 from tensordict import TensorDictBase
 
 from recurrl.collector.collector import Collector
 from recurrl.errors import NonFiniteError, RunError
+from recurrl.runtime.ranks import world
 
 MAX_IN_A_ROW = 3
 """Restarts without a success in between, after which the environments are assumed to be broken."""
@@ -83,8 +85,8 @@ class RestartingCollector:
                     self.collector.restart(self._seed_after(self._restarts.count))
 
     def metrics(self) -> dict[str, float]:
-        """The metrics of the collector, and the number of restarts."""
-        return {**self.collector.metrics(), RESTARTS: float(self._restarts.count)}
+        """The metrics of the collector, and the number of restarts on all ranks."""
+        return {**self.collector.metrics(), RESTARTS: float(world().gathered(torch.tensor(self._restarts.count)).sum())}
 
     def state_dict(self) -> dict[str, Any]:
         """The collector's state. The number of restarts is among the checkpoint's metrics."""

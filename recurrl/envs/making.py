@@ -12,7 +12,7 @@ from torchrl.modules.utils import get_primers_from_module
 from recurrl.config import EnvConfig
 from recurrl.envs.batched import BatchedEnv, Tensors, TorchRLEnv
 from recurrl.envs.policy_env import PolicyEnv
-from recurrl.envs.simulator import simulator
+from recurrl.envs.shared_simulator import simulator
 from recurrl.envs.source import source_of
 from recurrl.errors import ConfigError, require
 from recurrl.keys import ACTION, ACTION_MASK, HIDDEN, OBSERVATION

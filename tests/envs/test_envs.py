@@ -13,9 +13,9 @@ from torchrl.envs.utils import check_env_specs
 from recurrl.agent.named_arrays import NamedInterface
 from recurrl.build import make_policy_for
 from recurrl.envs import make_env
+from recurrl.envs.gymnasium_vector import GymnasiumVectorEnv
 from recurrl.envs.inline import InlineEnv
 from recurrl.envs.spaces import parts_of
-from recurrl.envs.vector import GymnasiumVectorEnv
 from recurrl.errors import ConfigError
 from recurrl.keys import name_of
 

@@ -11,7 +11,7 @@ from collected import fresh_policy, rollouts
 from run_files import summary
 from simulators import LENGTH, Simulation
 
-from recurrl.envs.simulator import release
+from recurrl.envs.shared_simulator import release
 
 
 @dataclass

@@ -14,7 +14,7 @@ from simulators import LENGTH, Levels, Only, start
 import recurrl
 from recurrl.build import make_algorithm, make_collector
 from recurrl.envs import make_batched_env
-from recurrl.envs.simulator import release
+from recurrl.envs.shared_simulator import release
 from recurrl.errors import ConfigError, EnvError, RunError
 from recurrl.evaluation import evaluate
 from recurrl.runtime.serialization import from_bytes, to_bytes

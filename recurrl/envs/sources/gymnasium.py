@@ -18,10 +18,10 @@ from recurrl.config import EnvConfig
 from recurrl.config.plugins import choice_for, import_custom, load, nearest
 from recurrl.envs.arguments import check_arguments, parameters_of
 from recurrl.envs.checks import making
+from recurrl.envs.gymnasium_vector import GymnasiumVectorEnv
 from recurrl.envs.passed_env import PassedEnv
 from recurrl.envs.single import SingleEnv
 from recurrl.envs.source import GymnasiumSource, Source
-from recurrl.envs.vector import GymnasiumVectorEnv
 from recurrl.errors import ConfigError, require
 
 logger = logging.getLogger(__name__)

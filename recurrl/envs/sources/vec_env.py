@@ -11,7 +11,7 @@ from recurrl.config.plugins import import_custom, load
 from recurrl.envs.arguments import check_arguments, parameters_of
 from recurrl.envs.batched import BatchedEnv
 from recurrl.envs.checks import EnvChecks, making
-from recurrl.envs.simulator import simulator
+from recurrl.envs.shared_simulator import simulator
 from recurrl.envs.single import SingleEnv
 from recurrl.envs.source import Source
 from recurrl.envs.vec_env import SimulatorEnv
