@@ -5,6 +5,7 @@ import signal
 from statistics import fmean, stdev
 
 import pytest
+from joblib.externals.loky import get_reusable_executor
 from run_files import metrics, summary, without_times
 from slow_cases import slow_but
 
@@ -48,6 +49,7 @@ LAUNCHERS = {"basic": "hydra", "joblib": "joblib", "submitit_local": "submitit"}
 def test_a_failed_job_fails_alone_and_is_named_at_the_end(train, tiny, tmp_path, monkeypatch, launcher):
     pytest.importorskip(LAUNCHERS[launcher])
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)  # with it no job would fail
+    get_reusable_executor().shutdown()  # which has the environment of an earlier test
     outcome = train("-m", *tiny, f"hydra/launcher={launcher}", "backend=triton,scan", "hydra.sweep.dir=sweep").failed()
     assert [summary(tmp_path / "sweep" / job)["status"] for job in ("0", "1")] == ["failed", "completed"]
     lines = outcome.err.splitlines()
