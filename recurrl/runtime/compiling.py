@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from hoptorch.scan import ensure_scan_backward
 from torch import Tensor
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_map_only  # what compiled functions return is a tree of these nodes; none is public
 
 logger = logging.getLogger(__name__)
 Function = Callable[..., Any]
