@@ -103,16 +103,12 @@ class GRPOLoss(LossModule):
     ) -> None:
         super().__init__()
         require(reduction in (None, "mean"), f"reduction must be mean (got {reduction!r}).")
-        for name, value in (
-            ("kl_mask_threshold", kl_mask_threshold),
-            ("kl_to_inference_coeff", kl_to_inference_coeff),
-        ):
+        for name, value in (("kl_mask_threshold", kl_mask_threshold), ("kl_to_inference_coeff", kl_to_inference_coeff)):
             require(not value, f"{name} must be None (got {value}). Use torchrl.objectives.llm.GRPOLoss.")
         self.actor_network = actor_network
         self.aggregation = "step" if aggregation in (None, "token_mean") else aggregation
         require(
-            self.aggregation in ("step", "episode"),
-            f"aggregation must be one of step, episode (got {aggregation!r}).",
+            self.aggregation in ("step", "episode"), f"aggregation must be one of step, episode (got {aggregation!r})."
         )
         low, high = clip_epsilon if isinstance(clip_epsilon, tuple) else (clip_epsilon, clip_epsilon)
         self.log_clip_range = log_range(low, high)

@@ -37,10 +37,7 @@ _MAX_BYTES = 2**33
 """Limit of the memory that the arrays of a file take."""
 _ROUNDING = 1e-4
 """How far an action may lie outside its bounds, relative to their distance."""
-_UNREADABLE = (
-    *(OSError, ValueError, KeyError, EOFError, MemoryError, RuntimeError),
-    *(zipfile.BadZipFile, zlib.error),
-)
+_UNREADABLE = (*(OSError, ValueError, KeyError, EOFError, MemoryError, RuntimeError), *(zipfile.BadZipFile, zlib.error))
 """What numpy and zipfile raise for files of other kinds; NotImplementedError and RecursionError are RuntimeErrors."""
 
 

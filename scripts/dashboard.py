@@ -52,8 +52,7 @@ def workspace(entity: str, project: str, by: Sequence[str], group: str | None) -
     memory = wr.BarPlot(title="Return with the memory, and without it", metrics=MEMORY)
     panels = {"Returns": [*curves.pop("Returns"), memory], **curves}
     runs = ws.RunsetSettings(
-        groupby=[expr.Config(key) for key in by],
-        filters=[] if group is None else [expr.Metric("Group") == group],
+        groupby=[expr.Config(key) for key in by], filters=[] if group is None else [expr.Metric("Group") == group]
     )
     sections = [ws.Section(name=name, panels=of, is_open=True) for name, of in panels.items()]
     settings = ws.WorkspaceSettings(x_axis=FRAMES)

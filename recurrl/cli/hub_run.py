@@ -25,11 +25,7 @@ from recurrl.video.writing import files_of
 
 
 def write_hub_folder(
-    run: Path,
-    folder: Path,
-    which: str = "best",
-    formats: Collection[str] | None = None,
-    trust_packages: bool = False,
+    run: Path, folder: Path, which: str = "best", formats: Collection[str] | None = None, trust_packages: bool = False
 ) -> tuple[list[str], str | None]:
     """Writes a run's policy with its model card, evaluation, exports and video into a new folder, or nothing.
 

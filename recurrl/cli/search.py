@@ -87,10 +87,7 @@ def _study(folder: Path, options: Mapping[str, Any], at_once: int, fixed: list[s
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
     study = optuna.create_study(
-        study_name=_NAME,
-        storage=f"sqlite:///{folder}/study.db",
-        direction="maximize",
-        load_if_exists=True,
+        study_name=_NAME, storage=f"sqlite:///{folder}/study.db", direction="maximize", load_if_exists=True
     )
     # Another seed when it resumes, which would otherwise repeat its first proposals.
     seed = options["seed"] + len(study.trials)

@@ -140,11 +140,7 @@ class WorkerCollector:
             RunError: a new worker failed.
         """
         options, spec = self._options, self._spec
-        share = replace(
-            spec,
-            env=replace(spec.env, num_envs=self._size),
-            frames=spec.frames // options.num_workers,
-        )
+        share = replace(spec, env=replace(spec.env, num_envs=self._size), frames=spec.frames // options.num_workers)
         new = [worker for worker in self._workers if worker not in self._running]
         for worker in new:
             first = seeds(seed, worker * self._size + 1)[-1]

@@ -14,15 +14,7 @@ from recurrl.config import EnvConfig
 from recurrl.envs.batched import BatchedEnv, Tensors
 from recurrl.envs.checks import EnvChecks
 from recurrl.envs.interface import Interface
-from recurrl.keys import (
-    ACTION,
-    ACTION_MASK,
-    FINAL_UNKNOWN,
-    INSERTED,
-    OBSERVATION,
-    PREVIOUS_REWARD,
-    path_of,
-)
+from recurrl.keys import ACTION, ACTION_MASK, FINAL_UNKNOWN, INSERTED, OBSERVATION, PREVIOUS_REWARD, path_of
 from recurrl.recurrent.layer import reset_state
 from recurrl.runtime.time_limit import limited
 from recurrl.specs import limit_of

@@ -34,11 +34,7 @@ class ActionHead(nn.Module):
     """
 
     def __init__(
-        self,
-        network: nn.Module,
-        distribution: Callable[..., Distribution],
-        masked: bool = False,
-        noise_size: int = 0,
+        self, network: nn.Module, distribution: Callable[..., Distribution], masked: bool = False, noise_size: int = 0
     ) -> None:
         super().__init__()
         self.noise_size = noise_size

@@ -9,15 +9,7 @@ from functools import cache
 import torch
 
 from recurrl.recurrent import precision
-from recurrl.recurrent.backends import (
-    AUTO,
-    Backend,
-    Options,
-    name_of,
-    native,
-    unsupported_reason,
-    uses_torch_precision,
-)
+from recurrl.recurrent.backends import AUTO, Backend, Options, name_of, native, unsupported_reason, uses_torch_precision
 from recurrl.recurrent.cell import Cell
 
 _log = logging.getLogger(__name__)
