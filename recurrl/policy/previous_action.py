@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 from torchrl.data import Binary, TensorSpec, Unbounded
 from torchrl.envs import TensorDictPrimer
 
 from recurrl.keys import PREVIOUS_ACTION
+from recurrl.policy.encoders.mlp import OneHot
 from recurrl.specs import bounds_of, leaves_of, limit_of
 
 SCALE = 0.1
@@ -55,8 +55,9 @@ class _Part(nn.Module):
     def __init__(self, spec: TensorSpec) -> None:
         super().__init__()
         limit = None if isinstance(spec, Binary) else limit_of(spec)
-        self._choices = limit if isinstance(limit, tuple) else () if limit is None else (limit,)
-        self.size = sum(self._choices) or spec.shape.numel()
+        choices = limit if isinstance(limit, tuple) else () if limit is None else (limit,)
+        self.size = sum(choices) or spec.shape.numel()
+        self._one_hot = OneHot(choices) if choices else None
         self._is_number = spec.dtype.is_floating_point
         if self._is_number:
             bounds = [bound.flatten().float() for bound in bounds_of(spec)]
@@ -65,9 +66,6 @@ class _Part(nn.Module):
     def forward(self, chosen: Tensor) -> Tensor:
         if self._is_number:
             return chosen.flatten(1).float().maximum(self._bounds[0]).minimum(self._bounds[1])
-        if not self._choices:
+        if self._one_hot is None:
             return chosen.flatten(1).float()
-        if len(self._choices) == 1:
-            return functional.one_hot(chosen.flatten().long(), self.size).float()
-        columns = zip(chosen.long().unbind(-1), self._choices, strict=True)
-        return torch.cat([functional.one_hot(each, size) for each, size in columns], -1).float()
+        return self._one_hot(chosen)

@@ -80,18 +80,21 @@ class Bits(nn.Module):
 
 
 class OneHot(nn.Module):
-    """Discrete observations ``[B]``, or several ``[B, len(sizes)]``, to concatenated one-hot vectors."""
+    """Choices ``[B]``, or several ``[B, len(sizes)]``, to concatenated one-hot vectors.
+
+    Args:
+        sizes: the number of values of each.
+    """
 
     def __init__(self, sizes: tuple[int, ...]) -> None:
         super().__init__()
-        self.sizes = sizes
+        # For each entry of the vectors: which of the choices it belongs to, and the value that it stands for.
+        owners = torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes))
+        self.owner = nn.Buffer(owners, persistent=False)
+        self.value = nn.Buffer(torch.cat([torch.arange(size) for size in sizes]), persistent=False)
 
-    def forward(self, observation: Tensor) -> Tensor:
-        """One at each observed index, zero elsewhere, ``[B, sum(sizes)]``."""
-        indices = observation.long().reshape(-1, len(self.sizes)).split(1, -1)
-        # torch's one_hot first reads the indices from the device, to check them.
-        vectors = [
-            torch.zeros(index.shape[0], size, device=index.device).scatter_(-1, index, 1.0)
-            for index, size in zip(indices, self.sizes, strict=True)
-        ]
-        return torch.cat(vectors, -1)
+    def forward(self, chosen: Tensor) -> Tensor:
+        """One at each chosen value, zero elsewhere, ``[B, sum(sizes)]``."""
+        # Compared, because torch's one_hot first checks the values, for which it reads them.
+        of_entries = chosen.reshape(chosen.shape[0], -1).index_select(1, self.owner)
+        return (of_entries == self.value).to(torch.get_default_dtype())
