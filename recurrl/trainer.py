@@ -43,8 +43,8 @@ class Trainer:
         request: set by signals; ends the run after the current iteration, with a checkpoint.
         metrics: the last iteration's metrics. A resumed run whose last iteration was saved but not logged, because its
             evaluation was interrupted, starts with them: it first repeats the callbacks of that iteration.
-        evaluation: the metrics of the evaluation after the last iteration, empty if none was due; None if a signal
-            stopped it, and a resumed run repeats the iteration's callbacks.
+        evaluation: the metrics of the evaluation after the last iteration, empty if none was due.
+        is_interrupted: a signal has stopped the last iteration's evaluation. A resumed run repeats its callbacks.
         checkpoint: the last iteration's checkpoint, until its evaluation is added; None if there is none.
         stopped: a callback has stopped the run, which is then saved and evaluated as if it had finished.
     """
@@ -57,7 +57,8 @@ class Trainer:
     report: Report
     request: StopRequest
     metrics: dict[str, float] = field(default_factory=dict)
-    evaluation: dict[str, float] | None = field(default_factory=dict)
+    evaluation: dict[str, float] = field(default_factory=dict)
+    is_interrupted: bool = False
     checkpoint: Path | None = None
     stopped: bool = False
 

@@ -191,7 +191,7 @@ class Checkpoints(Callback):
         Called on rank 0 once the iteration is logged: a resumed run has yet to evaluate and to log the iteration of a
         checkpoint without it.
         """
-        if trainer.checkpoint is None or trainer.evaluation is None:
+        if trainer.checkpoint is None or trainer.is_interrupted:
             return
         if self._rewrites:
             self._save(trainer, trainer.evaluation)
@@ -240,11 +240,12 @@ class Evaluation(Callback):
             self._evaluate(trainer)
 
     def _evaluate(self, trainer: Trainer) -> None:
-        trainer.evaluation, errors, restarts = None, 0, self._restarts.count
-        while trainer.evaluation is None:
+        found, errors, restarts = None, 0, self._restarts.count
+        while found is None:
             try:
-                trainer.evaluation = _evaluation_metrics(trainer, self._env, seeds(trainer.config.seed, errors + 1)[-1])
+                found = _evaluation_metrics(trainer, self._env, seeds(trainer.config.seed, errors + 1)[-1])
             except StoppedError:
+                trainer.is_interrupted = True
                 return
             except (ConfigError, RunError) as error:
                 failed = EnvError(
@@ -255,8 +256,9 @@ class Evaluation(Callback):
                 self._restarts.after(failed, errors, "an evaluation")
                 errors += 1
         if RESTARTS in trainer.metrics:
-            trainer.evaluation[RESTARTS] = trainer.metrics[RESTARTS] + self._restarts.count - restarts
-        trainer.metrics.update(trainer.evaluation)
+            found[RESTARTS] = trainer.metrics[RESTARTS] + self._restarts.count - restarts
+        trainer.evaluation = found
+        trainer.metrics.update(found)
 
 
 def _evaluation_metrics(trainer: Trainer, env: EnvConfig, seed: int) -> dict[str, float]:
@@ -303,7 +305,7 @@ class Log(Callback):
 
     def on_end(self, trainer: Trainer) -> None:
         """Logs a run that a callback stopped, completes a checkpoint of the end, and draws the learning curve."""
-        if trainer.evaluation is not None and trainer.stopped and trainer.metrics:
+        if trainer.stopped and trainer.metrics and not trainer.is_interrupted:
             self._log(trainer)
         self._save.complete(trainer)
         plot_learning_curve(trainer.run_dir / METRICS, trainer.run_dir / CURVE)

@@ -178,12 +178,12 @@ class Callbacks:
     def on_iteration(self, trainer: Trainer, metrics: dict[str, float]) -> None:
         """Calls ``on_iteration`` of each, after the update.
 
-        Once a signal has stopped the evaluation no other is called: a resumed run repeats the iteration's.
+        Once a signal has interrupted the evaluation no other is called: a resumed run repeats the iteration's.
         """
         for callback in self._callbacks.values():
             if callback.on_iteration(trainer, metrics):
                 trainer.stop()
-            if trainer.evaluation is None:
+            if trainer.is_interrupted:
                 return
 
     def on_end(self, trainer: Trainer) -> None:

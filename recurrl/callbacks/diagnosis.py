@@ -20,27 +20,35 @@ Metrics = Mapping[str, float]
 _LARGER = "a larger env.reward_scale if discounted returns vary by less than 1"
 _SCALE = f"env.normalize_reward=true, which is the default; {_LARGER}"
 _EXPLORE = "a larger algorithm.entropy_coeff or, for continuous actions, policy.noise_correlation=0.9"
+RANDOM = "No better than random actions"
+ENTROPY = "Entropy collapsed"
+ADVANTAGES = "Advantages near zero"
+GRADIENTS = "Gradients near zero"
+CRITIC = "Explained variance near zero"
+NOISE = "Gradients mostly noise"
+TRUNCATED = "Every episode truncated"
+MEMORY = "Memory not used"
+SAMPLED = "Better when sampled"
 WARNINGS = {
-    "No better than random actions": f"more total_frames; {_EXPLORE}; {_SCALE}",
-    "Entropy collapsed": "a larger algorithm.entropy_coeff; a smaller lr",
-    "Advantages near zero": _EXPLORE,
-    "Gradients near zero": f"{_EXPLORE}; {_LARGER}; a smaller lr",
-    "Explained variance near zero": (
+    RANDOM: f"more total_frames; {_EXPLORE}; {_SCALE}",
+    ENTROPY: "a larger algorithm.entropy_coeff; a smaller lr",
+    ADVANTAGES: _EXPLORE,
+    GRADIENTS: f"{_EXPLORE}; {_LARGER}; a smaller lr",
+    CRITIC: (
         f"{_SCALE}; a larger frames_per_batch; observations, or a longer slice_len, that tell what rewards depend on"
     ),
-    "Gradients mostly noise": "epochs=4; lr=5e-4; more total_frames",
-    "Every episode truncated": f"{_EXPLORE}; a larger env.max_episode_steps",
-    "Memory not used": (
+    NOISE: "epochs=4; lr=5e-4; more total_frames",
+    TRUNCATED: f"{_EXPLORE}; a larger env.max_episode_steps",
+    MEMORY: (
         "cell=none, which is faster, if the task needs no memory; otherwise a longer slice_len or more total_frames"
     ),
-    "Better when sampled": (
+    SAMPLED: (
         "acting with sampled actions when deployed, too (recurrl-evaluate --sampled compares); more total_frames, "
         "after which a policy is less random; for continuous actions policy.previous_action=true, so that the policy "
         "sees its own last action"
     ),
 }
 """What to try, by the title of the warning. docs/not-learning.md says what each means."""
-RANDOM, ENTROPY, ADVANTAGES, GRADIENTS, CRITIC, NOISE, TRUNCATED, MEMORY, SAMPLED = WARNINGS
 
 MEAN, STD, EPISODES = "train/return_mean", "train/return_std", "train/episodes"
 RANDOM_MEAN = "eval/return_mean_random"
