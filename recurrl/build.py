@@ -96,7 +96,7 @@ def make_callbacks(
     restarts: Restarts,
     callbacks: Sequence[Callback | IterationCallback],
 ) -> Callbacks:
-    """The callbacks of a run in their order: save, evaluate, then the user's, then log.
+    """The callbacks of a run in their order: check, statistics, warnings, checkpoints, evaluation, the user's, log.
 
     So an interrupted evaluation already has its checkpoint, and a resumed run repeats it.
     """
@@ -104,21 +104,21 @@ def make_callbacks(
     if config.consistency_check:
         check.append(builtin.ConsistencyCheck(partial(check_consistency, config=share)))
     if world().rank > 0:
-        save = builtin.Checkpoints(config, settings, {}, None, restarts)
-        return Callbacks([*check, builtin.EpisodeStatistics(), save])
+        checkpoints = builtin.Checkpoints(config, settings, {}, None, restarts)
+        return Callbacks([*check, builtin.EpisodeStatistics(), checkpoints])
     trackers = make_trackers(config.logger, run_dir, settings, None if start is None else start.resumed)
     continuous = sum(head.log_std.numel() for head in policy.modules() if isinstance(head, GaussianParameters))
     diagnosis = Diagnosis(config.iterations, config.algorithm.max_grad_norm, continuous, config.policy.initial_std)
-    save = builtin.Checkpoints(config, settings, trackers, start, restarts, rewrites=bool(callbacks))
+    checkpoints = builtin.Checkpoints(config, settings, trackers, start, restarts, rewrites=bool(callbacks))
     return Callbacks(
         [
             *check,
             builtin.EpisodeStatistics(),
             diagnosis,
-            save,
+            checkpoints,
             builtin.Evaluation(restarts, share.env),
             *(each if isinstance(each, Callback) else UserCallback(each, policy, config.env) for each in callbacks),
-            builtin.Log(trackers.values(), diagnosis, save, config.total_frames),
+            builtin.Log(trackers.values(), diagnosis, checkpoints, config.total_frames),
         ]
     )
 
@@ -226,9 +226,9 @@ def make_collector(config: TrainConfig, policy: Policy, frames: int = 0, restart
     restarts = restarts or Restarts(config.collector.on_env_error)
     spec = make_rollout_spec(config, policy, frames)
 
-    def seed_after(restarts: int) -> int:
+    def seed_after(count: int) -> int:
         # The environments' seeds after those of lower ranks, so that ranks use the seeds that one process would.
-        lower = (restarts * world().size + world().rank) * config.env.num_envs
+        lower = (count * world().size + world().rank) * config.env.num_envs
         return seeds(spec.seed, lower + 1)[-1]
 
     collector: Collector = make(config.collector, replace(spec, seed=seed_after(0)))

@@ -68,12 +68,12 @@ def evaluate(
     states: str = KEPT,
     stopped: Callable[[], bool] = lambda: False,
     deterministic: bool = True,
-    watch: EvaluationObserver | None = None,
+    observer: EvaluationObserver | None = None,
 ) -> list[float]:
     """Undiscounted, unscaled returns of episodes, or of random actions.
 
-    Each environment plays the same number of episodes, so that short episodes are not over-represented: one,
-    unless there are fewer environments than ``episodes``.
+    How many episodes each environment plays is fixed in advance, and differs by one at the most, so that short episodes
+    are not over-represented.
 
     Args:
         config: the environment.
@@ -84,7 +84,7 @@ def evaluate(
             gives each environment the states of another one; there are at least two.
         stopped: called before each step; True ends the evaluation.
         deterministic: take the most probable actions; False to sample them.
-        watch: sees the environments, if a policy acts.
+        observer: sees the environments, if a policy acts.
 
     Raises:
         StoppedError: ``stopped`` returned True.
@@ -104,8 +104,8 @@ def evaluate(
         returns_NE = torch.zeros(count, most + 1, dtype=torch.float64, device=device)
         observation = env.reset_tensors(None)
         env.check_step(observation)
-        if watch is not None:
-            watch.begin(env)
+        if observer is not None:
+            observer.begin(env)
         done = torch.ones(count, 1, dtype=torch.bool, device=device)
         for _ in range(max_steps):
             if stopped():
@@ -113,8 +113,8 @@ def evaluate(
             action, output = act(observation, done)
             after = env.step_tensors(action)
             env.check_step(after)
-            if watch is not None and output is not None:
-                watch.step(env, output, after)
+            if observer is not None and output is not None:
+                observer.step(env, output, after)
             returns_NE.scatter_add_(1, ended_N1.clamp(max=most), after["reward"].double())
             ended_N1 += episodes_ended(after)
             unfinished = int((wanted_N1 - ended_N1).clamp(min=0).sum())

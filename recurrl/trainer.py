@@ -103,7 +103,7 @@ class Trainer:
 
     @property
     def progress(self) -> float:
-        """The fraction of the run before this iteration, for schedules."""
+        """The fraction of the schedules, of ``schedule_frames`` or else ``total_frames``, before this iteration."""
         return self.config.progress(self.frames)
 
     @property

@@ -33,12 +33,12 @@ COMPILABLE = (AUTO, "native", "scan", "triton")
 """Backends that can be compiled; ``auto`` then means ``native``, or ``scan`` without a C compiler."""
 
 
-def check_config(config: TrainConfig, explicit: Collection[str] = ()) -> None:
+def check_config(config: TrainConfig, explicit_keys: Collection[str] = ()) -> None:
     """Checks every rule between values, before any environment or process is started.
 
     Args:
         config: the configuration.
-        explicit: the keys of values that the user set; those that have no effect are errors.
+        explicit_keys: the keys of values that the user set; those that have no effect are errors.
 
     Raises:
         ConfigError: a rule is violated; the message says what was requested, why it cannot be, and what to do.
@@ -57,15 +57,15 @@ def check_config(config: TrainConfig, explicit: Collection[str] = ()) -> None:
     source_of(config.env).check()
     if config.algorithm.envs_per_group is not None:
         check_rows(config.env, config.steps_per_row)
-    check_effects(config, explicit)
+    check_effects(config, explicit_keys)
 
 
-def check_effects(config: Any, explicit: Collection[str], kinds: Collection[Condition] | None = None) -> None:
+def check_effects(config: Any, explicit_keys: Collection[str], kinds: Collection[Condition] | None = None) -> None:
     """Rejects values that the user set and that have no effect.
 
     Args:
         config: the run's configuration.
-        explicit: the keys of the values that the user set.
+        explicit_keys: the keys of the values that the user set.
         kinds: the conditions that the environment's spaces meet; None to check those on the configuration.
 
     Raises:
@@ -73,7 +73,7 @@ def check_effects(config: Any, explicit: Collection[str], kinds: Collection[Cond
     """
     for key, value, meaning in values_in(config):
         needed = meaning.only_with
-        if needed is None or key not in explicit or (needed.holds is None) == (kinds is None):
+        if needed is None or key not in explicit_keys or (needed.holds is None) == (kinds is None):
             continue
         name, text = key if key == "env.name" else key.removesuffix(".name"), json.dumps(value, default=str).strip('"')
         message = f"{name}={text} has no effect without {needed.words}"
@@ -225,10 +225,10 @@ def _check_ranks(config: TrainConfig) -> None:
         _must(here <= torch.cuda.device_count(), "device=cuda", count, torch.cuda.device_count(), advice)
 
 
-def _check_multiple(key: str, number: int, of: int, words: str) -> None:
+def _check_multiple(key: str, number: int, divisor: int, words: str) -> None:
     """Requires a multiple, and names the nearest one."""
-    nearest = max(1, round(number / of)) * of
-    _must(number % of == 0, key, f"a multiple of {words}", number, f"Set {key}={nearest}, for example.")
+    nearest = max(1, round(number / divisor)) * divisor
+    _must(number % divisor == 0, key, f"a multiple of {words}", number, f"Set {key}={nearest}, for example.")
 
 
 def _one_of(number: int) -> str:

@@ -61,7 +61,7 @@ class Algorithm(nn.Module):
 
     Attributes:
         log_clip_range: the log-ratios that a clipped objective clips to; None if the algorithm has none.
-        progress: the fraction of the run's frames before this iteration.
+        progress: the fraction of the schedules before this iteration, see :attr:`recurrl.trainer.Trainer.progress`.
         epoch: of this iteration, from 0.
         rows: the rows of the last iteration, as prepared; None before it.
         compile_time_s: seconds of the first compiled gradient; None before it, and with ``compile=none``.
@@ -133,7 +133,7 @@ class Algorithm(nn.Module):
 
         Args:
             rollout_NT: rows of all environments.
-            progress: the fraction of the run's frames before it, for the schedules.
+            progress: the fraction of the schedules before it, see :attr:`recurrl.trainer.Trainer.progress`.
 
         Raises:
             NonFiniteError: too many consecutive gradient steps had a non-finite loss or gradient.

@@ -8,8 +8,8 @@ from torch import Tensor, nn
 
 ENOUGH_SIGNAL = 0.1
 """With this share of signal or more, an iteration takes all its epochs."""
-RATE = 0.05
-"""Weight of a new epoch in the moving averages."""
+AVERAGE_RATE = 0.05
+"""Weight of a new value in the moving averages."""
 
 
 class GradientSignal(nn.Module):
@@ -38,7 +38,7 @@ class GradientSignal(nn.Module):
         square, count = self._sum.square().sum(), self._count
         # Of a single minibatch, the products are not finite.
         measured = torch.stack([(square - self._squares) / (count * (count - 1)), square / count**2]).double()
-        rate = torch.where(measured.isfinite().all(), RATE, 0.0)
+        rate = torch.where(measured.isfinite().all(), AVERAGE_RATE, 0.0)
         self.averages.lerp_(measured.nan_to_num(posinf=0.0, neginf=0.0), rate)
         self._sum, self._squares, self._count = torch.zeros(3)
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from recurrl.algorithms.advantages import advantage_metrics, gae, next_values, reevaluate, standardized, vtrace
 from recurrl.algorithms.algorithm import Algorithm
-from recurrl.algorithms.gradient_signal import RATE
+from recurrl.algorithms.gradient_signal import AVERAGE_RATE
 from recurrl.algorithms.importance import clipped_surrogate, log_range, mean_of
 from recurrl.algorithms.metrics import Losses
 from recurrl.config import PPOConfig, TrainConfig
@@ -71,7 +71,7 @@ class PPO(Algorithm):
             advantage = standardized(advantage, mask)
         if self.epoch == 0:  # with state=refresh, later epochs see the same rows by weights that have learned from them
             explained = torch.full_like(self.explained, metrics["value/explained_variance"]).nan_to_num()
-            self.explained.lerp_(world().gathered(explained.clamp(0.0, 1.0)).mean(), RATE)
+            self.explained.lerp_(world().gathered(explained.clamp(0.0, 1.0)).mean(), AVERAGE_RATE)
             if options.normalize_advantage != "minibatch":
                 self.advantage_scale.update(masked(advantage, mask))
         # With normalisation by minibatch the scale stays 1.

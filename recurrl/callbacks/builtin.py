@@ -288,14 +288,14 @@ class Log(Callback):
     Args:
         trackers: destinations of metrics, the file first.
         diagnosis: knows the warnings for the summary.
-        save: writes the checkpoints.
+        checkpoints: writes them, and completes those of iterations that are logged.
         total_frames: the run's, for the progress line.
     """
 
     def __init__(
-        self, trackers: Collection[Tracker], diagnosis: Diagnosis, save: Checkpoints, total_frames: int
+        self, trackers: Collection[Tracker], diagnosis: Diagnosis, checkpoints: Checkpoints, total_frames: int
     ) -> None:
-        self._trackers, self._diagnosis, self._save = trackers, diagnosis, save
+        self._trackers, self._diagnosis, self._checkpoints = trackers, diagnosis, checkpoints
         self._progress = Progress(total_frames)
 
     def on_iteration(self, trainer: Trainer, metrics: dict[str, float]) -> None:
@@ -307,7 +307,7 @@ class Log(Callback):
         """Logs a run that a callback stopped, completes a checkpoint of the end, and draws the learning curve."""
         if trainer.stopped and trainer.metrics and not trainer.is_interrupted:
             self._log(trainer)
-        self._save.complete(trainer)
+        self._checkpoints.complete(trainer)
         plot_learning_curve(trainer.run_dir / METRICS, trainer.run_dir / CURVE)
 
     def _log(self, trainer: Trainer) -> None:
@@ -317,7 +317,7 @@ class Log(Callback):
             tracker.log(trainer.frames, metrics)
         report.update(metrics)
         self._progress.update(trainer.frames, metrics, warning=next(reversed(report.warnings), ""))
-        self._save.complete(trainer)
+        self._checkpoints.complete(trainer)
 
     def close(self, failed: bool) -> None:
         """Closes the destinations; if one fails, the others are closed nevertheless."""

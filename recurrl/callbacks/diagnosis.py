@@ -74,7 +74,7 @@ SOME_EXPLAINED, EXPLAINED_ITERATIONS = 0.05, 0.1
 MIN_SIGNAL = 0.02
 """The share of signal in an epoch's gradient: the noise scale is then 49 times the frames of an iteration."""
 MIN_MEMORY_GAIN = 0.05
-"""The part of the gain over random actions that a policy loses without its memory, if it uses it."""
+"""A policy uses its memory if it loses more than this part of its gain over random actions without it."""
 MAX_LOST_GAIN = 0.2
 """The part of the gain over random actions that a policy may lose when its most probable actions are played."""
 
@@ -96,7 +96,7 @@ class Diagnosis(Callback):
     """
 
     def __init__(self, iterations: int, max_grad_norm: float | None, continuous: int, initial_std: float) -> None:
-        self._of_run = iterations
+        self._total_iterations = iterations
         self._max_grad_norm = max_grad_norm or 1.0
         normal = 0.5 * math.log(2 * math.pi * math.e) + math.log(MIN_STD * initial_std)
         self._min_entropy = continuous * normal if continuous else MIN_ENTROPY
@@ -137,16 +137,16 @@ class Diagnosis(Callback):
         else:
             figures, learns = {}, self._improved(metrics)
         if not learns:
-            figures |= self._plain(metrics)
+            figures |= self._lasting_conditions(metrics)
         elif "eval/return_mean_zeroed_state" in metrics:
             figures |= _memory_not_used(metrics)
         if RANDOM_MEAN in metrics:
             figures |= _better_when_sampled(metrics)
         return {title: f"{title}: {figure}. Try {WARNINGS[title]}." for title, figure in figures.items()}
 
-    def _plain(self, metrics: Metrics) -> dict[str, str]:
+    def _lasting_conditions(self, metrics: Metrics) -> dict[str, str]:
         """The conditions that are met for long enough, with their figures."""
-        needed = max(MIN_ITERATIONS, self._of_run // (4 if RANDOM_MEAN in metrics else 2))
+        needed = max(MIN_ITERATIONS, self._total_iterations // (4 if RANDOM_MEAN in metrics else 2))
         first = self._first or {MEAN: math.nan, STD: math.nan}
         returns = f"with returns of {_spread(metrics[MEAN], metrics[STD])}, at first {_spread(first[MEAN], first[STD])}"
         return {

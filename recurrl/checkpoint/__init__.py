@@ -48,7 +48,7 @@ def save(
     run_dir: Path,
     frames: int,
     metrics: Mapping[str, float],
-    of: Mapping[str, Stateful],
+    parts: Mapping[str, Stateful],
     tracker_ids: Mapping[str, str] = MappingProxyType({}),
     settings: Mapping[str, Any] = MappingProxyType({}),
     evaluation: Mapping[str, float] | None = None,
@@ -61,7 +61,7 @@ def save(
         run_dir: the run's directory.
         frames: frames seen so far.
         metrics: the last iteration's metrics, without those of its evaluation.
-        of: the :func:`components` of the run.
+        parts: the :func:`components` of the run.
         tracker_ids: the run's ids at destinations of metrics.
         settings: the run's whole configuration as plain values.
         evaluation: the policy's evaluation, if the iteration is logged.
@@ -70,10 +70,10 @@ def save(
         OSError: the disk is full, or the folder is not writable. Earlier checkpoints stay intact.
         RunError: the policies of the ranks are no longer the same.
     """
-    others = rank_states.gathered_states(of)
-    path = run_dir / CHECKPOINTS / f"{files.PREFIX}{frames:012d}"
+    others = rank_states.gathered_states(parts)
+    path = files.path_in(run_dir / CHECKPOINTS, frames)
     if world().rank == 0:
-        states = {name: component.state_dict() for name, component in of.items()} | others
+        states = {name: component.state_dict() for name, component in parts.items()} | others
         values = {"version": __version__, "frames": frames, "ranks": world().size, "metrics": floats(metrics)}
         values |= {"tracker_ids": dict(tracker_ids), "settings": dict(settings)}
         files.write(path, states, values, evaluation)
@@ -170,7 +170,7 @@ class Checkpoint:
 
     def copied_to(self, run_dir: Path) -> "Checkpoint":
         """A copy with which another run begins, which gets new ids at destinations of metrics."""
-        path = run_dir / CHECKPOINTS / f"{files.PREFIX}{self.frames:012d}"
+        path = files.path_in(run_dir / CHECKPOINTS, self.frames)
         files.copy(self.path, path, {"tracker_ids": {}})
         return Checkpoint(path)
 

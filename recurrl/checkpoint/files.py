@@ -214,6 +214,11 @@ def checkpoints_in(folder: Path) -> list[Path]:
     return sorted(paths, key=frames_of)
 
 
+def path_in(folder: Path, frames: int) -> Path:
+    """The path of a checkpoint after ``frames`` frames."""
+    return folder / f"{PREFIX}{frames:012d}"
+
+
 def frames_of(path: Path) -> int:
     """The frames in a checkpoint's name."""
     return int(path.name.removeprefix(PREFIX))

@@ -36,7 +36,7 @@ def _checked(overrides: Sequence[str], config_dir: Path | None) -> str:
     """
     composed = compose(overrides, config_dir)
     launch(composed)
-    config, explicit = as_schema(composed), overridden_keys(overrides)
+    config, explicit_keys = as_schema(composed), overridden_keys(overrides)
     if config.resume is not None:
         raise ConfigError("recurrl-check checks new runs; a resumed run checks itself. Leave resume out.")
     # With torch, which typos need not wait for.
@@ -51,11 +51,11 @@ def _checked(overrides: Sequence[str], config_dir: Path | None) -> str:
     # Nothing is trained, so that any number of frames will do.
     config.total_frames = max(config.total_frames, config.frames_per_batch)
     with time_limit(config.collector.timeout_s):
-        check_config(resolved(config), explicit)
+        check_config(resolved(config), explicit_keys)
         set_process_state(config)
-        policy = make_policy_for(config, explicit)
+        policy = make_policy_for(config, explicit_keys)
         # One epoch reads all recordings.
-        warm_start(replace(config, pretrain=replace(config.pretrain, epochs=1)), policy, explicit)
+        warm_start(replace(config, pretrain=replace(config.pretrain, epochs=1)), policy, explicit_keys)
         collector = make_collector(config, policy)
         try:
             batch = collector.collect()

@@ -9,11 +9,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from recurrl.cli.messages import errors_as_messages
+from recurrl.cli.messages import TRUST_HELP, errors_as_messages
 from recurrl.errors import ConfigError, require
 from recurrl.returns import STATISTICS, summarized, table_row
 from recurrl.runs.launcher import launch_saved
-from recurrl.runs.overrides import TRUST
 from recurrl.runs.results import table
 from recurrl.runtime.run_directory import CONFIG_FILE, VIDEOS, run_directory_of
 
@@ -44,8 +43,10 @@ def evaluate_main() -> None:
             reports.append(
                 {"run": str(run), "overrides": overrides, "deterministic": deterministic, "returns": returns}
             )
-    rows = ((each["run"] + _MEMORY[state], of) for each in reports for state, of in each["returns"].items())
-    lines = [(name, *table_row(of, "episodes"), str(of["episodes"])) for name, of in rows]
+    rows = (
+        (each["run"] + _MEMORY[state], statistics) for each in reports for state, statistics in each["returns"].items()
+    )
+    lines = [(name, *table_row(found, "episodes"), str(found["episodes"])) for name, found in rows]
     if arguments.json:
         written = {"video": [str(file) for file in files]} if files else {}
         sys.stdout.write(json.dumps([each | written for each in reports], indent=2, ensure_ascii=False) + "\n")
@@ -77,8 +78,8 @@ def _parser() -> argparse.ArgumentParser:
         prog="recurrl-evaluate",
         description="Plays episodes with the policies of runs and prints the returns: their mean, a 95% interval of "
         "the mean (Student's t over episodes), the interquartile mean, and their standard deviation. "
-        "Each environment plays one episode. With more than 256 episodes, each plays the same number, so that short "
-        "episodes are not over-represented.",
+        "Each environment plays one episode. With more than 256 episodes, each plays a number that is fixed in "
+        "advance, so that short episodes are not over-represented.",
     )
     parser.add_argument(
         "run",
@@ -100,7 +101,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--video", nargs="?", const="", metavar="FILE|DIR", help=video)
     parser.add_argument("--json", action="store_true", help="print everything as JSON, with all returns")
-    parser.add_argument("--trust-packages", action="store_true", help=TRUST)
+    parser.add_argument("--trust-packages", action="store_true", help=TRUST_HELP)
     return parser
 
 

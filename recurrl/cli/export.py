@@ -4,10 +4,9 @@ import argparse
 import sys
 from pathlib import Path
 
-from recurrl.cli.messages import errors_as_messages
+from recurrl.cli.messages import TRUST_HELP, errors_as_messages
 from recurrl.errors import require
 from recurrl.runs.launcher import launch_saved
-from recurrl.runs.overrides import TRUST
 from recurrl.runtime.run_directory import EXPORTS, run_directory_of
 
 
@@ -32,7 +31,7 @@ def export_main() -> None:
         help="write a new folder for a model hub instead: a model card with the return of an evaluation, the "
         "configuration, the checkpoint, the files above, and a video if the environment can be drawn",
     )
-    parser.add_argument("--trust-packages", action="store_true", help=TRUST)
+    parser.add_argument("--trust-packages", action="store_true", help=TRUST_HELP)
     arguments = parser.parse_args()
     with errors_as_messages():
         launch_saved(arguments.run, arguments.trust_packages)

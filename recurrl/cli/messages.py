@@ -1,4 +1,4 @@
-"""Errors that end a command."""
+"""What commands say: errors that end them, and help that several have."""
 
 import os
 import signal
@@ -9,6 +9,9 @@ from contextlib import contextmanager
 from recurrl.errors import ConfigError, RunError
 from recurrl.runtime.resources import resource_errors_as_messages
 from recurrl.runtime.signals import Interrupted
+
+TRUST_HELP = "import the packages that the run's configuration names, which runs their code"
+"""Of ``--trust-packages``."""
 
 
 @contextmanager

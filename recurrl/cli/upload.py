@@ -6,11 +6,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from recurrl.cli.messages import errors_as_messages
+from recurrl.cli.messages import TRUST_HELP, errors_as_messages
 from recurrl.config import WandbConfig
 from recurrl.config.composed import plain, typed
 from recurrl.errors import ConfigError, naming
-from recurrl.runs.overrides import TRUST
 from recurrl.runs.saved_config import check_trusted
 from recurrl.runtime.report import read_summary
 from recurrl.runtime.run_directory import EXPORTS, VIDEOS, locked, run_directory_of
@@ -25,7 +24,7 @@ def upload_main() -> None:
         "login they are recorded for a later wandb sync.",
     )
     parser.add_argument("run", type=Path, help="a run directory")
-    parser.add_argument("--trust-packages", action="store_true", help=TRUST)
+    parser.add_argument("--trust-packages", action="store_true", help=TRUST_HELP)
     arguments = parser.parse_args()
     with errors_as_messages():
         sys.stdout.write(_uploaded(arguments.run, arguments.trust_packages))

@@ -77,9 +77,9 @@ class SingleCollector:
             EnvError: an environment failed.
             NonFiniteError: the policy's action probabilities are not finite.
         """
-        if self.env.is_interrupted:
+        if self.env.was_reset_elsewhere:
             logger.info("Restarting all training episodes: something else, such as an evaluation, used the simulator.")
-        if self.spec.group_size is not None or self.env.is_interrupted:
+        if self.spec.group_size is not None or self.env.was_reset_elsewhere:
             self._begin_episodes()
         # Looked up once: finding a policy's device takes as long as a small layer.
         policy, env, device, current = self.policy, self.env, self.policy.device, self._current

@@ -89,12 +89,12 @@ def check_values(options: Any, prefix: str = "") -> None:
 
 def values_in(options: Any, prefix: str = "") -> Iterator[tuple[str, Any, Meaning]]:
     """The dotted keys of options, those within them included, with their values and what they mean."""
-    for of in fields(options):
-        key, value = prefix + of.name, getattr(options, of.name)
+    for field in fields(options):
+        key, value = prefix + field.name, getattr(options, field.name)
         if is_dataclass(value):
             yield from values_in(value, f"{key}.")
         else:
-            yield key, value, meaning_of(of)
+            yield key, value, meaning_of(field)
 
 
 def with_defaults(config: DictConfig) -> DictConfig:

@@ -121,9 +121,9 @@ def option(
     return field(default=default, kw_only=True, metadata=metadata)
 
 
-def meaning_of(of: Field[Any]) -> Meaning:
+def meaning_of(option: Field[Any]) -> Meaning:
     """The metadata of a field; empty for one declared without :func:`option`."""
-    return of.metadata.get("meaning", Meaning())
+    return option.metadata.get("meaning", Meaning())
 
 
 def words_of(kind: Any, meaning: Meaning) -> str:

@@ -88,7 +88,7 @@ class PolicyEnv(BatchedEnv):
             return self._observed(self.raw.reset_tensors(mask), None)
 
     @property
-    def is_interrupted(self) -> bool:
+    def was_reset_elsewhere(self) -> bool:
         """True if the episodes begun here are over, because another user of the same environments has begun others."""
         return self.raw.user is not self._token
 

@@ -98,7 +98,9 @@ class OpenedRun:
             returns: dict[str, list[float]] = {each: [] for each in states}
             for state, played in returns.items():
                 for each, recorder in zip_longest(seeds, recorders if state == KEPT else ()):
-                    played += evaluate(env, policy, episodes, each, state, deterministic=deterministic, watch=recorder)
+                    played += evaluate(
+                        env, policy, episodes, each, state, deterministic=deterministic, observer=recorder
+                    )
         if video:
             write([each.episode() for each in recorders], video)
         return returns

@@ -22,8 +22,6 @@ from recurrl.config.plugins import GROUPS, PRESETS, is_custom, yaml_names
 from recurrl.errors import ConfigError, require
 from recurrl.runs.hydra_errors import hydra_errors_as_config_errors
 
-TRUST = "import the packages that the run's configuration names, which runs their code"
-"""The help of ``--trust-packages``."""
 SEVERAL = "logger"
 """The only group that takes several choices, as a list."""
 _PLAIN = re.compile(r"[A-Za-z_/][\w./:-]*", re.ASCII)

@@ -43,7 +43,7 @@ class Report:
         collect_time_s: collection; with ``learn_time_s`` it makes up ``train_time_s``.
         learn_time_s: learning, without compilation.
         compile_time_s: compilation of the loss; None if it is not compiled.
-        pretrain_log_likelihood: the recorded actions' mean, in nats per step, in the last epoch of imitating them.
+        pretrain_log_likelihood: mean log-likelihood of recorded actions in pretraining's last epoch, in nats per step.
         train_return_mean: mean return of the last 100 episodes.
         evaluation: the metrics of the last evaluation.
         best_eval_return_mean: the best of all evaluations, including those before a resume.

@@ -20,17 +20,17 @@ class Stateful(Protocol):
         """Restores what ``state_dict`` returned."""
 
 
-def state_copy(of: Stateful, name: str) -> Any:
+def state_copy(owner: Stateful, name: str) -> Any:
     """A copy of the state of a user's object.
 
     Args:
-        of: the object.
+        owner: the object.
         name: its name, for errors.
 
     Raises:
         RunError: the state is not of tensors and plain values.
     """
-    state = of.state_dict()
+    state = owner.state_dict()
     if isinstance(state, Mapping) and not state:
         return {}
     try:

@@ -5,7 +5,7 @@ import torch
 from collected import with_rollout
 from torch import nn
 
-from recurrl.algorithms.gradient_signal import ENOUGH_SIGNAL, RATE, GradientSignal
+from recurrl.algorithms.gradient_signal import AVERAGE_RATE, ENOUGH_SIGNAL, GradientSignal
 
 SIZES = (3, 197)
 
@@ -98,10 +98,10 @@ def test_the_explained_variance_is_averaged_from_zero_and_a_negative_one_counts_
     batch["state_value"] = reward.unsqueeze(-1) * 0.5
     explained = algorithm.prepare(batch, reward)["value/explained_variance"]
     assert explained > 0.5
-    assert float(algorithm.explained) == pytest.approx(explained * RATE)
+    assert float(algorithm.explained) == pytest.approx(explained * AVERAGE_RATE)
     batch["state_value"] = reward.unsqueeze(-1) * 5
     assert algorithm.prepare(batch, reward)["value/explained_variance"] < -1
-    assert float(algorithm.explained) == pytest.approx(explained * RATE * (1 - RATE))
+    assert float(algorithm.explained) == pytest.approx(explained * AVERAGE_RATE * (1 - AVERAGE_RATE))
 
 
 def test_later_epochs_of_refreshed_states_leave_the_averages_alone(small, monkeypatch):

@@ -105,7 +105,7 @@ def test_ctrl_c_ends_a_sweep_with_its_table_and_it_can_be_continued(train, tiny,
     signalled(signal.SIGINT)
     outcome = train("-m", *tiny, "seed=0,1", "hydra.sweep.dir=sweep")
     assert outcome.code == 130
-    assert "interrupted: 0: seed=0" not in outcome.out
+    assert "interrupted: 0: " in outcome.err
     assert "0 of 1 jobs completed" in outcome.err
     assert rows_of(outcome.out)[-2][-1] == "interrupted"
     outcome = train("-m", *tiny, "seed=0,1", "hydra.sweep.dir=sweep", "resume=auto").succeeded()

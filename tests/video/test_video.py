@@ -76,7 +76,7 @@ TASKS = [
 def recorded(policy, config, episodes=3):
     """The returns of an evaluation, and its first episode."""
     recorder = Recorder(policy, config.env.mask, "an episode")
-    returns = evaluate(drawable(config.env), policy, episodes, 5, watch=recorder)
+    returns = evaluate(drawable(config.env), policy, episodes, 5, observer=recorder)
     return returns, recorder.episode()
 
 
