@@ -57,7 +57,7 @@ def make_trainer(
 
     Args:
         config: the whole run's configuration, checked.
-        run_dir: where rank 0 writes everything.
+        run_dir: the run's directory, in which rank 0 writes.
         settings: the whole configuration as plain values, for trackers and checkpoints.
         report: updated during the run; its frames are those before a resume.
         request: ends the run after an iteration, with a checkpoint; an evaluation stops between two steps.

@@ -35,7 +35,7 @@ class Trainer:
 
     Attributes:
         config: the whole run's configuration; a rank collects and learns its share of it.
-        run_dir: where rank 0 writes.
+        run_dir: the run's directory, in which rank 0 writes.
         algorithm: updates the policy from a rollout.
         collector: collects rollouts.
         callbacks: run around each iteration, in their order.

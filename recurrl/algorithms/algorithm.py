@@ -62,7 +62,7 @@ class Algorithm(nn.Module):
     Attributes:
         log_clip_range: the log-ratios that a clipped objective clips to; None if the algorithm has none.
         progress: the fraction of the schedules before this iteration, see :attr:`recurrl.trainer.Trainer.progress`.
-        epoch: of this iteration, from 0.
+        epoch: the current epoch of the iteration, from 0.
         rows: the rows of the last iteration, as prepared; None before it.
         compile_time_s: seconds of the first compiled gradient; None before it, and with ``compile=none``.
     """

@@ -51,8 +51,8 @@ def step_metrics(losses: Losses, norm: Tensor, skipped: Tensor, taken: Tensor) -
     """The metrics of a gradient step, by the names of their columns in ``metrics.csv``, and its ratios.
 
     Args:
-        losses: of its minibatch.
-        norm: of the gradient, before clipping.
+        losses: the losses of its minibatch.
+        norm: the norm of the gradient, before clipping.
         skipped: 1 if the step was skipped because it is not finite, else 0.
         taken: 1 if the optimizer took the step, else 0.
     """

@@ -56,8 +56,8 @@ def write_hub_folder(
         policy, saved = opened.make_policy(), opened.saved
         opened.settings.resume = None  # a path of this machine
         OmegaConf.save(opened.settings, stage / CONFIG_FILE)
-        of = {"policy": policy}
-        path = checkpoint.save(stage, saved.frames, saved.metrics, of, settings=plain(opened.settings))
+        parts, settings = {"policy": policy}, plain(opened.settings)
+        path = checkpoint.save(stage, saved.frames, saved.metrics, parts, settings=settings)
         facts = opened.described(run.resolve().name)
         export(Agent(policy, opened.config.env), stage, facts, formats=formats or FORMATS)
         config, seed = opened.config, opened.config.seed + 1

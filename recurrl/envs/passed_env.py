@@ -51,8 +51,8 @@ def id_of(env: Any) -> str:
                 return f"{module}:{name}"
         except (KeyError, AttributeError):  # of an object, such as a partial function
             pass
-    of = getattr(env.func, "__qualname__", name) if isinstance(env, partial) else name
-    return f"<{of.rpartition('.')[2].strip('<>')}>"
+    name = getattr(env.func, "__qualname__", name) if isinstance(env, partial) else name
+    return f"<{name.rpartition('.')[2].strip('<>')}>"
 
 
 def with_maker(config: EnvConfig, env: Any) -> EnvConfig:

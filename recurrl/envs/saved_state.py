@@ -87,7 +87,7 @@ class _StateEncoder:
     """Encodes an environment's attributes if they are plain and not too large.
 
     Attributes:
-        bytes: that may still be encoded.
+        bytes: how many bytes may still be encoded.
     """
 
     def __init__(self) -> None:

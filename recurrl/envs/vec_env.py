@@ -44,8 +44,8 @@ class VecEnv(BatchedEnv):
       ``inserted``; it is a whole episode, which terminates.
 
     Args:
-        env: what has ``reset`` and ``step``.
-        resets: as above.
+        env: the environments, an object with ``reset`` and ``step``.
+        resets: when the next episode begins, one of the three.
         specs: the number of environments, the specs of observations and of actions, and the device, as for
             :class:`~recurrl.envs.batched.BatchedEnv`.
         is_array: the environments take NumPy's arrays.

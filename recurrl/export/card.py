@@ -45,7 +45,7 @@ def model_card(
         frames: frames of training.
         evaluation_seed: the seed of the evaluation.
         version: recurrl's version.
-        files: in the folder.
+        files: the names of the files in the folder.
         needs_trust: the configuration names packages to import.
     """
     env, cell, algorithm = config.env.id, config.cell.name, config.algorithm.name

@@ -96,7 +96,7 @@ class StepOutput(NamedTuple):
         action: ``[B, ...]``; a TensorDict for actions of several parts.
         log_prob: the log-probability of the action, ``[B]``.
         value: ``[B, 1]``; None without a critic.
-        state: for the next step, with what ``carried_keys`` of the policy names.
+        state: the state for the next step, with the entries that the policy's ``carried_keys`` names.
         distribution: the distribution of the actions.
         features: ``[B, F]``, which the actor's head reads.
     """

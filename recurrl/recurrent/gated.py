@@ -107,7 +107,7 @@ class AnalyticCell(GatedCell):
         """All gradient-independent factors of the backward pass, for many steps at once.
 
         Args:
-            gates_PA: as the forward pass left them.
+            gates_PA: the gates as the forward pass left them.
             before_PH: the states before each step.
             after_PH: the states after each step.
 

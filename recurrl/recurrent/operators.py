@@ -51,7 +51,7 @@ class Kernel(ABC):
         """Writes the gradients of the inputs, except where they are empty.
 
         Args:
-            inputs: as in the forward pass.
+            inputs: the inputs of the forward pass.
             kept: the outputs.
             incoming: gradients of the results; None for zero.
             grads: memory for the gradients.

@@ -40,8 +40,8 @@ def learning_curves(groups: Sequence[Group], metric: str) -> go.Figure | None:
 def memory_bars(groups: Sequence[Group]) -> go.Figure | None:
     """The return as trained, without memory and with random actions; None if no run was evaluated so."""
     figure = _figure(None, "evaluation return")
-    for color, (of, label) in zip(_COLORS, _BARS.items(), strict=False):
-        values = {group.name: returns for group in groups if (returns := group.numbers(f"eval_return_mean{of}"))}
+    for color, (suffix, label) in zip(_COLORS, _BARS.items(), strict=False):
+        values = {group.name: returns for group in groups if (returns := group.numbers(f"eval_return_mean{suffix}"))}
         if values:
             spreads = {"type": "data", "array": [deviation(returns) for returns in values.values()], "color": "#808080"}
             means = [fmean(returns) for returns in values.values()]

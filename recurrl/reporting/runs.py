@@ -78,9 +78,9 @@ class Result:
 
     def cells(self) -> tuple[str, ...]:
         """Its row below the headings :data:`OUTCOME`."""
-        of = self.summary.get
-        mean, std, zeroed = (of(f"eval_return_{name}") for name in ("mean", "std", "mean_zeroed_state"))
-        count, speed, seconds = of("eval_episodes"), of("frames_per_s"), of("wall_time_s")
+        value = self.summary.get
+        mean, std, zeroed = (value(f"eval_return_{name}") for name in ("mean", "std", "mean_zeroed_state"))
+        count, speed, seconds = value("eval_episodes"), value("frames_per_s"), value("wall_time_s")
         returns: tuple[str, ...] = ("",) * 4
         if mean is not None and std is not None and count:
             # A summary has the deviation of the episodes themselves; the interval needs the unbiased estimate.
@@ -89,7 +89,7 @@ class Result:
             numbers = ("" if each is None else f"{each:{form}}" for each in (mean, std, zeroed))
             returns = (*numbers, interval_text(interval, form, "episodes"))
         time = "" if seconds is None else str(timedelta(seconds=round(seconds)))
-        return (*returns, f"{of('frames') or 0:,}", "" if speed is None else f"{speed:,.0f}", time, self.status)
+        return (*returns, f"{value('frames') or 0:,}", "" if speed is None else f"{speed:,.0f}", time, self.status)
 
     def as_json(self) -> dict[str, Any]:
         """The whole summary, for scripts."""

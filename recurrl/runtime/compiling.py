@@ -21,7 +21,7 @@ def compiled(function: Function, device: torch.device, cuda_graph: bool = False)
     Each shape of the arguments is compiled separately.
 
     Args:
-        function: of tensors, and of mappings and tuples of tensors.
+        function: takes and returns tensors, or mappings and tuples of tensors.
         device: the device of the tensors.
         cuda_graph: replays the kernels as CUDA graphs, by torch's "reduce-overhead".
     """

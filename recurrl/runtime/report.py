@@ -38,7 +38,7 @@ class Report:
         frames: environment steps summed over environments, including those before a resume.
         frames_here: frames of this process; not part of the summary.
         has_begun: the configuration was accepted, the policy made and a checkpoint loaded; not part of the summary.
-        resume_command: for messages; not part of the summary.
+        resume_command: the command that resumes the run, for messages; not part of the summary.
         startup_time_s: time before the first iteration.
         collect_time_s: collection; with ``learn_time_s`` it makes up ``train_time_s``.
         learn_time_s: learning, without compilation.

@@ -54,7 +54,7 @@ class Recorder:
 
     Args:
         policy: the policy that acts.
-        mask: what it does not see: indices of a vector observation, or names of a dict's entries.
+        mask: what the policy does not see: indices of a vector observation, or names of a dict's entries.
         title: the episode's title.
     """
 

@@ -35,18 +35,18 @@ class MjlabSource(SimulatorSource):
         return envs.ManagerBasedRlEnv(configuration, device=self.device())
 
 
-def _replace(of: Any, values: Mapping[str, Any], key: str) -> None:
+def _replace(target: Any, values: Mapping[str, Any], key: str) -> None:
     """Replaces values of nested dataclasses and dicts."""
     for name, value in values.items():
-        present = of if isinstance(of, dict) else vars(of)
+        present = target if isinstance(target, dict) else vars(target)
         if name not in present:
             raise ConfigError(f"{key} has no {name} to replace. It has: {', '.join(present)}.")
         if isinstance(value, Mapping):
             _replace(present[name], value, f"{key}.{name}")
-        elif isinstance(of, dict):
-            of[name] = value
+        elif isinstance(target, dict):
+            target[name] = value
         else:
-            setattr(of, name, value)
+            setattr(target, name, value)
 
 
 make = MjlabSource
