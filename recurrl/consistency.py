@@ -252,9 +252,9 @@ def _check_repeats(once_NT: TensorDictBase, again_NT: TensorDictBase) -> None:
 def _comparisons(
     policy: Policy, batch_NT: TensorDictBase, replayed_NT: TensorDictBase, slice_len: int
 ) -> Iterator[tuple[str, Any, Tensor, str]]:
-    """What is compared: its name in the printed line, its key, as replayed ``[N, T, ...]``, and a difference's cause.
+    """For each comparison: printed name, key, replayed values ``[N, T, ...]``, and the cause of a difference.
 
-    The states are first, because a difference of theirs is the cause of the others.
+    The states come first, because a difference in them causes the others.
     """
     sequence_NT = replayed_NT["sequence"]
     for key in policy.state_keys:

@@ -42,7 +42,7 @@ _UNREADABLE = (*(OSError, ValueError, KeyError, EOFError, MemoryError, RuntimeEr
 
 
 def pretrain(policy: Policy, env: EnvConfig, options: PretrainConfig, lr: float, slice_len: int, rows: int) -> float:
-    """Maximises the likelihood of recorded actions, and returns their mean in the last epoch, in nats per step.
+    """Maximises the log-likelihood of recorded actions, and returns its mean in the last epoch, in nats per step.
 
     Episodes lie end to end in rows, which are learned slice by slice: gradients reach back to the beginning of a slice,
     states to that of the episode. Running statistics of observations are updated first. The critic is left alone, and

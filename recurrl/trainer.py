@@ -103,7 +103,10 @@ class Trainer:
 
     @property
     def progress(self) -> float:
-        """The fraction of the schedules, of ``schedule_frames`` or else ``total_frames``, before this iteration."""
+        """How far the schedules had run before this iteration, as a fraction.
+
+        They run over ``schedule_frames``, or else over ``total_frames``.
+        """
         return self.config.progress(self.frames)
 
     @property

@@ -31,7 +31,7 @@ class Step(nn.Module):
 
     Args:
         policy: acts with the parameters that it has at each call.
-        interface: to its environment.
+        interface: the interface between the policy and its environment.
     """
 
     def __init__(self, policy: Policy, interface: NamedInterface) -> None:

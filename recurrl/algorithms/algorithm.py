@@ -233,7 +233,7 @@ class Algorithm(nn.Module):
         return step_metrics(losses, norm, skipped, 1.0 - not_taken)
 
     def backward(self, slices_SK: TensorDictBase) -> tuple[Losses, Tensor]:
-        """The losses of a minibatch, with all ranks' weight, and their sum, whose gradient the parameters then have."""
+        """The losses of a minibatch, weighted across ranks, and their sum; leaves its gradient in the parameters."""
         began = time.perf_counter()
         losses = self._losses(slices_SK)
         if not self._is_checked:

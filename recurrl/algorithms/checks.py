@@ -119,7 +119,7 @@ def check_all_optimized(algorithm: Algorithm) -> None:
 
 
 def check_gradient(algorithm: Algorithm, metrics: Mapping[str, float]) -> None:
-    """An iteration without a gradient has lost its parameters, unless its loss is exactly zero.
+    """Rejects an iteration whose gradients were all zero, unless its loss was exactly zero too.
 
     Raises:
         RunError: all gradients of the iteration were zero.
@@ -143,7 +143,7 @@ def check_skipped(algorithm: Algorithm, steps: Sequence[Mapping[str, Tensor]]) -
         NonFiniteError: there are too many.
     """
     in_a_row = int(algorithm.skipped_in_a_row)
-    # An empty minibatch between them is neither.
+    # A step with an empty minibatch was neither skipped nor taken.
     for skipped, taken in torch.stack([step[name] for step in steps for name in (SKIPPED, STEPS)]).view(-1, 2).tolist():
         in_a_row = 0 if taken else in_a_row + int(skipped)
     algorithm.skipped_in_a_row.fill_(in_a_row)

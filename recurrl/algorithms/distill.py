@@ -1,4 +1,4 @@
-"""Distillation: a student learns to act as a teacher does that sees more, on the student's own rollouts.
+"""Distillation: a student learns, on its own rollouts, to act like a teacher that sees more.
 
 Shape legend: N environments, T steps of a row, S slices, K steps of a slice.
 """

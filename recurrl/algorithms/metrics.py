@@ -17,7 +17,7 @@ from recurrl.runtime.metrics import merged
 from recurrl.runtime.ranks import world
 
 KL, STEPS, SKIPPED, GRAD_NORM = "policy/kl", "optim/steps", "optim/skipped_steps", "optim/grad_norm"
-# Of a gradient step's ratios, until mean_metrics makes the metrics of all steps from them at once.
+# Names of a gradient step's ratios and their mask, from which mean_metrics makes the metrics of all steps at once.
 _LOG_RATIO, _MASK = "log_ratio", "mask"
 
 
@@ -30,8 +30,8 @@ class Losses(NamedTuple):
         log_ratio: log π(a) − log π_behaviour(a), ``[S, K]``, without gradient. The KL follows from it; without it
             ``lr_schedule=adaptive`` and ``algorithm.target_kl`` are unsupported.
         mask: bool ``[S, K]`` or ``[S, K, 1]``, the steps that the terms and metrics are means over; None for all.
-        weight: what the terms were divided by, a scalar, if it is not the number of unmasked steps; ranks weight theirs
-            by it. Where it is zero, the optimizer takes no step.
+        weight: the scalar that the terms were divided by, if it is not the number of unmasked steps. Ranks weight
+            their terms by it. Where it is zero, the optimizer takes no step.
     """
 
     terms: dict[str, Tensor]
@@ -51,9 +51,9 @@ def step_metrics(losses: Losses, norm: Tensor, skipped: Tensor, taken: Tensor) -
     """The metrics of a gradient step, by the names of their columns in ``metrics.csv``, and its ratios.
 
     Args:
-        losses: the losses of its minibatch.
+        losses: the losses of the step's minibatch.
         norm: the norm of the gradient, before clipping.
-        skipped: 1 if the step was skipped because it is not finite, else 0.
+        skipped: 1 if the step was skipped because its loss or gradient is not finite, else 0.
         taken: 1 if the optimizer took the step, else 0.
     """
     terms = {f"loss/{name}": term.detach() for name, term in losses.terms.items()}
@@ -95,7 +95,7 @@ def mean_metrics(steps: Sequence[Mapping[str, Tensor]], log_clip_range: tuple[fl
 
 
 def _weighted(metrics: Mapping[str, Tensor], mask: Tensor) -> Mapping[str, Tensor]:
-    """The metrics of masks ``[..., P]``, such that their plain mean over ranks is one over all unmasked steps."""
+    """Scales means over masks ``[..., P]``: their plain mean over ranks is then the mean over all unmasked steps."""
     if world().size == 1:
         return metrics
     share, _ = share_of_ranks(mask.sum(-1).double())

@@ -36,10 +36,10 @@ class PPO(Algorithm):
         critic     = critic_coeff · (V − R)²
         entropy    = −entropy_coeff · H(π)
 
-    With ``clip_value`` c, the squared error is the larger one of V and of V clipped to within c of the stored value.
-    ``entropy_coeff`` is in units of the advantages' running root mean square: a constant weight that keeps exploring
-    where advantages are large would drown them where they are small, and the bonus vanishes with them once nothing is
-    left to gain.
+    With ``clip_value`` c, the critic's error is the larger of two: that of V, and that of V clipped to within c of the
+    stored value. ``entropy_coeff`` is multiplied by the advantages' running root mean square. A constant weight that
+    keeps exploring where advantages are large would drown them where they are small; the scaled bonus vanishes with
+    them once nothing is left to gain.
     """
 
     options: PPOConfig

@@ -188,8 +188,8 @@ class Checkpoints(Callback):
     def complete(self, trainer: Trainer) -> None:
         """Adds the evaluation to the last iteration's checkpoint, if there is one, and removes older checkpoints.
 
-        Called on rank 0 once the iteration is logged: a resumed run has yet to evaluate and to log the iteration of a
-        checkpoint without it.
+        Called on rank 0 once the iteration is logged: a run that resumes from a checkpoint without an evaluation first
+        evaluates and logs that checkpoint's iteration.
         """
         if trainer.checkpoint is None or trainer.is_interrupted:
             return
@@ -287,9 +287,9 @@ class Log(Callback):
 
     Args:
         trackers: destinations of metrics, the file first.
-        diagnosis: knows the warnings for the summary.
-        checkpoints: writes them, and completes those of iterations that are logged.
-        total_frames: the run's, for the progress line.
+        diagnosis: gives the warnings for the summary.
+        checkpoints: the callback that writes checkpoints, to complete those of iterations that are logged.
+        total_frames: the run's total frames, for the progress line.
     """
 
     def __init__(

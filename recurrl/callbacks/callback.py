@@ -105,7 +105,7 @@ class UserCallback(Callback):
         return type(self._callback).__name__
 
     def on_iteration(self, trainer: Trainer, metrics: dict[str, float]) -> bool | None:
-        """Calls the user's with metrics that it cannot change, because the run would not log them."""
+        """Calls the user's callback with read-only metrics, because the run would not log its changes to them."""
         with random_numbers_restored():
             return self._callback.on_iteration(MappingProxyType({"frames": trainer.frames, **metrics}), self._agent)
 
@@ -178,7 +178,7 @@ class Callbacks:
     def on_iteration(self, trainer: Trainer, metrics: dict[str, float]) -> None:
         """Calls ``on_iteration`` of each, after the update.
 
-        Once a signal has interrupted the evaluation no other is called: a resumed run repeats the iteration's.
+        After a signal interrupts the evaluation, no further callback is called: a resumed run calls all of them again.
         """
         for callback in self._callbacks.values():
             if callback.on_iteration(trainer, metrics):

@@ -70,7 +70,9 @@ MIN_ADVANTAGE = 0.01
 MIN_GRADIENT = 1e-3
 """The gradient's norm, as a fraction of the norm that it is clipped to. Per parameter it is then near Adam's eps."""
 SOME_EXPLAINED, EXPLAINED_ITERATIONS = 0.05, 0.1
-"""An explained variance this small is chance, as is a larger one in at most this fraction of iterations."""
+"""Explained variances up to the first number are chance; so are larger ones in at most the second fraction of
+iterations.
+"""
 MIN_SIGNAL = 0.02
 """The share of signal in an epoch's gradient: the noise scale is then 49 times the frames of an iteration."""
 MIN_MEMORY_GAIN = 0.05

@@ -169,7 +169,7 @@ class Checkpoint:
         return self.path.resolve().parent == (run_dir / CHECKPOINTS).resolve()
 
     def copied_to(self, run_dir: Path) -> "Checkpoint":
-        """A copy with which another run begins, which gets new ids at destinations of metrics."""
+        """Copies it into ``run_dir``, where another run continues from it with new ids at destinations of metrics."""
         path = files.path_in(run_dir / CHECKPOINTS, self.frames)
         files.copy(self.path, path, {"tracker_ids": {}})
         return Checkpoint(path)

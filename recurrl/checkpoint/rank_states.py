@@ -60,7 +60,7 @@ def share(components: Mapping[str, Stateful], own: Sequence[State] = (), seeds: 
     Args:
         components: the run's components.
         own: on rank 0, the states that differ, for each rank; those that are missing stay as they are.
-        seeds: on rank 0, of new random numbers, for each rank.
+        seeds: on rank 0, a seed of new random numbers for each rank.
     """
     if world().size == 1 and not own:
         return

@@ -56,7 +56,7 @@ def copy_weights(policy: Policy, path: Path, keep_std: bool = False) -> list[str
         f"{', '.join(differing) or 'none'}. Layers that it lacks: {', '.join(missing) or 'none'}. Use a run with a "
         "network of the same sizes, or leave init_from out.",
     )
-    # A parameter alone where the new policy has its layer, which is named above.
+    # A parameter's own name if the new policy has its layer, because the layer itself is then listed above.
     only_there = (name if (layer := _layer_of(name)) in layers else layer for name in source if name not in target)
     outcome = {
         f"taken from {saved.path}": copied,

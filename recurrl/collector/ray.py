@@ -173,7 +173,7 @@ def _connected(options: RayConfig) -> Iterator[None]:
                 f"collector=ray cannot connect to collector.address={options.address or 'null'}: "
                 f"{type(error).__name__}: {error}{advice}"
             ) from error
-        # ray.init replaces those of the signals that end a run.
+        # ray.init replaces the handlers of the signals that end a run.
         if threading.current_thread() is threading.main_thread():
             for number, handler in handlers.items():
                 signal.signal(number, handler)

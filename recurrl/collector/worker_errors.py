@@ -33,7 +33,7 @@ def reported(error: Exception, printed: str) -> Exception:
 
 
 def attributed(error: Exception, worker: str) -> Exception:
-    """The exception with the worker's description before its message, if it ends a run that works elsewhere."""
+    """The exception; the message of a :class:`RunError` begins with the worker's description."""
     if isinstance(error, RunError):
         error.args = (f"{worker} {error}" if isinstance(error, WorkerError) else f"{worker}: {error}",)
     return error

@@ -120,7 +120,8 @@ class WorkerCollector:
         self._workers, self._size = range(options.num_workers), spec.env.num_envs // options.num_workers
         self._running: set[int] = set()
         self._returned, self._metrics = 0, dict[str, float]()
-        # Per worker: the weights' update of each queued rollout, and the rows received, with that and their metrics.
+        # Per worker: for each queued rollout, the update that its weights are from; for each received one, its rows,
+        # that update and its metrics.
         self._queued: list[deque[int]] = [deque() for _ in self._workers]
         self._rows: list[deque[tuple[TensorDict, int, dict[str, float]]]] = [deque() for _ in self._workers]
         self.host = host

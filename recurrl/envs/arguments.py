@@ -41,7 +41,7 @@ def check_arguments(
 
 def parameters_of(make: Callable[..., Any]) -> dict[str, inspect.Parameter] | None:
     """The parameters of a constructor by name; None if they are unknown."""
-    # Not of a class itself: that of a class of TorchRL is its metaclass's, which takes anything.
+    # Not the signature of a class itself: TorchRL's classes have that of their metaclass, which takes anything.
     function: Any = make.__init__ if inspect.isclass(make) else make
     try:
         parameters = inspect.signature(function).parameters

@@ -139,9 +139,9 @@ class TorchRLEnv(BatchedEnv):
 
     Args:
         env: the environment.
-        observed: its keys of what is ``observation``, or of entries within it.
-        action: its key of the action.
-        reward: its key of the reward.
+        observed: for ``observation``, or for each entry within it, the key that the environment has for it.
+        action: the environment's key of the action.
+        reward: the environment's key of the reward.
     """
 
     def __init__(

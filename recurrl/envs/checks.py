@@ -151,7 +151,7 @@ class EnvChecks:
 
 
 def allows_actions(masks_N: Array, action: TensorSpec) -> Array:
-    """True for masks ``[N, K]`` that allow an action, ``[N]``; of several discrete ones, each."""
+    """``[N]``: true where a mask ``[N, K]`` allows an action; with several discrete ones, a choice for each."""
     starts = np.cumsum([0, *(choices(action) or ())[:-1]])
     return np.asarray(np.logical_or.reduceat(masks_N, starts, -1).all(-1))
 

@@ -38,7 +38,7 @@ class PolicyEnv(BatchedEnv):
 
     Attributes:
         raw: the environments behind the interface.
-        interface: to the policy.
+        interface: the interface between the environments and the policy.
 
     Raises:
         ConfigError: the options do not fit the environments.

@@ -143,7 +143,7 @@ def space_of(spec: TensorSpec) -> Space:
 
 
 def without_names(space: Space, value: Any) -> Any:
-    """An action in which dicts stand for tuples, as ``space`` has it."""
+    """An action whose dicts that stand for tuples are turned back into the tuples of ``space``."""
     if isinstance(space, spaces.Tuple):
         return tuple(without_names(part, value[str(i)]) for i, part in enumerate(space.spaces))
     if isinstance(space, spaces.Dict):

@@ -245,7 +245,7 @@ class SimulatorEnv(VecEnv):
         if isinstance(returned, tuple) and len(returned) == 5:
             observation, reward, terminated, truncated, info = returned
             ended, cut = self._flag("terminated", terminated), self._flag("truncated", truncated)
-            # Isaac Lab and mjlab leave it to the learner that nothing follows a time limit that is part of the task.
+            # Isaac Lab and mjlab leave it to the learner to treat a finite-horizon task's time limit as termination.
             if getattr(getattr(self._env, "cfg", None), "is_finite_horizon", False):
                 ended, cut = ended | cut, torch.zeros_like(cut)
         elif isinstance(returned, tuple) and len(returned) == 4:

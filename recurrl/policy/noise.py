@@ -34,7 +34,7 @@ class CorrelatedNoise(nn.Module):
         """The next step's noise ``[B, X]``; independent of the last where that is zero, as at an episode's start.
 
         Args:
-            last_BX: the last step's.
+            last_BX: the last step's noise.
             drawn_BX: standard normal numbers.
         """
         continued = self.correlation * last_BX + math.sqrt(1 - self.correlation**2) * drawn_BX

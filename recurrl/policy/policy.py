@@ -37,13 +37,13 @@ class Trunk(nn.Module):
         encoder: observations ``[B, ...]`` to vectors ``[B, width]``: any module. Sequences are flattened to one batch
             dimension for it. If it has a method ``observe``, that is called with each batch after learning from it,
             for running statistics.
-        core: from there to the features: a :class:`RecurrentModule`, or any module, which then has no states.
+        core: from these vectors to features: a :class:`RecurrentModule`, or any other module, which has no states.
         preprocess: applied to observations before the encoder; None for nothing.
         sees_action: the core reads the previous action together with the encoder's vectors.
 
     Attributes:
         state_shapes: the shape ``[layers, ...]`` of each state, by its name.
-        state_keys: these names.
+        state_keys: the names of the states.
     """
 
     def __init__(
@@ -153,8 +153,8 @@ class Policy(nn.Module):
         noise_size: how many standard normal numbers a sampled action is made of, Z; 0 where torch draws it.
         state_keys: keys of the recurrent states.
         state_shapes: the shape ``[layers, ...]`` of each of them, and ``[A]`` of the previous action, by name.
-        input_keys: keys of what :meth:`step` and :meth:`sequence` read of a state: these, and the previous action.
-        carried_keys: keys of what a step passes to the next: these, and the noise of actions if correlated.
+        input_keys: keys of the state that :meth:`step` and :meth:`sequence` read: recurrent states, previous action.
+        carried_keys: keys of what a step passes to the next: ``input_keys``, and the noise of actions if correlated.
 
     Raises:
         ValueError: two states have the same name.

@@ -52,7 +52,7 @@ def run(
 
     Args:
         composed: the configuration as Hydra composed it.
-        config: the same with its types; None if it resumes a run, whose configuration it is merged with here.
+        config: the same as dataclasses; None for a resumed run, with whose configuration ``composed`` is merged here.
         run_dir: the run's directory, which no other process uses.
         started: when the command began, seconds since the epoch.
         callbacks: the user's callbacks.
@@ -155,7 +155,7 @@ def _copy_history(start: checkpoint.Checkpoint, run_dir: Path) -> None:
 def _resume_command(settings: DictConfig, run_dir: Path, callbacks: Sequence[Callback | IterationCallback]) -> str:
     """The command that resumes the run; or a call, if a command line cannot name all of its arguments.
 
-    It names the code of the run only if this user's own runs cannot be noted.
+    It repeats the options that name code only if the run cannot be noted as this user's own.
     """
     code = code_named(settings, run_dir)
     unknown = code if code and not remember(settings, run_dir) else ()

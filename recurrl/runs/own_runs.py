@@ -1,7 +1,7 @@
-"""The saved configurations that this user's own runs wrote, whose code needs no further permission.
+"""Marks the saved configurations that this user's own runs wrote: their code needs no further permission.
 
-For each that names code, a folder of this user's holds an empty file, named by the SHA-256 of the configuration and its
-folder's path. So there is none for one that was edited, copied or moved, or that came from elsewhere.
+For each one that names code, a folder of the user's holds an empty file, named by the SHA-256 of the configuration and
+its folder's path. So a configuration that was edited, copied or moved, or came from elsewhere, has no such file.
 """
 
 import hashlib
@@ -31,7 +31,7 @@ def is_own(config: DictConfig, file: Path) -> bool:
 
 
 def _note(config: DictConfig, run_dir: Path) -> Path:
-    """The file that says so.
+    """The file that marks a configuration as this user's own.
 
     Raises:
         RuntimeError: the user has no home.

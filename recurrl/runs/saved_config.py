@@ -138,7 +138,7 @@ def check_code(named: Mapping[str, set[str]], source: Path, permission: str) -> 
 def _parsed(text: str) -> Any:
     depth = 0
     for event in yaml.parse(text, Loader=yaml.SafeLoader):
-        # An alias may stand for a value that holds others of them, and so for more than memory holds.
+        # Aliases may be nested, so that a short text stands for more than memory holds.
         if isinstance(event, yaml.AliasEvent):
             raise ValueError("it contains a YAML alias, which runs never write")
         # The parser takes time quadratic in the depth.

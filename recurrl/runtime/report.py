@@ -40,9 +40,9 @@ class Report:
         has_begun: the configuration was accepted, the policy made and a checkpoint loaded; not part of the summary.
         resume_command: the command that resumes the run, for messages; not part of the summary.
         startup_time_s: time before the first iteration.
-        collect_time_s: collection; with ``learn_time_s`` it makes up ``train_time_s``.
-        learn_time_s: learning, without compilation.
-        compile_time_s: compilation of the loss; None if it is not compiled.
+        collect_time_s: time spent collecting; with ``learn_time_s`` it adds up to ``train_time_s``.
+        learn_time_s: time spent learning, without compilation.
+        compile_time_s: time spent compiling the loss; None if it is not compiled.
         pretrain_log_likelihood: mean log-likelihood of recorded actions in pretraining's last epoch, in nats per step.
         train_return_mean: mean return of the last 100 episodes.
         evaluation: the metrics of the last evaluation.

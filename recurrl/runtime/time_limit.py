@@ -29,7 +29,7 @@ class _Limit:
     """The limit of this process, which has one timer.
 
     Attributes:
-        seconds: a call may take; 0 for any time.
+        seconds: how long a call may take; 0 for no limit.
         due: deadline of the current call ``[1]``, by the monotonic clock; infinity without one.
     """
 
