@@ -54,9 +54,9 @@ class Task:
 
     Attributes:
         name: its key in a yaml.
-        suites: that yaml's, and others it is also in.
-        overrides: of ``recurrl-train``: the environment, and nothing about learning.
-        frames: of each run.
+        suites: the suite of that yaml, and others that the task is also in.
+        overrides: the overrides of ``recurrl-train`` that choose the environment; none of them is about learning.
+        frames: the number of frames of each run.
         threshold: the return that counts as solved.
         quick: the suites whose quick selection it is in.
         at_most: the best return of any policy, or a bound on it; None if it is not known.
@@ -105,7 +105,7 @@ class Result:
 
     Attributes:
         final: the return of the last evaluation, of most probable actions.
-        sampled: that of training's last 100 episodes, of sampled actions; NaN if it was not measured.
+        sampled: the return of training's last 100 episodes, with sampled actions; NaN if it was not measured.
         zeroed: the return with the states zeroed at each step; NaN without a memory.
         random: the return of random actions; NaN if it was not measured.
         curve: evaluation returns by frames.
@@ -124,7 +124,7 @@ class Result:
         return min((frames for frames, value in self.curve.items() if value >= threshold), default=math.inf)
 
     def seconds_to(self, threshold: float) -> float:
-        """Seconds of training until then."""
+        """Seconds of training until the first evaluation that reaches the threshold; infinite if none does."""
         return self.seconds * self.frames_to(threshold) / max(self.curve)
 
 

@@ -26,7 +26,7 @@ __all__ = ["GRPOLoss", "GRPOLossOutput"]
 
 
 class GRPOLossOutput(grpo.GRPOLossOutput):
-    """TorchRL's, with one more field, and its fields also by key: ``output["loss_objective"]``.
+    """TorchRL's output, with one more field; fields can also be read by key: ``output["loss_objective"]``.
 
     Attributes:
         kl: an estimate of the KL that is never negative; ``kl_approx``, which may be, varies more.

@@ -69,7 +69,7 @@ def check_effects(config: Any, explicit_keys: Collection[str], kinds: Collection
         kinds: the conditions that the environment's spaces meet; None to check those on the configuration.
 
     Raises:
-        ConfigError: with what such a value needs.
+        ConfigError: there is such a value; the message says what it needs.
     """
     for key, value, meaning in values_in(config):
         needed = meaning.only_with

@@ -40,8 +40,8 @@ class SliceBuffer:
     def minibatches(self, rows_NT: TensorDictBase) -> Iterator[TensorDictBase]:
         """An epoch of minibatches ``[minibatch_slices, slice_len]``.
 
-        They are copies, which may be changed, of all entries of the rows but ``next``, and of the ``index`` of each
-        step's slice.
+        They are copies, which may be changed. They have all entries of the rows but ``next``, and ``index``, the number
+        of each step's slice.
 
         Raises:
             ValueError: the rows cannot be cut into slices, or the slices into minibatches.

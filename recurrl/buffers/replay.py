@@ -26,7 +26,7 @@ _OLDEST = "oldest"
 class ReplayRing:
     """The last ``steps`` steps of each environment, from which contiguous slices are drawn.
 
-    TorchRL's ``ReplayBuffer`` (its ``TensorDictReplayBuffer`` fails with one environment) with a ``SliceSampler``. To
+    Uses TorchRL's ``ReplayBuffer`` (its ``TensorDictReplayBuffer`` fails with one environment) and ``SliceSampler``. To
     the sampler, all steps of an environment are one trajectory, so that short episodes are drawn too: a slice may hold
     several, and starts with the recurrent state stored at its first step. Environments and the starts of slices are
     drawn uniformly with replacement. A frame is drawn as often as any other, except the first and last ``slice_len −

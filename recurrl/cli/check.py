@@ -39,7 +39,7 @@ def _checked(overrides: Sequence[str], config_dir: Path | None) -> str:
     config, explicit_keys = as_schema(composed), overridden_keys(overrides)
     if config.resume is not None:
         raise ConfigError("recurrl-check checks new runs; a resumed run checks itself. Leave resume out.")
-    # With torch, which typos need not wait for.
+    # These import torch, which messages about typos need not wait for.
     from recurrl.algorithms.metrics import STEPS
     from recurrl.build import make_algorithm, make_collector, make_policy_for, set_process_state, warm_start
     from recurrl.collector.collector import unsavable_reason

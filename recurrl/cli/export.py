@@ -39,7 +39,7 @@ def export_main() -> None:
 
 
 def _exported(arguments: argparse.Namespace) -> str:
-    # With torch, which help and typos do not wait for.
+    # These import torch, which the help and messages about typos need not wait for.
     from recurrl.agent import Agent
     from recurrl.export.export import FORMATS, ONNX, export
     from recurrl.runs.open_run import open_run

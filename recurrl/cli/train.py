@@ -99,7 +99,7 @@ def _job(composed: DictConfig) -> float | None:
             run(composed, config, run_dir, started)
     except (ConfigError, RunError) as error:
         # In a sweep Hydra must see the error: it continues with the other jobs, which may run in other processes.
-        # Of a single run it would print another line about it.
+        # For a single run, Hydra would print another line about the error.
         if is_sweep or logging.raiseExceptions:
             raise
         sys.exit(f"error: {error}")

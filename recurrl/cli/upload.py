@@ -37,7 +37,7 @@ def _uploaded(run: Path, trust_packages: bool) -> str:
         ConfigError: the run was not logged to wandb, or is running.
         RunError: something could not be recorded or uploaded.
     """
-    # With torch, which help and typos need not wait for.
+    # These import torch, which the help and messages about typos need not wait for.
     from recurrl import checkpoint
     from recurrl.runs.open_run import config_of
     from recurrl.tracking.wandb import CHECKPOINT, upload

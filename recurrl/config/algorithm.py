@@ -72,7 +72,7 @@ class ClippedConfig(AlgorithmConfig):
 
     @property
     def follows_schedule(self) -> bool:
-        """True if the entropy bonus does."""
+        """True if the entropy bonus follows the schedule."""
         return self.entropy_coeff > 0 and self.entropy_final_fraction != 1
 
 
@@ -159,7 +159,7 @@ class DistillConfig(PPOConfig):
 
     @property
     def follows_schedule(self) -> bool:
-        """True if the weight does, or the entropy bonus."""
+        """True if the weight of imitation or the entropy bonus follows the schedule."""
         return self.weight_final_fraction != 1 or (self.reinforces and super().follows_schedule)
 
 

@@ -20,7 +20,7 @@ WRAPPERS = "env.wrappers"
 """The only list whose entries may be mappings."""
 
 OTHER_NAMES: dict[str, str] = yaml.safe_load(Path(__file__).with_name("other_names.yaml").read_text())
-"""Names of our keys in other libraries; in ours, {} stands for theirs."""
+"""Other libraries' names for each of our keys; in a key, ``{}`` stands for the other library's name."""
 
 SYNONYMS = {theirs: ours.format(theirs) for ours, names in OTHER_NAMES.items() for theirs in names.split()}
 

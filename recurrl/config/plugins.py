@@ -111,7 +111,7 @@ def default_name(group: str) -> str:
 
 
 def inherited_choice(group: str) -> str:
-    """The choice of a group whose values a custom one has where it gives none."""
+    """The choice of a group from which a custom choice inherits the values that it does not give."""
     return "gym" if group == "env" else default_name(group)
 
 
@@ -175,7 +175,7 @@ def check_name(group: str, name: str) -> None:
 
 
 def nearest(name: str, known: Sequence[str]) -> str | None:
-    """The known name that a mistyped one, or a beginning, stands for; None without a near one: a far one misleads."""
+    """The known name nearest to a mistyped or shortened one; None if none is near: a far guess would mislead."""
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.75) or [
         one for one in known if one.startswith(f"{name}_")
     ]

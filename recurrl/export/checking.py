@@ -45,7 +45,7 @@ def recorded_inputs(agent: Agent, steps: int) -> Tensors:
 
 
 def examples(step: Step, pool: Tensors, batch: int, sampled: bool = False) -> Iterator[Tensors]:
-    """Inputs of ``batch`` environments, without end: rows of the pool at random, and states as at the beginning."""
+    """Endless inputs of ``batch`` environments: random rows of the pool, and states as at the beginning."""
     generator = torch.Generator().manual_seed(0)
     while True:
         rows_B = torch.randint(len(pool[IS_INIT]), (batch,), generator=generator)

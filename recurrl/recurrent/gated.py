@@ -98,7 +98,7 @@ class AnalyticCell(GatedCell):
 
     @abstractmethod
     def forward_step(self, gates_BA: Tensor, states: Sequence[Tensor], out_states: Sequence[Tensor]) -> None:
-        """Writes ``out_states`` from the projections in ``gates``, and into ``gates`` what ``derivatives`` reads."""
+        """Writes ``out_states`` from the projections in ``gates``, which it replaces by what ``derivatives`` reads."""
 
     @abstractmethod
     def derivatives(
@@ -120,7 +120,7 @@ class AnalyticCell(GatedCell):
         """One step back, in place.
 
         Args:
-            factors: the factors of this step. The gates' become the projections' gradients.
+            factors: the factors of this step. Those of the gates are overwritten with the gradients of the projections.
             grads_B1H: gradients of the states after the step. All but the first are overwritten with those of the
                 states before it.
             grad_before_B1H: gradient of the first state before the step. Adds all contributions except that of the

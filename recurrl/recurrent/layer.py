@@ -170,10 +170,10 @@ def run_sequence(
 ) -> tuple[Tensor, States]:
     """Runs every step of every layer.
 
-    Step t starts from the stored state at t where t is 0 or ``is_init`` is true, which starts a segment, else from the
-    state after step t − 1. A layer's backward direction runs each segment from last step to first, starting from the
-    state stored at the segment's start, and returns its final state at the segment's end, as ``nn.GRU`` does for a
-    whole sequence.
+    A segment starts at step 0 and wherever ``is_init`` is true. Its first step starts from the stored state at that
+    step, every other step from the state after the step before. A layer's backward direction runs each segment from
+    last step to first, starting from the state stored at the segment's start, and returns its final state at the
+    segment's end, as ``nn.GRU`` does for a whole sequence.
 
     Returns:
         The last layer's output ``[B, T, D·O]``, and each state ``[B, T, L·D, ...]`` at the last step of every segment;

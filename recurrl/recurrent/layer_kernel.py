@@ -1,8 +1,8 @@
 """One layer of a cell with a hand-written derivative, in one direction.
 
 Shape legend: B rows, T steps, P steps of all rows (B·T), I input size, H hidden size, A columns that memory is kept for
-(see :class:`~recurrl.recurrent.gated.AnalyticCell`): the first of them take the recurrent product, the last the
-input's.
+(see :class:`~recurrl.recurrent.gated.AnalyticCell`): the recurrent product goes into the first of them, the product of
+the input into the last.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Layer(NamedTuple):
         x_BTI: the input.
         segments: the rows' segments.
         stored: the stored states ``[B, T, ...]``.
-        split: the columns of memory that the input's product skips: those of the split gates' recurrent product.
+        split: how many columns the product of the input skips: they hold the split gates' recurrent product.
     """
 
     weights: Tensors
@@ -60,7 +60,7 @@ class Layer(NamedTuple):
         return sums_PA
 
     def write_gradients(self, x_PI: Tensor, before_PX: Tensor, grad_PA: Tensor, grads: Tensors) -> None:
-        """Writes the weights' gradients from those of the projections, the input and the state before each step."""
+        """Writes the weights' gradients, from the projections' gradients, the input and the state before each step."""
         grad_w_ih, grad_w_hh, grad_b_ih, grad_b_hh, *_ = grads
         rows = len(grad_w_hh)
         torch.mm(grad_PA[:, self.columns].t(), x_PI, out=grad_w_ih)
@@ -78,7 +78,7 @@ class LayerKernel(Kernel):
     and the gates, which are empty unless they are kept.
 
     Args:
-        cell: under ``torch.compile``, one of the package, or its name.
+        cell: a cell, or the name of one of the package's; under ``torch.compile`` it must be one of the package's.
         precision: concrete matmul precision, for a backend that controls it.
     """
 

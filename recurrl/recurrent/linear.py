@@ -39,8 +39,8 @@ class LinearCell(ParallelCell):
     def coefficients(self, weights: Weights, x: Tensor) -> tuple[Terms, Tensor]:
         """``(a, b)`` of each state, and what ``read`` needs of the input; for one step or for many: x is ``[..., X]``.
 
-        Each b is ``[..., *shape]``. An a has the same dimensions, of size one where it is the same for all entries,
-        or only those of the state if it is the same at every step.
+        Each b is ``[..., *shape]``. An a has the same dimensions, with size one where it is the same for all entries;
+        one that is the same at every step may have the dimensions of the state only.
         """
 
     @abstractmethod

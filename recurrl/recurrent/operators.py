@@ -29,7 +29,7 @@ class Kernel(ABC):
     Attributes:
         DIFFERENTIATED: how many of the first inputs always get a gradient; the others do if it is needed.
         names: the class and its options.
-        results: how many of the first outputs are for the caller. The backward pass reads any.
+        results: how many outputs, counted from the first, go to the caller. The backward pass may read any output.
     """
 
     DIFFERENTIATED: ClassVar[int]

@@ -25,7 +25,7 @@ PRESETS = {"fast": "tf32", "high-prec": "tf32x3"}
 MODES = (*CONCRETE, *PRESETS)
 _FROM_TORCH = {"highest": "ieee", "high": "high-prec", "medium": "fast"}
 
-# What a run sets lasts for the next job of its sweep, which does not inherit it.
+# Read at import: torch's setting outlasts a run that changes it, and the next job of a sweep must not inherit it.
 _TORCH_AT_IMPORT = torch.get_float32_matmul_precision()
 
 _override: str | None = rnn_precision()

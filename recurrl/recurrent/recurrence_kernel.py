@@ -58,8 +58,8 @@ class RecurrenceKernel(Kernel):
             direction: ``forward`` or ``backward``.
             states: after each step.
             strides: between rows and between steps, of a and of the stored states.
-            tensors: a and the stored states, contiguous within a step, and the starts; then b, or the gradient of the
-                states and memory for those of a, b and the stored states.
+            tensors: a and the stored states, contiguous within a step, and the starts; then, for ``forward``, b; for
+                ``backward``, the gradient of the states, and memory for the gradients of a, b and the stored states.
         """
 
     def _run(self, direction: str, inputs: Tensors, kept: Tensors, *memory: Tensor) -> None:

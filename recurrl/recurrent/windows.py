@@ -12,7 +12,7 @@ from torch import Tensor
 def windows(entries: Tensor, starts_BT: Tensor, stored: Tensor) -> Tensor:
     """At each step the last K + 1 entries, the oldest first: ``[B, T, K + 1, ...]``.
 
-    Before the first entry of a segment come those of the window that was stored there.
+    Entries from before a segment come from the window stored at the segment's start.
 
     Args:
         entries: one per step, ``[B, T, ...]``.

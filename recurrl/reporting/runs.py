@@ -143,7 +143,7 @@ def differing(results: Sequence[Result]) -> list[str]:
 
 
 def grouped(results: Sequence[Result]) -> list[Group]:
-    """The runs by the settings other than the seed that differ between them, in the order of their first ones."""
+    """Groups the runs by the settings (except the seed) that differ between them, in the order of their first runs."""
     keys = [key for key in differing(results) if key != "seed"]
     groups: dict[tuple[str, ...], list[Result]] = {}
     for result in results:

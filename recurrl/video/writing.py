@@ -20,7 +20,7 @@ _GIF_SECONDS, _GIF_FPS, _GIF_WIDTH = 6, 12, 640
 
 
 def files_of(path: Path) -> list[Path]:
-    """The files to write for a path: itself, if its name says of what kind, or both kinds in a folder.
+    """The files to write for a path: the path itself if it ends in .mp4 or .gif, else one of each kind in that folder.
 
     Raises:
         ConfigError: it is neither, or a package is missing.

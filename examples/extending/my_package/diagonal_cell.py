@@ -1,7 +1,7 @@
 """A diagonal linear recurrence h' = a ⊙ h + √(1 − a²) ⊙ W x, read out by a gated linear map.
 
 A real-valued LRU (Orvieto et al. 2023, https://arxiv.org/abs/2303.06349). Each unit learns the rate at which it
-forgets. The recurrence is linear: from its coefficients and its read-out follow a step and all steps at once.
+forgets. The recurrence is linear, so its coefficients and its read-out define both one step and all steps at once.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """torch's fused kernels (oneDNN, cuDNN): rows are split at resets, padded to the longest segment, and run in one call.
 
-The kernel returns only the memory cell after the last step. So an LSTM has one more input, which is 1 in padding and
-sets the gates so that the cell is kept.
+The kernel returns an LSTM's memory cell only after the last step, which may be padding. So an LSTM has one more input,
+which is 1 in padding and sets the gates so that the cell is kept.
 
 Shape legend: B rows, T steps, I input size, N segments, S steps of the longest, P steps of all rows, X size of a state.
 """

@@ -3,8 +3,9 @@
     S' = γ ⊙ S + x̃·1ᵀ    γ = exp(−|α|)·exp(iω)ᵀ    x̃ = W₁·input ⊙ σ(W₂·input)
     output = LN(W₃·(Re S', Im S')) ⊙ g + W₅·input ⊙ (1 − g)    g = σ(W₄·input)
 
-Morad et al. 2023, https://arxiv.org/abs/2310.04128. α and ω are learned; initially, as in the authors' code, the traces
-are from one that forgets half in a step to one that has a hundredth left after 1024, and the periods 1 to 1024 steps.
+Morad et al. 2023, https://arxiv.org/abs/2310.04128. α and ω are learned. Initially, as in the authors' code, the traces
+range from one that forgets half in a step to one that has a hundredth left after 1024, and the periods from 1 to 1024
+steps.
 
 Shape legend: H hidden size, M traces, C contexts.
 """

@@ -3,8 +3,8 @@
     S' = α(S − β·k kᵀS) + β·k vᵀ    α = exp(−exp(a)·softplus(w_a·input + b_a))    β = σ(w_b·input)
     output = W(RMS(S'ᵀq) ⊙ silu(W_g·input)) + D·input
 
-Yang et al. 2024, https://arxiv.org/abs/2412.06464: q, k and v are short convolutions of maps of the normalised input,
-through silu, and q and k then of length one.
+Yang et al. 2024, https://arxiv.org/abs/2412.06464: q, k and v are maps of the normalised input, convolved over a few
+steps and passed through silu; q and k are then scaled to length one.
 
 Shape legend: H hidden size, N heads, K key size, V value size.
 """

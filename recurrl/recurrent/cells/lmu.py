@@ -3,8 +3,8 @@
     u = Eₓ·input + E_h·h + Eₘ·m    m' = Ā·m + B̄·u    h' = tanh(Wₓ·input + W_h·h + Wₘ·m' + b)
 
 Voelker et al. 2019, https://proceedings.neurips.cc/paper/2019/hash/952285b9b7e7a1be5aa7849f32ffff05-Abstract.html.
-Ā and B̄ are fixed: by them m holds the coefficients, in Legendre polynomials of an order, of each signal over the
-window θ, by a zero-order hold.
+Ā and B̄ are fixed. They make m hold the coefficients of each signal over the window θ, in as many Legendre polynomials
+as the order, by a zero-order hold.
 
 Shape legend: I input size, H hidden size, S signals, D order.
 """

@@ -3,9 +3,9 @@
     s' = exp(ΛΔ) ⊙ s + (exp(ΛΔ) − 1) / Λ ⊙ B·input    y = gelu(2 Re(C·s') + D·input)    output = y ⊙ σ(W·y)
 
 Smith et al. 2023, https://arxiv.org/abs/2208.04933; for reinforcement learning, Lu et al. 2023,
-https://arxiv.org/abs/2303.03982. Λ starts from blocks of the eigenvalues of the normal part of HiPPO-LegS, of which
-conjugates are left out, Δ from 0.001 to 1: states halve in 1.4 to 1400 steps, where the paper's, for longer
-sequences, take at least 14.
+https://arxiv.org/abs/2303.03982. Λ starts from blocks of the eigenvalues of the normal part of HiPPO-LegS, without
+conjugates, and Δ from 0.001 to 1, so that states halve in 1.4 to 1400 steps; in the paper, which has longer
+sequences, they take at least 14.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class S5(StateSpaceCell):
     """
 
     def parameters(self, input_size: int) -> dict[str, tuple[int, ...]]:
-        """The state space's; Λ, its real part as −exp(log_decay); and Δ."""
+        """The state space's parameters; Λ, whose real part is −exp(log_decay); and Δ."""
         each = dict.fromkeys(("log_decay", "frequency", "log_step"), (self.state_size,))
         return {**super().parameters(input_size), **each}
 

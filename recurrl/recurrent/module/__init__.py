@@ -65,7 +65,7 @@ class RecurrentModule(TensorDictModuleBase):
         recurrent_compute_dtype: dtype of the recurrent matmul's operands, for ``triton``; others warn and ignore it.
         recurrent_recompute: ``none``, or ``full`` to save memory by recomputing the forward pass in the backward pass.
         recurrent_matmul_precision: matmul precision, see :mod:`recurrl.recurrent.precision`. Backends that compute with
-            torch's matmuls warn and ignore what torch's settings do not say.
+            torch's matmuls ignore it, with a warning, where it differs from torch's settings.
         in_key: key of the input; the states get their default keys. Exclusive with ``in_keys``.
         in_keys: keys of the input, of each state, and optionally of ``is_init``.
         out_key: key of the output; the new states get their default keys under ``"next"``. Exclusive with ``out_keys``.
@@ -79,8 +79,8 @@ class RecurrentModule(TensorDictModuleBase):
         TypeError: a key has the wrong type.
 
     Attributes:
-        DEFAULT_IN_KEYS: keys of the states for a constructor with ``in_key``; empty for those of the cell's states.
-        DEFAULT_OUT_KEYS: keys of the new states for a constructor with ``out_key``; empty for those under ``"next"``.
+        DEFAULT_IN_KEYS: keys of the states if the constructor gets ``in_key``; empty to derive them from the cell.
+        DEFAULT_OUT_KEYS: keys of the new states if the constructor gets ``out_key``; empty for those under ``"next"``.
         backend_in_use: the backend that ran last; None before the first call in sequence mode.
     """
 
@@ -158,8 +158,8 @@ class RecurrentModule(TensorDictModuleBase):
     @property
     def layers(self) -> Parameters:
         """The submodule that holds the parameters."""
-        # torch.compile rejects torch's recurrent modules, whose forward it would unroll. Here only their parameters are
-        # read: allowed while it looks at the module for the first time.
+        # torch.compile rejects torch's recurrent modules, whose forward it would unroll. Only their parameters are read
+        # here, so they are allowed while the compiler looks at the module for the first time.
         compiling = torch.compiler.is_compiling()
         before = compiling and _allow_rnn(True)
         layers = cast(Parameters, self._modules[self._submodule])

@@ -139,7 +139,7 @@ def _source() -> bytes:
 
 
 def _loaded(path: Path) -> ctypes.CDLL:
-    """The kernel in a file that is as its name says it was written: one that is cut short would kill the process.
+    """The kernel in a file whose content matches the hash in its name: a file cut short would kill the process.
 
     Raises:
         OSError: it is not such a file, or does not hold the kernel.

@@ -1,6 +1,6 @@
 """Fused CUDA kernels: a whole sequence of one layer in one launch each way, or one launch per step of a large one.
 
-Of a linear cell a kernel runs the recurrence of each state; the rest is torch's.
+For a linear cell, a kernel runs the recurrence of each state; torch computes the rest.
 
 triton is imported when the first layer runs, so that everything else works without it.
 

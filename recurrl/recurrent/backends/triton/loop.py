@@ -61,9 +61,9 @@ def _two(states: Tensors) -> tuple[Tensor, Tensor]:
 class Recurrence:
     """The launches of one layer over its lanes.
 
-    A *lane* is a segment: sorted by length, they keep all lanes of a program busy while it runs. The device finds them,
-    without the host, which does not know how many there are: there are as many lanes as steps, most of them empty, and
-    at most P / (t + 1) longer than t steps. A program of empty lanes returns at once.
+    A *lane* is a segment. Lanes are sorted by length, which keeps all lanes of a program busy while it runs. The device
+    finds them; the host does not know how many there are. So there are as many lanes as steps, most of them empty, and
+    at most P / (t + 1) of them are longer than t steps. A program of empty lanes returns at once.
 
     Attributes:
         weights: the recurrent weights, rounded to the matmul format, in the order of the gates.

@@ -75,8 +75,8 @@ def step(s_0, s_1, s_2, s_3, h, c, LSTM: tl.constexpr):
 
 @triton.jit
 def step_derivative(grad_h, grad_c, h, c, c_after, s_0, s_1, s_2, s_3, LSTM: tl.constexpr):
-    """From the gradients of the states after a step: those of its four projections, and that of the state before it
-    which bypasses the recurrent matmul, c of an LSTM and h of a GRU.
+    """From the gradients of the states after a step, computes those of its four projections, and the part of the
+    gradient of the state before it that bypasses the recurrent matmul: of c for an LSTM, of h for a GRU.
     """
     if LSTM:
         tanh_c = _tanh(c_after)
