@@ -66,8 +66,6 @@ def test_a_callback_changes_an_option_during_the_run(folder, tiny):
 
 
 def test_every_file_of_the_examples_is_linked():
-    text = (ROOT / PAGE).read_text(encoding="utf-8") + (ROOT / "docs/layer/writing-a-cell.md").read_text(
-        encoding="utf-8"
-    )
+    text = (ROOT / PAGE).read_text(encoding="utf-8") + (ROOT / "docs/writing-a-cell.md").read_text(encoding="utf-8")
     files = (ROOT / "examples/extending/my_package").glob("*.py")
     assert [path.name for path in files if path.stem.removesuffix("_cell").split("_")[0] not in text] == []
