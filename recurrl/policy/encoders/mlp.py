@@ -88,13 +88,14 @@ class OneHot(nn.Module):
 
     def __init__(self, sizes: tuple[int, ...]) -> None:
         super().__init__()
-        # For each entry of the vectors: which of the choices it belongs to, and the value that it stands for.
-        owners = torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes))
-        self.owner = nn.Buffer(owners, persistent=False)
+        self.count = len(sizes)
+        # For each entry of the vectors: the place of its choice among them all, and the value that it stands for.
+        place = torch.arange(self.count).repeat_interleave(torch.tensor(sizes))
+        self.place = nn.Buffer(place, persistent=False)
         self.value = nn.Buffer(torch.cat([torch.arange(size) for size in sizes]), persistent=False)
 
     def forward(self, chosen: Tensor) -> Tensor:
         """One at each chosen value, zero elsewhere, ``[B, sum(sizes)]``."""
         # Compared, because torch's one_hot first checks the values, for which it reads them.
-        of_entries = chosen.reshape(chosen.shape[0], -1).index_select(1, self.owner)
+        of_entries = chosen.reshape(-1, self.count).index_select(1, self.place)
         return (of_entries == self.value).to(torch.get_default_dtype())
