@@ -169,7 +169,7 @@ def make_policy_for(config: TrainConfig, explicit_keys: Collection[str] = ()) ->
         make_batched_env(config.env, 1, config.seed, privileged=HIDDEN in config.algorithm.critic_only)
     ) as env:
         observation, action = env.observation_spec[0], env.full_action_spec[0][ACTION]
-        check_effects(config, explicit_keys, conditions_met(observation[OBSERVATION], action))
+        check_effects(config, explicit_keys, conditions_met(config.algorithm, observation[OBSERVATION], action))
         return make_policy(config, observation, action)
 
 

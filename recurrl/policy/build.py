@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from torchrl.data import Categorical, Composite, TensorSpec
 
-from recurrl.config import CellConfig, TrainConfig
+from recurrl.config import AlgorithmConfig, CellConfig, TrainConfig
 from recurrl.config.cell import NO_CELL, BackendConfig
 from recurrl.config.options import BOUNDED, CONTINUOUS, IMAGES, NO_IMAGES, NUMBERS, SINGLE_CONTINUOUS, Condition
 from recurrl.config.plugins import factory, is_custom
@@ -174,13 +174,19 @@ def _recurrent(config: TrainConfig, width: int, cell: Cell, prefix: str) -> Recu
     return module
 
 
-def conditions_met(observation: TensorSpec, action: TensorSpec) -> set[Condition]:
-    """The conditions of options that an environment's spaces meet.
+def conditions_met(options: AlgorithmConfig, observation: TensorSpec, action: TensorSpec) -> set[Condition]:
+    """The conditions of options that the spaces of what the networks read, and of actions, meet.
 
     Args:
+        options: the algorithm's options.
         observation: the spec of an unbatched observation.
         action: the spec of an action.
+
+    Raises:
+        ConfigError: the options name entries that the observation does not have.
     """
+    if options.critic_kind in (None, "shared"):  # no network reads what only a critic on its own, or a teacher, sees
+        observation = _without(observation, options.critic_only)
     met = set()
     for path, spec in leaves_of(observation):
         if path == (ACTION_MASK,):

@@ -21,6 +21,7 @@ BY_THE_CONFIGURATION = [
     ((), 'algorithm.critic_observation=["hidden"]', "algorithm.critic=recurrent or feedforward"),
 ]
 
+SEEN_BY_A_TEACHER = "algorithm=distill algorithm.teacher=its algorithm.critic_observation=[hidden]"
 BY_THE_SPACES = [
     ("cartpole_no_velocity", "policy.initial_std=0.3", "continuous actions"),
     ("cartpole_no_velocity", "policy.noise_correlation=0.5", "continuous actions of a single part"),
@@ -28,6 +29,7 @@ BY_THE_SPACES = [
     ("cartpole_no_velocity", "encoder.images=impala", "images"),
     ("repeat_first", "env.normalize_observation=false", "observations of numbers"),
     ("atari", "encoder.layer_norm=true", "observations other than images"),
+    (f"repeat_previous_torch {SEEN_BY_A_TEACHER}", "env.normalize_observation=false", "observations of numbers"),
 ]
 
 
@@ -41,12 +43,13 @@ def test_a_value_that_has_no_effect_is_rejected_with_what_it_needs(rejected, ove
 def test_a_value_without_effect_in_the_environment_is_rejected_before_writing(
     train, check, compose_untyped, tmp_path, env, override, needed
 ):
-    env_id = compose_untyped(f"env={env}").env.id
+    chosen = f"device=cpu env={env}".split()
+    env_id = compose_untyped(*chosen).env.id
     expected = f"{override} has no effect without {needed}, which env.id={env_id} does not have. Leave it out."
-    outcome = train("device=cpu", f"env={env}", override)
+    outcome = train(*chosen, override)
     assert outcome.error == expected
     assert list(tmp_path.iterdir()) == []
-    assert check("device=cpu", f"env={env}", override).error == expected
+    assert check(*chosen, override).error == expected
 
 
 def test_a_value_of_the_packages_yamls_is_left_alone(train, tiny):

@@ -1,6 +1,5 @@
 """Every key of the configuration does something, or an explicit value of it is rejected."""
 
-import logging
 import random
 from collections import Counter
 from copy import deepcopy
@@ -17,8 +16,6 @@ from recurrl.config.plugins import GROUPS, choice_names, default_name, yaml_name
 from recurrl.errors import ConfigError
 from recurrl.runs.overrides import compose, text_of
 from recurrl.validation import check_config
-
-logger = logging.getLogger(__name__)
 
 SHOWN, REJECTED, ALONE, SILENT = "shown", "rejected", "the only choice", "silent"
 
@@ -153,7 +150,6 @@ def judged(trials, folder, *prefixes):
     for name, composed in trials:
         counts["configurations"] += 1
         silent += [f"{name}: {key}" for key in silent_keys(Trial(composed, folder / "run"), counts, prefixes or ("",))]
-        logger.info("%s: %s %s", name, dict(counts), silent)
     return counts, silent
 
 
