@@ -61,8 +61,9 @@ EVENTS = {
     "algorithm.target_kl": {"lr": 0.1, "epochs": 4},
     "env.normalize_reward": {"env.reward_scale": 1000.0},
     "buffer.frames": {"buffer.frames": 32, "total_frames": 96},
-    # With rewards that are noise.
-    "min_epochs_fraction": {"env.kwargs": {}, "epochs": 10, "lr": 0.05, "minibatch_slices": 1, "total_frames": 128},
+    # With rewards that are noise, and a critic.
+    "min_epochs_fraction": {"env.kwargs": {}, "algorithm.critic_coeff": 0.5, "epochs": 10, "lr": 0.05}
+    | {"minibatch_slices": 1, "total_frames": 128},
     "checkpoint.keep_last": {"total_frames": 96, "checkpoint.every_frames": 32},
     "collector.on_env_error": {"env.kwargs": {"failure": "raise"}},
 }
