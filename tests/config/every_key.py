@@ -21,7 +21,7 @@ from every_key_env import Kind
 from omegaconf import OmegaConf
 
 from recurrl import build, checkpoint
-from recurrl.algorithms import algorithm, ppo
+from recurrl.algorithms import algorithm, gradient_signal, ppo
 from recurrl.callbacks import builtin
 from recurrl.config.composed import chosen_options, plain, typed
 from recurrl.config.keys import keys_of
@@ -61,9 +61,8 @@ EVENTS = {
     "algorithm.target_kl": {"lr": 0.1, "epochs": 4},
     "env.normalize_reward": {"env.reward_scale": 1000.0},
     "buffer.frames": {"buffer.frames": 32, "total_frames": 96},
-    # With rewards that are noise, and a critic.
-    "min_epochs_fraction": {"env.kwargs": {}, "algorithm.critic_coeff": 0.5, "epochs": 10, "lr": 0.05}
-    | {"minibatch_slices": 1, "total_frames": 128},
+    # And gradients that are noise, see observed.
+    "min_epochs_fraction": {"epochs": 10, "algorithm.target_kl": None},
     "checkpoint.keep_last": {"total_frames": 96, "checkpoint.every_frames": 32},
     "collector.on_env_error": {"env.kwargs": {"failure": "raise"}},
 }
@@ -145,6 +144,8 @@ def observed(composed, run_dir, explicit=()):
     threads = torch.get_num_threads()
     with pytest.MonkeyPatch.context() as patch, Listener(seen):
         _spy(patch, seen)
+        # With the epochs of that event, all gradients are taken for noise.
+        patch.setattr(gradient_signal, "ENOUGH_SIGNAL", 1e9 if composed.epochs == 10 else gradient_signal.ENOUGH_SIGNAL)
         patch.chdir(run_dir)
         try:
             config = typed(composed)
