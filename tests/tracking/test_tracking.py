@@ -32,7 +32,7 @@ def test_closing_reaches_every_destination_and_raises_the_failure_of_one(failing
     events = []
     trackers = [Recorder(events, str(i), OSError("disk full") if i == failing else None) for i in range(3)]
     with pytest.raises(OSError, match="disk full"):
-        Log(trackers, diagnosis=None, save=None, total_frames=1).close(failed=True)
+        Log(trackers, diagnosis=None, checkpoints=None, total_frames=1).close(failed=True)
     assert sorted(events) == [(name, "closed", 1) for name in ("0", "1", "2")]
 
 
