@@ -114,6 +114,7 @@ def test_later_epochs_of_refreshed_states_leave_the_averages_alone(small, monkey
         return {}
 
     monkeypatch.setattr(algorithm, "prepare", watched)
-    algorithm.update(batch, progress=0.0)
-    assert [epoch for epoch, *_ in seen] == [0, 1, 2]
-    assert len({averages[1:] for averages in seen}) == 1
+    for _ in range(2):
+        algorithm.update(batch.clone(), progress=0.0)
+    assert [epoch for epoch, *_ in seen] == [0, 1, 2, 0, 1, 2]
+    assert len({averages[1:] for averages in seen}) == 2

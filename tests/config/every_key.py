@@ -138,10 +138,8 @@ def observed(composed, run_dir, explicit=()):
     shutil.rmtree(run_dir, ignore_errors=True)
     run_dir.mkdir(parents=True)
     sys.modules.pop("noticed", None)
-    Kind.made = 0
-    seen = {}
-    report = Report(started=time.time())
-    threads = torch.get_num_threads()
+    Kind.made, seen = 0, {}
+    report, threads = Report(started=time.time()), torch.get_num_threads()
     with pytest.MonkeyPatch.context() as patch, Listener(seen):
         _spy(patch, seen)
         # With the epochs of that event, all gradients are taken for noise.

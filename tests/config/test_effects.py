@@ -46,8 +46,7 @@ def test_a_value_without_effect_in_the_environment_is_rejected_before_writing(
     chosen = f"device=cpu env={env}".split()
     env_id = compose_untyped(*chosen).env.id
     expected = f"{override} has no effect without {needed}, which env.id={env_id} does not have. Leave it out."
-    outcome = train(*chosen, override)
-    assert outcome.error == expected
+    assert train(*chosen, override).error == expected
     assert list(tmp_path.iterdir()) == []
     assert check(*chosen, override).error == expected
 

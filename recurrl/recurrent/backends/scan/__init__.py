@@ -62,7 +62,7 @@ def _by_autograd(
 def _compiled(cell: Cell, x_BTI: Tensor, segments: Segments, stored: States, weights: Weights) -> tuple[Tensor, States]:
     """A scan over the steps of all rows, which the compiler takes whole.
 
-    Each step gets the weights as inputs of its own, because torch's compiled scan gets some gradients wrong for weights
+    Each step gets the weights as separate inputs, because torch's compiled scan gets some gradients wrong for weights
     that a step closes over (pytorch issue 184528).
     """
     if scan_unavailable_reason(x_BTI.device) is not None:
