@@ -58,13 +58,14 @@ TEXTS = {
 
 EVENTS = {
     "algorithm.advantage": {"algorithm.divide_by_std": False},
+    "algorithm.aggregation": {"algorithm.drop_flat_groups": False},  # else all that is left may be of one length
     "algorithm.target_kl": {"lr": 0.1, "epochs": 4},
     "env.normalize_reward": {"env.reward_scale": 1000.0},
     "buffer.frames": {"buffer.frames": 32, "total_frames": 96},
     # And gradients that are noise, see observed.
     "min_epochs_fraction": {"epochs": 10, "algorithm.target_kl": None},
     "checkpoint.keep_last": {"total_frames": 96, "checkpoint.every_frames": 32},
-    "collector.on_env_error": {"env.kwargs": {"failure": "raise"}},
+    "collector.on_env_error": {"env.kwargs": {"fails": True}},
 }
 """What has to happen for a key to matter."""
 
