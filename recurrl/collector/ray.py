@@ -167,6 +167,8 @@ def _connected(options: RayConfig) -> Iterator[None]:
         handlers = {number: signal.getsignal(number) for number in SIGNALS}
         try:
             ray.init(**arguments, logging_level=logging.ERROR)
+        except (TypeError, AttributeError, LookupError):
+            raise  # an error in code, not a missing cluster
         except Exception as error:  # Ray raises Exception itself for a node that does not start in time
             advice = "" if options.address is None else _START
             raise ConfigError(

@@ -56,10 +56,13 @@ TEXTS = {
 }
 """Other values of keys that take any text, list or mapping."""
 
+FAR = {"lr": 0.1, "epochs": 4, "min_epochs_fraction": 1.0}
+"""Gradient steps that take probabilities far from those of the rollout, in both directions."""
+
 EVENTS = {
     "algorithm.advantage": {"algorithm.divide_by_std": False},
     "algorithm.aggregation": {"algorithm.drop_flat_groups": False},  # else all that is left may be of one length
-    "algorithm.target_kl": {"lr": 0.1, "epochs": 4},
+    **dict.fromkeys(("algorithm.target_kl", "algorithm.clip_epsilon", "algorithm.clip_epsilon_high"), FAR),
     "env.normalize_reward": {"env.reward_scale": 1000.0},
     "buffer.frames": {"buffer.frames": 32, "total_frames": 96},
     # And gradients that are noise, see observed.
@@ -109,7 +112,8 @@ def _numbers(kind, meaning, value):
 
 def levels(key, kind, meaning, value):
     """The values of a key that may decide whether others matter: choices, yes or no, null, and zero or one."""
-    if key in TEXTS or key in EVENTS or key in ("compile", "consistency_check") or key.endswith(".name"):
+    # With a final rate that equals the first, all schedules are the same.
+    if key in {*TEXTS, *EVENTS, "compile", "consistency_check", "lr_final_fraction"} or key.endswith(".name"):
         return []
     deciding = [*meaning.choices, *((True, False) if kind is bool else ())]
     if type(None) in get_args(kind):

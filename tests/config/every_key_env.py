@@ -43,8 +43,7 @@ class Kind(gymnasium.Env):
     def __init__(self, sees="vector", does="discrete", length=6, fails=False):
         self.observation_space, self.action_space = deepcopy(OBSERVATIONS[sees]), ACTIONS[does]
         Kind.made += 1
-        self.length, self.does = length, does
-        self.fails = fails and Kind.made in (4, 5)
+        self.length, self.does, self.fails = length, does, fails and Kind.made in (4, 5)
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)

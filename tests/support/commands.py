@@ -30,7 +30,7 @@ class Outcome(NamedTuple):
 
     def succeeded(self):
         """The same, of a command that succeeded."""
-        assert self.code == 0, self.err
+        assert self.code == 0, self.out + self.err
         return self
 
     def failed(self):
