@@ -56,8 +56,8 @@ TEXTS = {
 }
 """Other values of keys that take any text, list or mapping."""
 
-FAR = {"lr": 0.1, "epochs": 4, "min_epochs_fraction": 1.0}
-"""Gradient steps that take probabilities far from those of the rollout, in both directions."""
+FAR = {"epochs": 8, "min_epochs_fraction": 1.0}
+"""Enough gradient steps for probabilities to leave those of the rollout, in both directions."""
 
 EVENTS = {
     "algorithm.advantage": {"algorithm.divide_by_std": False},
