@@ -49,7 +49,8 @@ def with_resumed(
                 f"run with its weights: init_from={start.path} instead of resume."
             )
         OmegaConf.update(effective, key, value_of(composed, key), merge=False, force_add=True)
-    if before.get("schedule_frames") is None and "schedule_frames" not in overridden_keys(overrides):
+    keeps_schedule = "schedule_frames" not in overridden_keys(overrides)
+    if keeps_schedule and before.get("schedule_frames") is None:
         # With other total_frames the schedules would otherwise jump back up.
         total = before.get("total_frames")
         effective.schedule_frames = None if OmegaConf.select(effective, "total_frames") == total else total
@@ -60,7 +61,7 @@ def with_resumed(
         if key != "resume":
             logger.info("resuming with %s=%s, which was %s", key, now, was)
     config = _typed(effective, changes, overrides, source)
-    if "schedule_frames" in changes:
+    if keeps_schedule and "schedule_frames" in changes:
         logger.info(
             "The schedules end at %d frames, as before. schedule_frames=%d stretches them over the whole run.",
             *(config.schedule_frames, config.total_frames),
