@@ -30,7 +30,7 @@ from matplotlib.ticker import EngFormatter
 from benchmarks.command_line import add_output, publish
 from benchmarks.measuring import machine
 from recurrl.returns import interquartile_mean
-from recurrl.runtime.report import read_summary
+from recurrl.runtime.run_summary import read_summary
 from recurrl.tracking.csv import curve_of, read_rows
 
 SUITES = sorted((Path(__file__).parent / "suite").glob("*.yaml"))

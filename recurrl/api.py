@@ -26,8 +26,8 @@ from recurrl.runs.launcher import launch
 from recurrl.runs.open_run import open_run
 from recurrl.runs.overrides import compose, overridden_keys, overrides_of, parsed, text_of
 from recurrl.runtime.ranks import launched_size
-from recurrl.runtime.report import read_summary
 from recurrl.runtime.resources import resource_errors_as_messages
+from recurrl.runtime.run_summary import read_summary
 from recurrl.runtime.seeds import random_numbers_restored
 
 

@@ -32,7 +32,7 @@ from recurrl.policy.heads import GaussianParameters
 from recurrl.pretraining import pretrain
 from recurrl.recurrent import precision
 from recurrl.runtime.ranks import World, world
-from recurrl.runtime.report import Report
+from recurrl.runtime.run_summary import RunSummary
 from recurrl.runtime.seeds import seed_of_rank, seed_process, seeds
 from recurrl.runtime.signals import StopRequest
 from recurrl.tracking import make_trackers
@@ -47,7 +47,7 @@ def make_trainer(
     config: TrainConfig,
     run_dir: Path,
     settings: Mapping[str, Any],
-    report: Report,
+    summary: RunSummary,
     request: StopRequest,
     start: checkpoint.Checkpoint | None = None,
     explicit_keys: Collection[str] = (),
@@ -59,7 +59,7 @@ def make_trainer(
         config: the whole run's configuration, checked.
         run_dir: the run's directory, in which rank 0 writes.
         settings: the whole configuration as plain values, for trackers and checkpoints.
-        report: updated during the run; its frames are those before a resume.
+        summary: updated during the run; its frames are those before a resume.
         request: ends the run after an iteration, with a checkpoint; an evaluation stops between two steps.
         start: the checkpoint to resume from, on rank 0; None for a new run.
         explicit_keys: the keys of values that the user gave; those without an effect in this environment are rejected.
@@ -73,18 +73,18 @@ def make_trainer(
     policy = make_policy_for(share, explicit_keys)
     if world().rank == 0 and start is None:
         # Before the algorithm is made, which may copy the first policy.
-        report.pretrain_log_likelihood = warm_start(config, policy, explicit_keys)
+        summary.pretrain_log_likelihood = warm_start(config, policy, explicit_keys)
     algorithm, restarts = make_algorithm(share, policy), Restarts(config.collector.on_env_error)
     logger.info(describe(config, algorithm))
-    report.has_begun = start is None
+    summary.has_begun = start is None
     if world().rank > 0:
-        seed_process(seed_of_rank(config.seed, report.frames, world().rank))
+        seed_process(seed_of_rank(config.seed, summary.frames, world().rank))
     with ExitStack() as opened:
         all_callbacks = make_callbacks(config, run_dir, settings, policy, start, restarts, callbacks)
         opened.callback(all_callbacks.close, failed=True)
-        collector = make_collector(share, policy, report.frames, restarts)
+        collector = make_collector(share, policy, summary.frames, restarts)
         opened.pop_all()
-    return Trainer(config, run_dir, algorithm, collector, all_callbacks, report, request)
+    return Trainer(config, run_dir, algorithm, collector, all_callbacks, summary, request)
 
 
 def make_callbacks(

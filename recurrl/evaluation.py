@@ -81,7 +81,7 @@ def evaluate(
         episodes: number of episodes.
         seed: the seed of torch's global generator and, with an offset, of the environments.
         states: ``kept`` leaves the recurrent states alone. ``zeroed`` sets them to zero before each step. ``shuffled``
-            gives each environment the states of another one; there are at least two.
+            gives each environment the states of another one, which takes at least two.
         stopped: called before each step; True ends the evaluation.
         deterministic: take the most probable actions; False to sample them.
         observer: sees the environments, if a policy acts.

@@ -7,7 +7,7 @@ from typing import Any
 from tensordict import NestedKey
 
 OBSERVATION = "observation"
-"""A tensor, or for structured observations a nested TensorDict, whose entries the next four may be."""
+"""A tensor, or a nested TensorDict, which may contain the next four entries."""
 ACTION_MASK = "action_mask"
 PREVIOUS_ACTION = "previous_action"
 PREVIOUS_REWARD = "previous_reward"

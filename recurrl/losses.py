@@ -162,6 +162,6 @@ class GRPOLoss(LossModule):
             **{f"loss_{name}": term for name, term in losses.terms.items()},
             **{name.removeprefix("policy/"): value for name, value in losses.metrics.items()},
             kl_approx=-mean_of(losses.log_ratio, losses.mask),
-            ESS=metrics.pop("effective_sample_size"),
+            ESS=metrics.pop("effective_sample_fraction"),
             **metrics,
         )

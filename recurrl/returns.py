@@ -70,8 +70,8 @@ def table_row(statistics: Mapping[str, Any], of: str) -> tuple[str, ...]:
 def interval_95(mean: float, std: float, count: int) -> tuple[float, float] | None:
     """The 95% interval of the mean of ``count`` values by Student's t; ``std`` is their unbiased deviation.
 
-    None for fewer than three: that of two is 9 deviations wide on either side. Right for three that are about normal; a
-    bootstrap's would contain the mean of three normal values in 74% of cases, of five in 82%.
+    None for fewer than three: with two, it is 9 deviations wide on either side. It is right for as few as three values
+    that are about normal, whose mean a bootstrap's interval contains in 74% of cases (with five values, in 82%).
     """
     if count < MIN_VALUES:
         return None

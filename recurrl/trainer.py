@@ -19,7 +19,7 @@ from recurrl.config import TrainConfig
 from recurrl.policy import Policy
 from recurrl.runtime.metrics import merged
 from recurrl.runtime.ranks import world
-from recurrl.runtime.report import Report
+from recurrl.runtime.run_summary import RunSummary
 from recurrl.runtime.signals import StopRequest
 
 logger = logging.getLogger(__name__)
@@ -39,7 +39,7 @@ class Trainer:
         algorithm: updates the policy from a rollout.
         collector: collects rollouts.
         callbacks: run around each iteration, in their order.
-        report: the run's summary, with its frames so far.
+        summary: the run's summary, with its frames so far.
         request: set by signals; ends the run after the current iteration, with a checkpoint.
         metrics: the last iteration's metrics. A resumed run whose last iteration was saved but not logged, because its
             evaluation was interrupted, starts with them: it first repeats the callbacks of that iteration.
@@ -54,7 +54,7 @@ class Trainer:
     algorithm: Algorithm
     collector: Collector
     callbacks: Callbacks
-    report: Report
+    summary: RunSummary
     request: StopRequest
     metrics: dict[str, float] = field(default_factory=dict)
     evaluation: dict[str, float] = field(default_factory=dict)
@@ -75,21 +75,21 @@ class Trainer:
         """
         with self._running():
             self.callbacks.on_start(self)
-            self.report.has_begun = True
+            self.summary.has_begun = True
             on_accepted()
-            self.report.startup_time_s = time.time() - self.report.started
+            self.summary.startup_time_s = time.time() - self.summary.started
             if self.metrics:
                 self.callbacks.on_iteration(self, self.metrics)
             while not self.finished():
-                with self.report.timing("collect"):
+                with self.summary.timing("collect"):
                     rollout = self.collector.collect()
                 self.callbacks.on_rollout(self, rollout)
-                with self.report.timing("learn"):
+                with self.summary.timing("learn"):
                     metrics = self.algorithm.update(rollout, self.progress)
                 self.metrics = self._completed(metrics)
                 self.callbacks.on_iteration(self, self.metrics)
             self.callbacks.on_end(self)
-        self.report.status = "stopped" if self.stopped else "completed"
+        self.summary.status = "stopped" if self.stopped else "completed"
 
     @property
     def policy(self) -> Policy:
@@ -99,7 +99,7 @@ class Trainer:
     @property
     def frames(self) -> int:
         """Environment steps of the run so far, summed over environments and ranks."""
-        return self.report.frames
+        return self.summary.frames
 
     @property
     def progress(self) -> float:
@@ -141,8 +141,8 @@ class Trainer:
 
     def _completed(self, update: Mapping[str, float]) -> dict[str, float]:
         """Counts an iteration, and adds times, collection and callbacks to the update's metrics. Collective."""
-        self.report.backend = self.policy.backend_in_use
-        times = self.report.add_iteration(self.config.frames_per_batch, self.algorithm.compile_time_s)
+        self.summary.backend = self.policy.backend_in_use
+        times = self.summary.add_iteration(self.config.frames_per_batch, self.algorithm.compile_time_s)
         collected = world().averaged(self.collector.metrics())
         return merged(update, times, collected, self.callbacks.metrics())
 
@@ -153,6 +153,6 @@ class Trainer:
             # Failed environments may also fail to close, which must not hide the first error.
             stack.push(lambda error, *_: self.callbacks.close(failed=error is not None))
             stack.push(lambda error, *_: self.collector.shutdown(raise_on_error=error is None))
-            notice = _STOP_NOTICE.format(self.report.resume_command) if world().rank == 0 else ""
+            notice = _STOP_NOTICE.format(self.summary.resume_command) if world().rank == 0 else ""
             stack.enter_context(self.request.deferred(notice))
             yield

@@ -19,7 +19,7 @@ from recurrl.config.composed import values_in
 from recurrl.config.options import Condition
 from recurrl.config.plugins import factory, is_custom
 from recurrl.config.run import BURN_IN, STORED
-from recurrl.envs.making import check_rows
+from recurrl.envs.making import check_row_length
 from recurrl.envs.source import source_of
 from recurrl.errors import require
 from recurrl.policy.build import cell_from_options, make_backend
@@ -56,7 +56,7 @@ def check_config(config: TrainConfig, explicit_keys: Collection[str] = ()) -> No
     _check_ranks(config)
     source_of(config.env).check()
     if config.algorithm.envs_per_group is not None:
-        check_rows(config.env, config.steps_per_row)
+        check_row_length(config.env, config.steps_per_row)
     check_effects(config, explicit_keys)
 
 

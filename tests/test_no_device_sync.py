@@ -160,7 +160,7 @@ def on_gpu(small, monkeypatch):
         with closing(source_of(config.env).plain()) as plain:
             spaces = plain.observation_space, plain.action_space
 
-        def make_batched_env(env, count, seed, groups=None, privileged=False):
+        def make_batched_env(env, count, seed, group_size=None, privileged=False):
             return PolicyEnv(Nowhere(count, device, *spaces, env.action_mask_from_info), env, privileged)
 
         for module in (build, rollout_module, evaluation):

@@ -11,7 +11,7 @@ import recurrl
 from recurrl.errors import ConfigError, RunError
 from recurrl.evaluation import StoppedError
 from recurrl.runtime.ranks import World
-from recurrl.runtime.report import read_summary
+from recurrl.runtime.run_summary import read_summary
 from recurrl.trainer import Trainer
 
 pytestmark = pytest.mark.usefixtures("in_tmp_path")

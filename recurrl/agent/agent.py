@@ -15,7 +15,7 @@ from gymnasium import spaces
 from torch import Tensor
 
 from recurrl.agent.named_arrays import REWARD, NamedArray, NamedInterface, Tensors
-from recurrl.agent.step import IS_INIT, NEXT, NOISE_INPUT, Step
+from recurrl.agent.step import NEXT, NOISE_INPUT, Step
 from recurrl.config import EnvConfig
 from recurrl.envs.checks import allows_actions
 from recurrl.envs.source import source_of
@@ -24,6 +24,7 @@ from recurrl.errors import ConfigError, require
 from recurrl.evaluation import evaluate
 from recurrl.keys import ACTION_MASK, OBSERVATION, PREVIOUS_REWARD, nested
 from recurrl.policy import Policy
+from recurrl.recurrent.module.keys import IS_INIT
 
 _FLAG = NamedArray(IS_INIT, spaces.Discrete(2))
 _ADVICE = (

@@ -1,6 +1,8 @@
 """One step of acting as one module: from raw observations to the environment's own actions.
 
 The same module acts in Python and is exported: :class:`NamedInterface` on both sides of ``Policy.step``.
+
+Shape legend: B environments.
 """
 
 from typing import Any
@@ -13,8 +15,8 @@ from recurrl.keys import ACTION, name_of, path_of
 from recurrl.policy import Policy
 from recurrl.policy.distributions import Joint, LazyCategorical, SquashedGaussian
 from recurrl.policy.noise import NOISE
+from recurrl.recurrent.module.keys import IS_INIT
 
-IS_INIT = "is_init"
 NOISE_INPUT = "noise"
 NEXT = "next."
 

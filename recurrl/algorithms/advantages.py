@@ -1,6 +1,6 @@
 """GAE from the values stored in the rollout, and V-trace, for which the policy evaluates it again.
 
-Shape legend: N environments, T steps of a row.
+Shape legend: N environments, T steps of a row, B rows.
 """
 
 from collections.abc import Callable

@@ -1,6 +1,6 @@
 """What algorithms share: from rollouts to gradient steps.
 
-Shape legend: N environments, T steps of a row, S slices, K steps of a slice, M minibatches.
+Shape legend: N environments, T steps of a row, S slices, K steps of a slice.
 """
 
 import logging
@@ -114,7 +114,7 @@ class Algorithm(nn.Module):
     def annealed(self, start: float, final_fraction: float) -> float:
         """A value that falls from ``start`` at the run's beginning to ``start · final_fraction`` at its end.
 
-        It falls linearly. After ``schedule_sqrt_after`` frames it also falls with the square root of the frames.
+        It falls linearly, and after ``schedule_sqrt_after`` frames also with the inverse square root of frames.
         """
         fallen = self.progress
         frames = fallen * (self.config.schedule_frames or self.config.total_frames)
@@ -175,7 +175,7 @@ class Algorithm(nn.Module):
 
     def _epochs(self, rows_NT: TensorDictBase, reward_NT: Tensor) -> dict[str, float]:
         steps: list[Metrics] = []
-        epochs, has_changed = self.config.epochs, False
+        has_changed = False
         for epoch in range(self.config.epochs):
             self.epoch = epoch
             if epoch > 0 and self.states.refreshes:

@@ -27,16 +27,16 @@ class GradientSignal(nn.Module):
         self._sum, self._squares, self._count = torch.zeros(3)
 
     def add(self, parameters: Iterable[nn.Parameter], taken: Tensor | float = 1.0) -> None:
-        """Adds the gradient of a minibatch, which does not count as one if it had no step (``taken`` 0)."""
+        """Adds the gradient of a minibatch; with ``taken`` 0, its step was skipped, and it does not count."""
         gradient = torch.cat([each.grad.flatten() for each in parameters if each.grad is not None])
         self._sum = self._sum + gradient
         self._squares = self._squares + gradient.square().sum()
         self._count = self._count + taken
 
     def end_epoch(self) -> None:
-        """Measures the epoch that was added, unless it had one minibatch only, or a gradient that is not finite."""
+        """Measures the epoch that was added, unless it had only one minibatch or a gradient that is not finite."""
         square, count = self._sum.square().sum(), self._count
-        # Of a single minibatch, the products are not finite.
+        # With a single minibatch this divides by zero.
         measured = torch.stack([(square - self._squares) / (count * (count - 1)), square / count**2]).double()
         rate = torch.where(measured.isfinite().all(), AVERAGE_RATE, 0.0)
         self.averages.lerp_(measured.nan_to_num(posinf=0.0, neginf=0.0), rate)
@@ -44,8 +44,8 @@ class GradientSignal(nn.Module):
 
     @property
     def share(self) -> float:
-        """The share, from 0 to 1; 1 until an epoch was measured."""
-        # Both averages start at zero, and lack the same weight at first.
+        """The share, from 0 to 1; 1 until an epoch has been measured."""
+        # Both averages start at zero, a bias that cancels in their ratio.
         signal, square = self.averages.tolist()
         return min(1.0, max(0.0, signal / square)) if square > 0 else 1.0
 

@@ -74,7 +74,7 @@ def ratio_metrics(
         low, high = log_clip_range
         outside = (log_ratio < low) | (log_ratio > high)
         metrics["policy/clip_fraction"] = mean_of(outside.to(log_ratio.dtype), mask, -1)
-    metrics["policy/effective_sample_size"] = effective_sample_fraction(log_ratio, mask)
+    metrics["policy/effective_sample_fraction"] = effective_sample_fraction(log_ratio, mask)
     return metrics
 
 

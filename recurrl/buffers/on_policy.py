@@ -1,6 +1,6 @@
 """Cuts rows into slices and yields minibatches of them.
 
-Shape legend: N environments, T steps of a row, S slices, K steps of a slice.
+Shape legend: N environments, T steps of a row, S slices, K steps of a slice, R rows.
 """
 
 from collections.abc import Iterator

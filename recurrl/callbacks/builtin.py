@@ -1,4 +1,7 @@
-"""The callbacks of every run: consistency check, statistics of episodes, checkpoints, evaluation and logging."""
+"""The callbacks of every run: consistency check, statistics of episodes, checkpoints, evaluation and logging.
+
+Shape legend: N environments, T steps of a row.
+"""
 
 from __future__ import annotations
 
@@ -154,7 +157,7 @@ class Checkpoints(Callback):
             ConfigError: the checkpoint does not fit the configuration.
         """
         self._components = checkpoint.components(
-            trainer.algorithm, callbacks=trainer.callbacks, collector_state=trainer.collector, report=trainer.report
+            trainer.algorithm, callbacks=trainer.callbacks, collector_state=trainer.collector, summary=trainer.summary
         )
         if self._start is None:
             rank_states.share(self._components)
@@ -166,23 +169,23 @@ class Checkpoints(Callback):
         # The count of all ranks so far; the other ranks begin at zero.
         self._restarts.count = int(metrics.get(RESTARTS, 0))
         self._start.replace_later_ones()
-        trainer.report.checkpoint = f"{CHECKPOINTS}/{self._start.path.name}"
+        trainer.summary.checkpoint = f"{CHECKPOINTS}/{self._start.path.name}"
         if self._start.evaluation is None:
             trainer.metrics = self._start.metrics
         else:
-            trainer.report.update(metrics)
+            trainer.summary.update(metrics)
 
     def on_iteration(self, trainer: Trainer, metrics: dict[str, float]) -> None:
         """Saves the run if it is due."""
         trainer.checkpoint = None
-        if self._start is not None and trainer.report.frames_here == 0:
+        if self._start is not None and trainer.summary.frames_here == 0:
             trainer.checkpoint = self._start.path  # of an iteration whose evaluation is repeated
         elif any(map(trainer.is_due, self._periods)):
             self._save(trainer)
 
     def on_end(self, trainer: Trainer) -> None:
         """Saves the last iteration of a run that ends early."""
-        if trainer.report.frames_here and self._saved_frames != trainer.frames:
+        if trainer.summary.frames_here and self._saved_frames != trainer.frames:
             self._save(trainer)
 
     def complete(self, trainer: Trainer) -> None:
@@ -206,7 +209,7 @@ class Checkpoints(Callback):
         trainer.checkpoint = checkpoint.save(
             trainer.run_dir, trainer.frames, metrics, self._components, self._tracker_ids, self._settings, evaluation
         )
-        trainer.report.checkpoint = f"{CHECKPOINTS}/{trainer.checkpoint.name}"
+        trainer.summary.checkpoint = f"{CHECKPOINTS}/{trainer.checkpoint.name}"
 
 
 class Evaluation(Callback):
@@ -311,12 +314,12 @@ class Log(Callback):
         plot_learning_curve(trainer.run_dir / METRICS, trainer.run_dir / CURVE)
 
     def _log(self, trainer: Trainer) -> None:
-        report, metrics = trainer.report, floats(trainer.metrics)
-        report.warnings = self._diagnosis.warnings(metrics)
+        summary, metrics = trainer.summary, floats(trainer.metrics)
+        summary.warnings = self._diagnosis.warnings(metrics)
         for tracker in self._trackers:
             tracker.log(trainer.frames, metrics)
-        report.update(metrics)
-        self._progress.update(trainer.frames, metrics, warning=next(reversed(report.warnings), ""))
+        summary.update(metrics)
+        self._progress.update(trainer.frames, metrics, warning=next(reversed(summary.warnings), ""))
         self._checkpoints.complete(trainer)
 
     def close(self, failed: bool) -> None:

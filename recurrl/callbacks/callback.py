@@ -1,4 +1,7 @@
-"""The interface of callbacks, and several of them as one."""
+"""The interface of callbacks, and several of them as one.
+
+Shape legend: N environments, T steps of a row.
+"""
 
 from __future__ import annotations
 
@@ -76,8 +79,7 @@ class Callback:
 class IterationCallback(Protocol):
     """A callback of a run that only reads its metrics and its policy.
 
-    It may have ``state_dict()`` and ``load_state_dict(state)``: checkpoints then hold its state, of tensors and plain
-    values.
+    Checkpoints hold its state, of tensors and plain values, if it has ``state_dict()`` and ``load_state_dict(state)``.
     """
 
     def on_iteration(self, metrics: Mapping[str, float], policy: Agent) -> bool | None:

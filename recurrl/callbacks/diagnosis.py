@@ -54,9 +54,9 @@ MEAN, STD, EPISODES = "train/return_mean", "train/return_std", "train/episodes"
 RANDOM_MEAN = "eval/return_mean_random"
 
 MIN_ITERATIONS = 20
-"""A warning is due once its condition has held for this many iterations in a row, and for half of the run.
+"""A warning is due once its condition has held for half of the run's iterations in a row, but at least for these.
 
-At the end a quarter of the run is enough. Before that, a reward that is hard to find may still be found.
+At the end a quarter is enough. Before that, a reward that is hard to find may still be found.
 """
 MIN_EPISODES = 10
 """The first returns are those after the iteration by which this many episodes have ended."""
@@ -109,7 +109,7 @@ class Diagnosis(Callback):
 
     def on_iteration(self, trainer: Trainer, metrics: dict[str, float]) -> None:
         """Logs the warnings that are due for the first time."""
-        if trainer.report.frames_here == 0:
+        if trainer.summary.frames_here == 0:
             return  # an iteration that a resumed run repeats, which the checkpoint's state includes
         for warning in self.update(metrics):
             logger.warning("After %d frames: %s", trainer.frames, warning)

@@ -21,7 +21,7 @@ EPISODES = "collector_state"
 """The component that holds the unfinished episodes."""
 OWN = ("rng", SCALER, "buffer", "teacher", EPISODES)
 """The components that differ from rank to rank."""
-OF_RANK_0 = ("callbacks", "report")
+OF_RANK_0 = ("callbacks", "summary")
 """The components that rank 0 alone has. All others are the same on all ranks."""
 _RETURNS = "discounted_return"
 

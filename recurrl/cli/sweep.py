@@ -17,8 +17,8 @@ from omegaconf import DictConfig, OmegaConf
 from recurrl.reporting.runs import differing
 from recurrl.runs.results import OVERRIDES, comparison, comparison_table, configured, jobs_of
 from recurrl.runtime.atomic import atomic_write
-from recurrl.runtime.report import write_summary
 from recurrl.runtime.run_directory import SUMMARY
+from recurrl.runtime.run_summary import write_summary
 from recurrl.tracking.progress import SWITCH
 
 SWEEP = ExitStack()

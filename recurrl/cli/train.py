@@ -26,7 +26,7 @@ from recurrl.runs.hydra_errors import hydra_errors_as_config_errors
 from recurrl.runs.launcher import launch, launch_saved
 from recurrl.runs.overrides import arguments_of, check_choices, compose, job_overrides, prepared
 from recurrl.runtime.ranks import launched_rank, launched_size, world
-from recurrl.runtime.report import read_summary
+from recurrl.runtime.run_summary import read_summary
 
 
 def main() -> None:

@@ -11,8 +11,8 @@ from recurrl.config import WandbConfig
 from recurrl.config.composed import plain, typed
 from recurrl.errors import ConfigError, naming
 from recurrl.runs.saved_config import check_trusted
-from recurrl.runtime.report import read_summary
 from recurrl.runtime.run_directory import EXPORTS, VIDEOS, locked, run_directory_of
+from recurrl.runtime.run_summary import read_summary
 
 
 def upload_main() -> None:

@@ -1,4 +1,7 @@
-"""The interface of collectors, and what they collect."""
+"""The interface of collectors, and what they collect.
+
+Shape legend: N environments, T steps of a row.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -125,16 +125,12 @@ class SingleCollector:
 
     def state_dict(self) -> dict[str, Any]:
         """The unfinished episodes, as plain values and tensors, or ``unsavable_reason``; and the curriculum."""
-        lasting = {"curriculum": self._curriculum} if self._curriculum else {}
+        state: dict[str, Any] = {"curriculum": self._curriculum} if self._curriculum else {}
         try:
-            return {
-                "unsavable_reason": None,
-                "episodes": self.env.episodes(),
-                "carrier": dict(self._current),
-                **lasting,
-            }
+            episodes = self.env.episodes()
         except UnsavableError as reason:
-            return {"unsavable_reason": str(reason), **lasting}
+            return {**state, "unsavable_reason": str(reason)}
+        return {**state, "unsavable_reason": None, "episodes": episodes, "carrier": dict(self._current)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restores unfinished episodes. Those that could not be saved are restarted.

@@ -3,7 +3,7 @@
 A host runs the workers: processes of this machine, or actors of a Ray cluster. A worker runs its calls in order, so
 they can be queued ahead of learning.
 
-Shape legend: N environments, T steps, W workers.
+Shape legend: N environments, T steps.
 """
 
 import logging

@@ -59,7 +59,7 @@ class ClippedConfig(AlgorithmConfig):
     clip_epsilon: float = option("clip range of the probability ratio", options.BELOW_ONE)
     clip_epsilon_high: float | None = option("clip range above 1; null: the same as below", options.SCALE)
     entropy_coeff: float = option(
-        "weight of the entropy bonus; of PPO in units of the advantages' running root mean square", options.WEIGHT
+        "weight of the entropy bonus; for PPO in units of the advantages' running root mean square", options.WEIGHT
     )
     entropy_final_fraction: float = option(
         "fraction of entropy_coeff at the end; 1: constant", options.FRACTION, only_with=ENTROPY_BONUS

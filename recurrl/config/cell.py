@@ -65,7 +65,7 @@ class MatrixMemoryConfig(CellConfig):
 class StackConfig(CellConfig):
     """The last inputs, concatenated."""
 
-    length: int = option("inputs that the output is computed from, the current one among them", Range(2, 2**16, True))
+    length: int = option("inputs that the output is computed from, including the current one", Range(2, 2**16, True))
 
 
 @dataclass

@@ -50,9 +50,9 @@ class VecEnvConfig(EnvConfig):
         choices=RESETS,
     )
     actor_groups: list[str] = option(
-        "the groups of observations that the policy sees; none: policy or actor, else all but the critic's"
+        "the groups of observations that the policy sees; []: policy or actor, or else all but the critic's"
     )
-    critic_groups: list[str] = option("those that algorithm.critic_observation=[hidden] adds; none: critic")
+    critic_groups: list[str] = option("the groups that algorithm.critic_observation=[hidden] adds; []: critic")
 
 
 @dataclass

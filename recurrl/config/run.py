@@ -158,10 +158,10 @@ class TrainConfig:
     )
     total_frames: int = option("environment steps, summed over environments; never exceeded", STEPS)
     schedule_frames: int | None = option(
-        "frames over which schedules fall; null: total_frames, of a resumed run its first", STEPS, only_with=SCHEDULES
+        "frames over which schedules fall; null: total_frames; a resumed run keeps its own", STEPS, only_with=SCHEDULES
     )
     schedule_sqrt_after: int | None = option(
-        "frames after which schedules also fall with the square root of frames; null: they fall linearly",
+        "frames after which schedules also fall with the inverse square root of frames; null: only linearly",
         STEPS,
         only_with=SCHEDULES,
     )

@@ -1,6 +1,6 @@
 """Checks what environments return, and reports which one misbehaved and at which step.
 
-Shape legend: N environments.
+Shape legend: N environments, K choices of an action.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,7 +1,4 @@
-"""Gymnasium's vector environments, which step all their environments in one call.
-
-Shape legend: N environments.
-"""
+"""Gymnasium's vector environments, which step all their environments in one call."""
 
 from typing import Any
 

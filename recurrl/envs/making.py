@@ -1,4 +1,7 @@
-"""Makes the environments of a configuration: batched, seeded and checked."""
+"""Makes the environments of a configuration: batched, seeded and checked.
+
+Shape legend: N environments.
+"""
 
 from contextlib import closing
 from typing import Any
@@ -24,7 +27,7 @@ EPISODE_LENGTH = "step_count"
 
 
 def make_batched_env(
-    config: EnvConfig, num_envs: int, seed: int, groups: int | None = None, privileged: bool = False
+    config: EnvConfig, num_envs: int, seed: int, group_size: int | None = None, privileged: bool = False
 ) -> PolicyEnv:
     """``num_envs`` copies of an environment as one seeded environment of batch size ``[num_envs]``.
 
@@ -36,15 +39,15 @@ def make_batched_env(
         config: options of the environment.
         num_envs: the number of copies.
         seed: the first copy's seed.
-        groups: the number of neighbours whose episodes start from the same states; None for independent copies.
+        group_size: the number of neighbours whose episodes start from the same states; None for independent copies.
         privileged: observations have the entry ``hidden``, what is hidden from the policy, for the critic.
 
     Raises:
         ConfigError: the environment cannot be made, or cannot start episodes in groups.
     """
     env = _make(config, num_envs, privileged)
-    if groups is not None:
-        env.raw.start_in_groups(groups, seed)
+    if group_size is not None:
+        env.raw.start_in_groups(group_size, seed)
         _check_groups(config, seed)
     env.set_seed(seed)
     return env
@@ -89,7 +92,7 @@ def _check_env(env: EnvBase, config: EnvConfig, num_envs: int) -> None:
             )
 
 
-def check_rows(config: EnvConfig, steps_per_row: int) -> None:
+def check_row_length(config: EnvConfig, steps_per_row: int) -> None:
     """Rejects rows that begin with a reset and may be shorter than an episode, whose later steps would never be seen.
 
     Raises:

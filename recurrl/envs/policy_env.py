@@ -1,6 +1,6 @@
 """Environments as policies see them and act in them.
 
-Shape legend: N environments.
+Shape legend: N environments, T steps of a row.
 """
 
 from typing import Any

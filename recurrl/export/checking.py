@@ -11,10 +11,11 @@ import torch
 
 from recurrl.agent import Agent
 from recurrl.agent.named_arrays import Tensors
-from recurrl.agent.step import IS_INIT, NEXT, NOISE_INPUT, Step
+from recurrl.agent.step import NEXT, NOISE_INPUT, Step
 from recurrl.errors import ConfigError
 from recurrl.export.layouts import outputs_by_state
 from recurrl.keys import ACTION_MASK, PREVIOUS_ACTION, PREVIOUS_REWARD
+from recurrl.recurrent.module.keys import IS_INIT
 
 TOLERANCE = 1e-5
 """Largest difference of an output, relative to the largest value it had, or to 1."""

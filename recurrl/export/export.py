@@ -1,4 +1,4 @@
-"""Writes a policy as ONNX and as a program of ``torch.export``, each compared with the policy before."""
+"""Exports a policy to ONNX and to ``torch.export``, and checks that each computes what the policy does."""
 
 import hashlib
 import importlib.util
@@ -17,11 +17,12 @@ import torch
 from recurrl import __version__
 from recurrl.agent import Agent
 from recurrl.agent.named_arrays import Tensors
-from recurrl.agent.step import IS_INIT, NOISE_INPUT
+from recurrl.agent.step import NOISE_INPUT
 from recurrl.errors import require
 from recurrl.export.checking import TOLERANCE, Call, examples, largest_difference, recorded_inputs
 from recurrl.export.layouts import LAYERS_FIRST, RSL_RL, RslRlLayout, outputs_by_state
 from recurrl.keys import ACTION_MASK, PREVIOUS_REWARD
+from recurrl.recurrent.module.keys import IS_INIT
 
 OPSET = 18
 ONNX, PT2 = FORMATS = ("onnx", "pt2")

@@ -7,9 +7,10 @@ import torch
 from torch import nn
 
 from recurrl.agent.named_arrays import Tensors
-from recurrl.agent.step import IS_INIT, NEXT, Step
+from recurrl.agent.step import NEXT, Step
 from recurrl.errors import require
 from recurrl.keys import ACTION, OBSERVATION
+from recurrl.recurrent.module.keys import IS_INIT
 
 RSL_RL = "rsl_rl"
 STATES = {"h_in": "h_out", "c_in": "c_out"}

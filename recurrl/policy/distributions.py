@@ -3,7 +3,7 @@
 Each has ``action_from_noise``, which makes a random action of standard normal numbers, and as its ``mode`` the action
 of a deterministic policy.
 
-Shape legend: B batch (any number of dimensions), A action entries, K discrete choices.
+Shape legend: B batch (any number of dimensions), K discrete choices.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 They change between iterations only, so that the update sees what the rollout saw.
 
-Shape legend: B batch (any number of dimensions).
+Shape legend: B batch (any number of dimensions), N environments, T steps of a row.
 """
 
 from typing import Any
@@ -107,7 +107,7 @@ class RunningScale(nn.Module):
 
     @torch.no_grad()
     def update(self, samples: Tensor) -> None:
-        """Takes a batch into account, unless it holds NaN or Inf: its gradient steps are skipped too."""
+        """Adds a batch to the average, unless it holds NaN or Inf; its gradient steps are skipped too."""
         square = world().gathered(samples.double().square().mean()).mean()
         rate = torch.where(square.isfinite(), self.RATE, 0.0)
         self.square.lerp_(square.nan_to_num(), rate)
@@ -123,7 +123,7 @@ class RunningScale(nn.Module):
 class RewardScaler(nn.Module):
     """Multiplies rewards by a constant; optionally divides by the running standard deviation of the discounted return.
 
-    Rewards are only ever made smaller: the divisor is at least 1.
+    The divisor is at least 1, so only ``scale`` makes rewards larger. Divided rewards are clipped to ±10.
 
     Dividing by the deviation of ``Σ γᵏ r`` rather than of ``r`` keeps the value target near unit scale for any
     discount (Engstrom et al. 2020, https://arxiv.org/abs/2005.12729, appendix A).
@@ -166,5 +166,5 @@ class RewardScaler(nn.Module):
         scaled = reward * self.scale
         if self.moments is None:
             return scaled
-        # Never below 1: rare rewards barely vary, so dividing would blow them up and swamp the shared trunk.
+        # Rare rewards barely vary: divided by less than 1, they would swamp the trunk that actor and critic share.
         return (scaled / self.moments.variance.sqrt().clamp(min=1.0).to(scaled.dtype)).clamp(-10, 10)

@@ -3,7 +3,7 @@
 A trunk maps observations to features: an encoder, followed by a recurrent cell or a feed-forward network. Heads map
 features to the distribution of actions and to the value.
 
-Shape legend: B rows, T steps, F features, Z normal numbers of an action.
+Shape legend: B rows, T steps, F features, A entries of a previous action, Z normal numbers of an action.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""The policy as a TensorDict module, for TorchRL's collectors, environments and losses."""
+"""The policy as a TensorDict module, for TorchRL's collectors, environments and losses.
+
+Shape legend: B rows, T steps.
+"""
 
 from typing import Any
 

@@ -90,7 +90,7 @@ class ParallelCell(Cell):
         """
 
 
-def factory(cell: Callable[..., Cell]) -> Callable[[Any], Cell]:
+def factory_of(cell: Callable[..., Cell]) -> Callable[[Any], Cell]:
     """``make(options)`` of a cell's module: passes the options of the cell's arguments; the others keep defaults."""
     names = inspect.signature(cell).parameters
 

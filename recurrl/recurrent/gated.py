@@ -3,8 +3,8 @@
 GRU and LSTM are such cells. In return for that form they get torch's layout of parameters, one matmul for the input
 projections of all steps, and optionally a hand-written derivative and torch's fused kernels.
 
-Shape legend: B rows, T steps, P steps of all rows, I input size, H hidden size, O output size (H, or that of the
-projection), K gates, G gate rows (K × H), A gates that memory is kept for (see :class:`AnalyticCell`).
+Shape legend: B rows, T steps, P steps of all rows, X size of a projected input, H hidden size, O output size (H, or
+that of the projection), G gate rows (H of each gate), A columns that memory is kept for (see :class:`AnalyticCell`).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A stack of recurrent layers over a batch of rows with resets, independent of cell and backend.
 
-Shape legend: B rows, T steps, I input size, H hidden size, O output size of a layer in
-one direction, L layers, D directions.
+Shape legend: B rows, T steps, P steps of all rows (B·T), I input size, O output size of a layer in one direction, L
+layers, D directions.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """One layer of a cell with a hand-written derivative, in one direction.
 
-Shape legend: B rows, T steps, P steps of all rows (B·T), I input size, H hidden size, A columns that memory is kept for
-(see :class:`~recurrl.recurrent.gated.AnalyticCell`): the recurrent product goes into the first of them, the product of
-the input into the last.
+Shape legend: B rows, T steps, P steps of all rows (B·T), I input size, H hidden size, X size of a state, A columns that
+memory is kept for (see :class:`~recurrl.recurrent.gated.AnalyticCell`): the recurrent product goes into the first of
+them, the product of the input into the last.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Cells whose states are a linear recurrence, which one scan over time computes for all of them.
 
-Shape legend: B rows, T steps, X size of a projected input, O output size.
+Shape legend: B rows, T steps, I input size, X size of a projected input, N complex numbers of a state, H hidden size, O
+output size.
 """
 
 from __future__ import annotations

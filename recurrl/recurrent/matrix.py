@@ -3,8 +3,8 @@
 Each is a block as in the papers: it normalises its input, convolves a part of it over the last steps, and adds a
 linear map of the input to the memories' output, in place of a residual connection.
 
-Shape legend: B rows, T steps, N heads, K key size, V value size, I input size, X size of a projected input, C features
-that are convolved, O output size.
+Shape legend: B rows, T steps, N heads, K key size, V value size, X size of a projected input, C features that are
+convolved, O output size.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ A *row* is T consecutive steps. A *segment* is a piece of a row between resets: 
 the stored state replaces it.
 
 Shape legend: B rows, T steps, N segments, S steps of the longest segment, P steps of all rows (B·T), X any further
-dimensions, R rows of memory for states.
+dimensions.
 """
 
 from __future__ import annotations

@@ -28,9 +28,9 @@ from recurrl.runs.resume import as_overrides, with_resumed
 from recurrl.runs.saved_config import code_named
 from recurrl.runtime.atomic import atomic_write, remove_unfinished
 from recurrl.runtime.ranks import launched_rank, launched_size, world
-from recurrl.runtime.report import Report, read_summary, write_summary
 from recurrl.runtime.resources import os_error_message, resource_errors_as_messages
 from recurrl.runtime.run_directory import CONFIG_FILE, METRICS, SUMMARY, run_directory_of
+from recurrl.runtime.run_summary import RunSummary, read_summary, write_summary
 from recurrl.runtime.signals import Interrupted, stop_request
 from recurrl.runtime.time_limit import time_limit
 from recurrl.tracking.csv import CsvTracker, log_history
@@ -64,8 +64,8 @@ def run(
         RunError: the run failed; the message says why.
     """
     logging.getLogger("torchrl").setLevel(logging.WARNING)
-    report = Report(started=started)
-    with _reported(report, run_dir), resource_errors_as_messages():
+    summary = RunSummary(started=started)
+    with _recorded(summary, run_dir), resource_errors_as_messages():
         check_callbacks(callbacks)
         remove_unfinished(run_dir)
         start = None
@@ -73,7 +73,7 @@ def run(
             composed, config, start = with_resumed(composed, job_overrides(), run_dir)
         config = resolved(config)
         config.env = with_maker(config.env, env)
-        report.seed, report.device, report.cell = config.seed, config.device, config.cell.name
+        summary.seed, summary.device, summary.cell = config.seed, config.device, config.cell.name
         explicit_keys = overridden_keys(job_overrides()) if strict else set()
         check_config(config, explicit_keys)
         factory("collector", config.collector.name)  # imports the package that it needs
@@ -81,43 +81,43 @@ def run(
             return  # and its summary stays
         composed = with_defaults(composed)  # saved whole: later versions may have other values
         settings = plain(composed)
-        report.resume_command = _resume_command(OmegaConf.create(settings), run_dir, callbacks)
+        summary.resume_command = _resume_command(OmegaConf.create(settings), run_dir, callbacks)
         record_settings = partial(record, settings, run_dir)
         # The settings of a run that is resumed in place stay as they were until its checkpoint is loaded.
         if start is None or not start.is_in(run_dir):
             record_settings()
         if start is not None:
             _copy_history(start, run_dir)
-            report.frames = start.frames
+            summary.frames = start.frames
         if launched_size() > 1:
             world().join()
-            world().broadcast((settings, report.frames))
+            world().broadcast((settings, summary.frames))
             world().connect(config.device, config.ranks.timeout_s)
         with stop_request() as request, time_limit(config.collector.timeout_s):
-            trainer = make_trainer(config, run_dir, settings, report, request, start, explicit_keys, callbacks)
+            trainer = make_trainer(config, run_dir, settings, summary, request, start, explicit_keys, callbacks)
             trainer.fit(on_accepted=record_settings)
-    logger.info(_closing_line(report, run_dir))
-    sys.stderr.writelines(f"warning: {warning}\n" for warning in report.warnings.values())
+    logger.info(_closing_line(summary, run_dir))
+    sys.stderr.writelines(f"warning: {warning}\n" for warning in summary.warnings.values())
 
 
 @contextmanager
-def _reported(report: Report, run_dir: Path) -> Iterator[None]:
+def _recorded(summary: RunSummary, run_dir: Path) -> Iterator[None]:
     """Writes the summary of the run within the block however it ends, unless it is rejected."""
     rejected = False
     try:
         yield
     except KeyboardInterrupt as stop:
-        report.status = "interrupted"
-        logger.info(_stopped_line(stop, report, run_dir))
+        summary.status = "interrupted"
+        logger.info(_stopped_line(stop, summary, run_dir))
         raise
     except Exception as error:
         world().failed(error)
-        report.error = f"{type(error).__name__}: {error}"
-        rejected = isinstance(error, ConfigError) and not report.has_begun
+        summary.error = f"{type(error).__name__}: {error}"
+        rejected = isinstance(error, ConfigError) and not summary.has_begun
         raise
     finally:
         if not rejected:
-            _record_summary(report, run_dir)
+            _record_summary(summary, run_dir)
         world().leave()
 
 
@@ -190,7 +190,7 @@ def run_rank() -> None:
             world().connect(config.device, config.ranks.timeout_s)
             # Rank 0 knows of the signal, and says how the run ended.
             with suppress(Interrupted), stop_request() as request, time_limit(config.collector.timeout_s):
-                make_trainer(config, Path(), settings, Report(started=time.time(), frames=frames), request).fit()
+                make_trainer(config, Path(), settings, RunSummary(started=time.time(), frames=frames), request).fit()
     world().leave()
 
 
@@ -221,30 +221,30 @@ def _is_complete(start: checkpoint.Checkpoint, config: TrainConfig, run_dir: Pat
     return has_completed
 
 
-def _record_summary(report: Report, run_dir: Path) -> None:
+def _record_summary(summary: RunSummary, run_dir: Path) -> None:
     """Writes the summary. If this fails too, the run's own error is raised."""
-    if report.frames_here == 0 and report.status != "completed" and (run_dir / SUMMARY).exists():
+    if summary.frames_here == 0 and summary.status != "completed" and (run_dir / SUMMARY).exists():
         return  # the earlier summary is still true
     try:
-        write_summary(run_dir, report.summary())
+        write_summary(run_dir, summary.values())
     except OSError as error:
-        if report.error is None:
+        if summary.error is None:
             raise RunError(f"summary.json cannot be written. {os_error_message(error)}") from error
         sys.stderr.write(f"summary.json cannot be written: {error}\n")
 
 
-def _stopped_line(stop: KeyboardInterrupt, report: Report, run_dir: Path) -> str:
-    at = f"{str(stop) or 'interrupted'} at {report.frames} frames"
-    if report.checkpoint is None:
+def _stopped_line(stop: KeyboardInterrupt, summary: RunSummary, run_dir: Path) -> str:
+    at = f"{str(stop) or 'interrupted'} at {summary.frames} frames"
+    if summary.checkpoint is None:
         return f"{at}; this run has written no checkpoint to {run_dir}"
-    return f"{at}; last checkpoint: {run_dir / report.checkpoint}; to resume: {report.resume_command}"
+    return f"{at}; last checkpoint: {run_dir / summary.checkpoint}; to resume: {summary.resume_command}"
 
 
-def _closing_line(report: Report, run_dir: Path) -> str:
-    compiling = "" if report.compile_time_s is None else f" after {report.compile_time_s:.1f} s of compiling"
-    stopped = "stopped by a callback after " if report.status == "stopped" else ""
-    trained = f"{stopped}{report.frames} frames in {report.summary()['train_time_s']:.1f} s of training{compiling}"
-    evaluation = report.evaluation
+def _closing_line(summary: RunSummary, run_dir: Path) -> str:
+    compiling = "" if summary.compile_time_s is None else f" after {summary.compile_time_s:.1f} s of compiling"
+    stopped = "stopped by a callback after " if summary.status == "stopped" else ""
+    trained = f"{stopped}{summary.frames} frames in {summary.values()['train_time_s']:.1f} s of training{compiling}"
+    evaluation = summary.evaluation
     if not evaluation:
         return f"{trained}; no episode of training has ended; {run_dir}"
     mean, std, memory = evaluation["return_mean"], evaluation["return_std"], ""

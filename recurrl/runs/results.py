@@ -13,8 +13,8 @@ from recurrl.config.keys import flat, flow
 from recurrl.errors import ConfigError
 from recurrl.reporting.runs import OUTCOME, OVER_SEEDS, Result, differing, left_out, over_seeds
 from recurrl.runs.saved_config import saved_config
-from recurrl.runtime.report import read_summary
 from recurrl.runtime.run_directory import CONFIG_FILE, read_text
+from recurrl.runtime.run_summary import read_summary
 
 OVERRIDES = ".hydra/overrides.yaml"
 """The overrides of a job of a sweep, written when it begins."""

@@ -24,7 +24,7 @@ Values = TypeVar("Values")
 
 _VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _REASON = "reason"
-"""The key of torchrun's store under which the first rank that fails, or finds that another one ended, says why."""
+"""The key in torchrun's store under which the first rank to fail, or to lose another one, says why."""
 
 
 class RankLostError(RunError):
@@ -41,7 +41,7 @@ class World:
         rank: this process's rank; rank 0 also logs, evaluates and writes.
         local_rank: among the ranks on this machine.
         size: the number of ranks.
-        has_joined: the ranks have been connected before.
+        has_joined: whether the ranks are connected, or were.
     """
 
     def __init__(self) -> None:
@@ -113,8 +113,7 @@ class World:
         """Connects the ranks for training.
 
         Args:
-            device: with ``cuda``, which is a GPU for each rank, gradients are summed by nccl. Everything else is
-                exchanged by gloo.
+            device: with ``cuda``, where each rank has a GPU, NCCL sums gradients. Gloo exchanges everything else.
             timeout_s: time limit for a response of the other ranks.
         """
         limit = timedelta(seconds=timeout_s)

@@ -11,7 +11,7 @@ from run_files import summary
 from recurrl.build import make_algorithm, make_rollout_spec
 from recurrl.collector.single import SingleCollector
 from recurrl.runtime.compiling import compiled
-from recurrl.runtime.report import Report
+from recurrl.runtime.run_summary import RunSummary
 
 SIZES = ("frames_per_batch=256", "total_frames=512", "env.max_episode_steps=64", "minibatch_slices=32")
 GRPO = ("algorithm=grpo", "algorithm.group_size=2", *SIZES)
@@ -110,7 +110,7 @@ def test_a_run_reports_the_seconds_of_compiling_apart_from_those_of_learning(rec
 
 
 def test_the_seconds_of_compiling_are_subtracted_from_learning_once():
-    report = Report(started=0.0)
+    report = RunSummary(started=0.0)
     for compile_time_s in (None, 30.0, 30.0):
         with report.timing("collect"), report.timing("learn"):
             pass

@@ -1,4 +1,4 @@
-"""GRPO's loss: it equals TorchRL's but for what docs/torchrl.md lists, and steps alone give the terms of a batch."""
+"""GRPO's loss: it equals TorchRL's, except for what docs/torchrl.md lists, and the terms of a batch follow from those of its steps."""
 
 import pytest
 import torch

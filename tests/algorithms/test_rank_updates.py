@@ -73,7 +73,7 @@ def test_two_ranks_learn_from_halves_what_one_process_learns_from_all(small, ove
         for here, there in zip(together["metrics"], alone["metrics"], strict=True):
             for name, value in here.items():
                 # This is not a mean over steps: the mean of the ranks' own is logged.
-                is_mean = name != "policy/effective_sample_size"
+                is_mean = name != "policy/effective_sample_fraction"
                 assert value == pytest.approx(there[name], rel=1e-3 if is_mean else 0.2, abs=1e-5), name
 
 

@@ -42,7 +42,7 @@ SCHEDULES = [
 
 
 @pytest.mark.parametrize(("overrides", "progress", "expected"), SCHEDULES)
-def test_schedules_fall_with_the_square_root_of_frames_in_long_runs(overrides, progress, expected, small):
+def test_schedules_fall_with_the_inverse_square_root_of_frames_in_long_runs(overrides, progress, expected, small):
     algorithm, metrics = learn(small, "lr=0.01", *overrides.split(), progress=progress)
     assert metrics["optim/lr"] == pytest.approx(expected)
     assert algorithm.annealed(0.01, algorithm.config.lr_final_fraction) == pytest.approx(expected)
@@ -184,7 +184,7 @@ def test_grpo_learns_without_a_critic_and_logs_its_groups(small):
     assert not any("critic" in name for name, _ in algorithm.policy.named_parameters())
     assert not {"state_value", "value_target"} & set(algorithm.rows.keys())
     assert metrics["group/groups"] >= 2
-    assert metrics["policy/effective_sample_size"] == pytest.approx(1, abs=1e-5)
+    assert metrics["policy/effective_sample_fraction"] == pytest.approx(1, abs=1e-5)
     # The policy is still the reference, whose own states the reference went through.
     assert metrics["policy/kl_to_ref"] == pytest.approx(0, abs=1e-6)
     assert all(math.isfinite(value) for value in metrics.values())

@@ -125,7 +125,7 @@ def test_runs_of_any_origin_are_compared(recurrl_compare, sweep, console_run, tm
     assert head[:4] == ["run", "cell", "seed", "return"]
     assert [row[0] for row in rows] == [*map(str, sweep), str(console_run)]
     assert [(row[1], int(row[2])) for row in rows] == [*GRID, ("lstm", 1)]
-    # The same run twice, but for its time.
+    # The same run twice; only times differ.
     assert rows[3][3:-3] == rows[4][3:-3]
 
 

@@ -61,7 +61,7 @@ class Parts:
         torch.save({"collector_state": collector.state_dict(), "rng": torch.get_rng_state()}, self.left)
 
     def batches(self, count, saves=True):
-        """Those of the next collector, which saves its state after each."""
+        """The next collector's batches; it saves its state after each."""
         found = []
         with self.collector() as collector:
             for _ in range(count):
@@ -79,7 +79,7 @@ def assert_identical(found, expected):
 
 
 def check_continues(config):
-    """Two collectors one after the other collect what one does that is never saved."""
+    """Two collectors, the second restored from the first, collect what a single one collects."""
     expected = Parts(config).batches(4, saves=False)
     parts = Parts(config)
     for found, whole in zip(parts.batches(2) + parts.batches(2), expected, strict=True):

@@ -30,7 +30,7 @@ from recurrl.config.plugins import GROUPS, choice_names, options_class, yaml_val
 from recurrl.errors import ConfigError
 from recurrl.recurrent import RecurrentModule
 from recurrl.runtime import time_limit
-from recurrl.runtime.report import Report
+from recurrl.runtime.run_summary import RunSummary
 from recurrl.runtime.signals import StopRequest
 from recurrl.validation import check_config
 
@@ -144,7 +144,7 @@ def observed(composed, run_dir, explicit=()):
     run_dir.mkdir(parents=True)
     sys.modules.pop("noticed", None)
     Kind.made, seen = 0, {}
-    report, threads = Report(started=time.time()), torch.get_num_threads()
+    report, threads = RunSummary(started=time.time()), torch.get_num_threads()
     with pytest.MonkeyPatch.context() as patch, Listener(seen):
         _spy(patch, seen)
         # With the epochs of that event, all gradients are taken for noise.

@@ -29,7 +29,7 @@ def test_what_is_not_allowed_is_not_done_at_random_or_deterministically(where, a
 @pytest.mark.parametrize("action", ["discrete", "multi_discrete"])
 def test_whether_reset_seeds_are_heeded_is_found_by_actions_that_are_allowed(action, configure):
     config = configure(MASKED, mask_in="observation", action=action)
-    make_batched_env(config.env, 2, seed=0, groups=2).close()
+    make_batched_env(config.env, 2, seed=0, group_size=2).close()
 
 
 def test_a_mask_changes_the_action_and_nothing_else(configure, collect):

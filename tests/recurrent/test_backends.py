@@ -42,8 +42,8 @@ COSTLY = [run for run in RUNS if run[1] == "triton" and run[0] != "mingru"]
 def grid(runs):
     """Each run at each size with each pattern of resets.
 
-    Slow are the combinations of an unusual size and an unusual pattern, but for the cells of which all backends have
-    kernels: the others share their loops and scans.
+    Slow are the combinations of an unusual size and an unusual pattern, except for the cells that all backends have
+    kernels for: the others share their loops and scans.
     """
     for run in runs:
         for name, size in SIZES.items():

@@ -16,7 +16,7 @@ from recurrl.reporting.page import write_report
 from recurrl.reporting.runs import Result, grouped
 from recurrl.returns import interval_95, return_format
 from recurrl.runs.results import results_of
-from recurrl.runtime.report import Report
+from recurrl.runtime.run_summary import RunSummary
 
 HEADER = "frames,train/return_mean,eval/return_mean"
 TITLES = (
@@ -175,7 +175,7 @@ def test_returns_have_the_digits_that_their_scale_needs(line):
     assert f"{float(mean):{form}} ± {float(std):{form}}" == text
 
 
-@pytest.mark.parametrize("key", Report(0.0).summary())
+@pytest.mark.parametrize("key", RunSummary(0.0).summary())
 def test_a_value_of_the_wrong_type_in_a_summary_names_file_and_key(key, tmp_path):
     write_run(tmp_path / "0", "[]", **{key: [1]})
     with pytest.raises(ConfigError, match=rf"0/summary.json was not written by a run: {key} must be .* \(got \[1\]\)"):

@@ -2,7 +2,7 @@
 
 import json
 
-from recurrl.runtime.report import write_summary
+from recurrl.runtime.run_summary import write_summary
 
 
 def test_non_finite_values_become_null_at_any_depth(tmp_path):

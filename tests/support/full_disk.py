@@ -20,7 +20,7 @@ CHUNK = 1024
 
 
 def leave_free(disk, kib):
-    """Fills a disk but for ``kib`` KiB, and returns what makes space again."""
+    """Fills a disk up to the last ``kib`` KiB, and returns what makes space again."""
     filler = disk / "filler"
     free = shutil.disk_usage(disk).free
     with filler.open("wb") as file:

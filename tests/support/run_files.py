@@ -45,7 +45,7 @@ def write_rows(path, rows):
 
 
 def contents(folder):
-    """What each file of a folder holds, but for logs."""
+    """The bytes of each file in a folder, except logs."""
     files = (path for path in folder.rglob("*") if path.is_file() and path.suffix != ".log")
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
 
@@ -55,12 +55,12 @@ def learning_rates(run):
 
 
 def without_times(rows):
-    """The rows as written, but for how long things took."""
+    """The rows as written, without times."""
     return [{name: value for name, value in row.items() if not name.startswith("time/")} for row in rows]
 
 
 def lasting(run):
-    """The summary, but for how long things took."""
+    """The summary without times."""
     return {name: value for name, value in summary(run).items() if not name.endswith("_s")}
 
 

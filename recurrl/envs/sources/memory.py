@@ -1,6 +1,6 @@
 """Memory tasks in torch: thousands of environments in a few tensor operations, on any device.
 
-Shape legend: N environments, C cards, O entries of an observation.
+Shape legend: N environments, C cards.
 """
 
 from __future__ import annotations

@@ -3,6 +3,8 @@
 A backend has the attributes of :class:`Backend`: a module here, loaded by name, or a custom object. It runs a single
 layer in one direction. Stacking, dropout and directions are shared by all backends and live in
 :mod:`recurrl.recurrent.layer`.
+
+Shape legend: B rows, T steps, I input size, O output size.
 """
 
 from __future__ import annotations

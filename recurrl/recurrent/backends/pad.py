@@ -3,7 +3,8 @@
 The kernel returns an LSTM's memory cell only after the last step, which may be padding. So an LSTM has one more input,
 which is 1 in padding and sets the gates so that the cell is kept.
 
-Shape legend: B rows, T steps, I input size, N segments, S steps of the longest, P steps of all rows, X size of a state.
+Shape legend: B rows, T steps, I input size, N segments, S steps of the longest, P steps of all rows, X size of a state,
+G gate rows.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Written to be read, not to be fast. It walks the rows directly, independent of the schedule the other backends share,
 and runs in any floating dtype.
 
-Shape legend: B rows, T steps, I input size, O output size.
+Shape legend: B rows, T steps, I input size.
 """
 
 from __future__ import annotations

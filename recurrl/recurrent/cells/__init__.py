@@ -26,7 +26,7 @@ def cell_names() -> tuple[str, ...]:
 
 
 def load_cell(name: str) -> Callable[[Any], Cell]:
-    """The factory of a cell of the package.
+    """The factory_of of a cell of the package.
 
     Raises:
         ValueError: no such cell.

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from recurrl.recurrent.cell import States, Weights, factory, orthogonal
+from recurrl.recurrent.cell import States, Weights, factory_of, orthogonal
 from recurrl.recurrent.linear import LinearCell, Terms
 
 PERIOD = 1024
@@ -85,4 +85,4 @@ class FFM(LinearCell):
         return torch.lerp(bypass, functional.layer_norm(z, z.shape[-1:]), torch.sigmoid(gate))
 
 
-make = factory(FFM)
+make = factory_of(FFM)

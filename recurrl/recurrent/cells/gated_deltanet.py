@@ -5,8 +5,6 @@
 
 Yang et al. 2024, https://arxiv.org/abs/2412.06464: q, k and v are maps of the normalised input, convolved over a few
 steps and passed through silu; q and k are then scaled to length one.
-
-Shape legend: H hidden size, N heads, K key size, V value size.
 """
 
 from __future__ import annotations
@@ -15,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from recurrl.recurrent.cell import Weights, factory
+from recurrl.recurrent.cell import Weights, factory_of
 from recurrl.recurrent.matrix import MatrixCell, MemoryInputs, initialize_rate
 
 
@@ -53,4 +51,4 @@ class GatedDeltaNet(MatrixCell):
         return functional.silu(read_input) * functional.rms_norm(y, y.shape[-1:], eps=1e-5).flatten(-2)
 
 
-make = factory(GatedDeltaNet)
+make = factory_of(GatedDeltaNet)

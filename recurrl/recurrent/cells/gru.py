@@ -5,7 +5,8 @@
 where ``x = W_ih·input + b_ih`` and ``h = W_hh·state + b_hh``, each split in (r, z, n). Cho et al. 2014,
 https://arxiv.org/abs/1406.1078.
 
-Shape legend: B rows, T steps, P steps of all rows, I input size, H hidden size, K gates, G gate rows (K × H).
+Shape legend: B rows, P steps of all rows, H hidden size, G gate rows (H of each gate), A columns that memory is kept
+for.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from recurrl.recurrent.cell import States, factory
+from recurrl.recurrent.cell import States, factory_of
 from recurrl.recurrent.gated import AnalyticCell
 
 
@@ -59,4 +60,4 @@ class GRU(AnalyticCell):
         grad_before_B1H.addcmul_(grad, z)
 
 
-make = factory(GRU)
+make = factory_of(GRU)

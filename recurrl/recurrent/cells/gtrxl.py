@@ -7,7 +7,8 @@ where x is a map of the input, the newest in the window, and the attention adds 
 scores. Parisotto et al. 2019, https://arxiv.org/abs/1910.06764. Initially z is small, so that a layer is almost its
 input. Gradients do not pass through what was stored before a slice.
 
-Shape legend: B rows, T steps, H hidden size, N heads, K earlier inputs, S the window (K + 1).
+Shape legend: B rows, T steps, H hidden size, X size of a projected input, S the window (the earlier inputs and the
+current one).
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from recurrl.recurrent.cell import ParallelCell, States, Weights, factory, orthogonal
+from recurrl.recurrent.cell import ParallelCell, States, Weights, factory_of, orthogonal
 from recurrl.recurrent.windows import windows
 
 PARTS = ("attention", "dense")
@@ -108,4 +109,4 @@ class GTrXL(ParallelCell):
         return torch.lerp(x, torch.tanh(of_y[2] + functional.linear(r * x, u_g)), z)
 
 
-make = factory(GTrXL)
+make = factory_of(GTrXL)

@@ -4,6 +4,8 @@
 
 Li et al. 2018, https://arxiv.org/abs/1803.04831. Initially each u is between 0 and 1, so that some units forget at once
 and others hardly.
+
+Shape legend: B rows, X size of a projected input.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from recurrl.recurrent.cell import Cell, States, Weights, factory, orthogonal
+from recurrl.recurrent.cell import Cell, States, Weights, factory_of, orthogonal
 
 
 class IndRNN(Cell):
@@ -47,4 +49,4 @@ class IndRNN(Cell):
         return h, (h,)
 
 
-make = factory(IndRNN)
+make = factory_of(IndRNN)

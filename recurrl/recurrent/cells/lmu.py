@@ -6,7 +6,7 @@ Voelker et al. 2019, https://proceedings.neurips.cc/paper/2019/hash/952285b9b7e7
 Ā and B̄ are fixed. They make m hold the coefficients of each signal over the window θ, in as many Legendre polynomials
 as the order, by a zero-order hold.
 
-Shape legend: I input size, H hidden size, S signals, D order.
+Shape legend: B rows, X size of a projected input, H hidden size, S signals, D order.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from recurrl.recurrent.cell import Cell, States, Weights, factory, orthogonal
+from recurrl.recurrent.cell import Cell, States, Weights, factory_of, orthogonal
 
 
 class LMU(Cell):
@@ -84,4 +84,4 @@ def legendre(order: int, theta: float) -> tuple[Tensor, Tensor]:
         return both[:-1, :-1], both[:-1, -1]
 
 
-make = factory(LMU)
+make = factory_of(LMU)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from torch import Tensor
 from torch.nn import functional
 
-from recurrl.recurrent.cell import States, Weights, factory
+from recurrl.recurrent.cell import States, Weights, factory_of
 from recurrl.recurrent.linear import StateSpaceCell, Terms, disk_coefficients, gated, initialize_disk
 
 
@@ -46,4 +46,4 @@ class LRU(StateSpaceCell):
         return gated(y, functional.linear(y, weights["weight_gate"], weights["bias_gate"]))
 
 
-make = factory(LRU)
+make = factory_of(LRU)

@@ -5,7 +5,8 @@
 where ``x = W_ih·input + b_ih`` and ``h = W_hh·state + b_hh``, each split in (i, f, g, o). Hochreiter and Schmidhuber
 1997; Gers et al. 2000 for the forget gate.
 
-Shape legend: B rows, T steps, P steps of all rows, I input size, H hidden size, K gates, G gate rows (K × H).
+Shape legend: B rows, P steps of all rows, H hidden size, G gate rows (H of each gate), A columns that memory is kept
+for.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from recurrl.recurrent.cell import States, factory
+from recurrl.recurrent.cell import States, factory_of
 from recurrl.recurrent.gated import AnalyticCell
 
 
@@ -62,4 +63,4 @@ class LSTM(AnalyticCell):
         grad_c.mul_(f)
 
 
-make = factory(LSTM)
+make = factory_of(LSTM)

@@ -5,8 +5,6 @@
 
 where x, B, C, z and the input of Δ are maps of the normalised input, B and C the same in all heads, and x, B and C then
 convolved over a few steps, through silu. Dao and Gu 2024, https://arxiv.org/abs/2405.21060.
-
-Shape legend: H hidden size, N heads, K state size (of keys B and queries C), V head size.
 """
 
 from __future__ import annotations
@@ -15,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from recurrl.recurrent.cell import Weights, factory
+from recurrl.recurrent.cell import Weights, factory_of
 from recurrl.recurrent.matrix import MatrixCell, MemoryInputs, initialize_rate
 
 
@@ -62,4 +60,4 @@ class Mamba2(MatrixCell):
         return functional.rms_norm(y, y.shape[-1:], eps=1e-5)
 
 
-make = factory(Mamba2)
+make = factory_of(Mamba2)

@@ -7,7 +7,7 @@ where ``x = W_ih·input + b_ih``, split in (z, h). Feng et al. 2024, https://arx
 https://arxiv.org/abs/1505.00387), which makes stacked layers easier to train; an input of another size than the
 hidden one is mapped to that linearly.
 
-Shape legend: H hidden size, I input size.
+Shape legend: H hidden size.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from recurrl.recurrent.cell import States, Weights, factory, orthogonal
+from recurrl.recurrent.cell import States, Weights, factory_of, orthogonal
 from recurrl.recurrent.linear import LinearCell, Terms
 
 
@@ -66,4 +66,4 @@ class MinGRU(LinearCell):
         return torch.lerp(bypass, states[0], torch.sigmoid(gate))
 
 
-make = factory(MinGRU)
+make = factory_of(MinGRU)

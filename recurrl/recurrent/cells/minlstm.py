@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from recurrl.recurrent.cell import States, Weights, factory, orthogonal
+from recurrl.recurrent.cell import States, Weights, factory_of, orthogonal
 from recurrl.recurrent.linear import LinearCell, Terms
 
 TINY = 1e-30
@@ -58,4 +58,4 @@ class MinLSTM(LinearCell):
         return states[0]
 
 
-make = factory(MinLSTM)
+make = factory_of(MinLSTM)

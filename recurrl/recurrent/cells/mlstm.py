@@ -6,8 +6,6 @@ where x is the normalised input, v a map of it, and q and k short convolutions o
 2024, https://arxiv.org/abs/2405.04517, with the input gate of Beck et al. 2025, https://arxiv.org/abs/2503.14376: a
 sigmoid instead of an exponential, so that there is nothing to stabilise. The gates' initial values are those of
 Beck et al. 2025, https://arxiv.org/abs/2503.13427.
-
-Shape legend: H hidden size, N heads, K key size, V value size.
 """
 
 from __future__ import annotations
@@ -16,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from recurrl.recurrent.cell import Weights, factory
+from recurrl.recurrent.cell import Weights, factory_of
 from recurrl.recurrent.matrix import MatrixCell, MemoryInputs
 
 
@@ -52,4 +50,4 @@ class MLSTM(MatrixCell):
         return torch.sigmoid(read_input) * functional.layer_norm(y, y.shape[-1:]).flatten(-2)
 
 
-make = factory(MLSTM)
+make = factory_of(MLSTM)

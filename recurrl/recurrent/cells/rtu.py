@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from recurrl.recurrent.cell import States, Weights, factory, orthogonal
+from recurrl.recurrent.cell import States, Weights, factory_of, orthogonal
 from recurrl.recurrent.linear import LinearCell, Terms, disk_coefficients, initialize_disk
 
 
@@ -55,4 +55,4 @@ class RTU(LinearCell):
         return torch.tanh(states[0].flatten(-2)[..., : self.hidden_size])
 
 
-make = factory(RTU)
+make = factory_of(RTU)

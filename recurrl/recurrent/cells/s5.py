@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from recurrl.recurrent.cell import States, Weights, factory
+from recurrl.recurrent.cell import States, Weights, factory_of
 from recurrl.recurrent.linear import StateSpaceCell, Terms, gated
 from recurrl.recurrent.linear_recurrence import complex_mul
 
@@ -70,4 +70,4 @@ class S5(StateSpaceCell):
         return gated(y, functional.linear(y, weights["weight_gate"]))
 
 
-make = factory(S5)
+make = factory_of(S5)

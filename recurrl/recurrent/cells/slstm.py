@@ -6,6 +6,8 @@ where x is the sum of both projections, split in (i, f, z, o), ``log f = log σ(
 the tanh. m keeps the exponentials in range: it is the logarithm of the largest weight in the mean, so that n is at
 least one. Before anything has entered, n is zero, and m' is x_i. Beck et al. 2024, https://arxiv.org/abs/2405.04517,
 with one head.
+
+Shape legend: B rows, H hidden size, G gate rows (H of each gate).
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from recurrl.recurrent.cell import States, factory
+from recurrl.recurrent.cell import States, factory_of
 from recurrl.recurrent.gated import GatedCell
 
 
@@ -36,4 +38,4 @@ class SLSTM(GatedCell):
         return torch.sigmoid(o) * c / n, c, n, m
 
 
-make = factory(SLSTM)
+make = factory_of(SLSTM)

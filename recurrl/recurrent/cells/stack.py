@@ -4,7 +4,7 @@
 
 As stacked frames (Mnih et al. 2015, https://doi.org/10.1038/nature14236), of features instead of images.
 
-Shape legend: B rows, T steps, H hidden size, K earlier inputs (the length less one).
+Shape legend: B rows, T steps, H hidden size, X size of a projected input.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from recurrl.recurrent.cell import ParallelCell, States, Weights, factory, orthogonal
+from recurrl.recurrent.cell import ParallelCell, States, Weights, factory_of, orthogonal
 from recurrl.recurrent.windows import windows
 
 
@@ -61,4 +61,4 @@ class Stack(ParallelCell):
         return torch.tanh(functional.linear(window.flatten(-2), weights["weight_out"], weights["bias_out"]))
 
 
-make = factory(Stack)
+make = factory_of(Stack)

@@ -2,7 +2,8 @@
 
 Only this package of ``recurrl.recurrent`` depends on tensordict and torchrl.
 
-Shape legend: B rows (all batch dimensions but time), T steps, I input size, H hidden size, L layers, D directions.
+Shape legend: B rows (all batch dimensions but time), T steps, I input size, H hidden size, O output size of a layer in
+one direction, L layers, D directions.
 """
 
 from __future__ import annotations

@@ -2,6 +2,8 @@
 
 ``kernel.c`` runs GRU and LSTM, ``recurrence.c`` the states of linear and matrix cells. Rows are read where they are:
 nothing is packed or padded, and stored states are read at segment starts only.
+
+Shape legend: B rows, T steps, I input size, X size of a projected input.
 """
 
 from __future__ import annotations

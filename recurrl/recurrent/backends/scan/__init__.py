@@ -4,6 +4,8 @@ Segments are packed (longest first, see :class:`~recurrl.recurrent.segments.Pack
 segment, nothing is padded, and stored states are read only at segment starts. Cells without a hand-written derivative,
 and an LSTM with a projection, are differentiated by autograd, and under ``torch.compile`` run through hoptorch's scan
 over the steps of all rows; those with a parallel form have no loop.
+
+Shape legend: B rows, T steps, I input size, O output size, X size of a projected input.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A loop over packed steps whose batch shrinks as segments end: the recurrent matmul and the cell's maths, in place.
 
 Shape legend: B rows, T steps, P steps of all rows (B·T), N segments, R rows of memory (N + P: the initial states, then
-those after each packed step), H hidden size, G gate rows, A columns that memory is kept for.
+those after each packed step), I input size, H hidden size, X size of a state, A columns that memory is kept for.
 
 In memory the split gates come first, in weights last: ``roll`` turns one order into the other.
 """

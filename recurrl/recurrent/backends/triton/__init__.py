@@ -4,7 +4,7 @@ For a linear cell, a kernel runs the recurrence of each state; torch computes th
 
 triton is imported when the first layer runs, so that everything else works without it.
 
-Shape legend: B rows, T steps, P steps of all rows (B·T), I input size, H hidden size.
+Shape legend: B rows, T steps, I input size, X size of a projected input.
 """
 
 from __future__ import annotations

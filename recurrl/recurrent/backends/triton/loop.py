@@ -2,8 +2,8 @@
 
 Launches follow one another in dependency order.
 
-Shape legend: B rows, T steps, P steps of all rows, N lanes, S steps of the longest lane, I input size, H hidden size,
-A columns that memory is kept for (four gates).
+Shape legend: B rows, T steps, P steps of all rows, N lanes, I input size, H hidden size, A columns that memory is kept
+for (four gates).
 """
 
 from __future__ import annotations

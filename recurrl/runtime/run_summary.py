@@ -25,7 +25,7 @@ _KINDS: dict[str, tuple[type, str]] = {
 
 
 @dataclass
-class Report:
+class RunSummary:
     """A run's summary, updated as the run proceeds, so that it is correct whenever the run ends.
 
     Attributes:
@@ -120,15 +120,15 @@ class Report:
         """Restores the totals."""
         self.best_eval_return_mean, self.backend = state["best_eval_return_mean"], state["backend"]
 
-    def summary(self) -> dict[str, object]:
+    def values(self) -> dict[str, object]:
         """The content of ``summary.json`` as of now."""
-        values = asdict(self)
+        fields = asdict(self)
         for name in ("started", "frames_here", "has_begun", "resume_command", "evaluation", "_seconds"):
-            del values[name]
-        values |= {f"eval_{name}": self.evaluation.get(name) for name in EVALUATED}
+            del fields[name]
+        fields |= {f"eval_{name}": self.evaluation.get(name) for name in EVALUATED}
         train_time = self.collect_time_s + self.learn_time_s
         return {
-            **values,
+            **fields,
             "wall_time_s": time.time() - self.started,
             "train_time_s": train_time,
             "frames_per_s": self.frames_here / train_time if train_time else None,
@@ -161,7 +161,7 @@ def read_summary(run_dir: Path) -> dict[str, Any]:
         summary: Any = json.loads(read_text(path)) if path.is_file() else {}
         if not isinstance(summary, dict):
             raise ValueError("it holds no mapping")
-        for key in Report(0.0).summary():
+        for key in RunSummary(0.0).values():
             kind, name = _KINDS.get(key, (int | float, "a number"))
             if (value := summary.get(key)) is not None and (not isinstance(value, kind) or isinstance(value, bool)):
                 raise ValueError(f"{key} must be {name} (got {value!r})")
