@@ -1,4 +1,4 @@
-"""GRPO's loss: it equals TorchRL's, except for what docs/torchrl.md lists, and the terms of a batch follow from those of its steps."""
+"""GRPO's loss equals TorchRL's, except for what docs/torchrl.md lists; and a batch's terms follow from its steps."""
 
 import pytest
 import torch
