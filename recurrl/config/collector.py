@@ -27,7 +27,7 @@ class WorkersConfig(CollectorConfig):
 
     num_workers: int = option("worker processes that share the environments", WORKERS)
     ahead: int = option(
-        "rollouts collected ahead of learning, by weights that many updates old; 0: they take turns",
+        "rollouts ahead of learning; weights are that many updates stale; 0: collection and learning take turns",
         Range(0, 16, integers=True),
     )
 
