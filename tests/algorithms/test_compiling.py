@@ -110,11 +110,11 @@ def test_a_run_reports_the_seconds_of_compiling_apart_from_those_of_learning(rec
 
 
 def test_the_seconds_of_compiling_are_subtracted_from_learning_once():
-    report = RunSummary(started=0.0)
+    totals = RunSummary(started=0.0)
     for compile_time_s in (None, 30.0, 30.0):
-        with report.timing("collect"), report.timing("learn"):
+        with totals.timing("collect"), totals.timing("learn"):
             pass
-        report._seconds["learn"] += 30.0
-        report.add_iteration(32, compile_time_s)
-    assert report.compile_time_s == 30.0
-    assert report.learn_time_s == pytest.approx(60.0, abs=1.0)
+        totals._seconds["learn"] += 30.0
+        totals.add_iteration(32, compile_time_s)
+    assert totals.compile_time_s == 30.0
+    assert totals.learn_time_s == pytest.approx(60.0, abs=1.0)

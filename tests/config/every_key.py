@@ -144,7 +144,7 @@ def observed(composed, run_dir, explicit=()):
     run_dir.mkdir(parents=True)
     sys.modules.pop("noticed", None)
     Kind.made, seen = 0, {}
-    report, threads = RunSummary(started=time.time()), torch.get_num_threads()
+    summary, threads = RunSummary(started=time.time()), torch.get_num_threads()
     with pytest.MonkeyPatch.context() as patch, Listener(seen):
         _spy(patch, seen)
         # With the epochs of that event, all gradients are taken for noise.
@@ -156,7 +156,7 @@ def observed(composed, run_dir, explicit=()):
             if config.resume is not None:
                 checkpoint.to_resume(config.resume, run_dir)
             with time_limit.time_limit(config.collector.timeout_s):
-                build.make_trainer(config, run_dir, plain(composed), report, StopRequest(), None, explicit).fit()
+                build.make_trainer(config, run_dir, plain(composed), summary, StopRequest(), None, explicit).fit()
         except ConfigError as error:
             return {"rejected": str(error)}
         except Exception as error:
@@ -164,7 +164,7 @@ def observed(composed, run_dir, explicit=()):
         finally:
             seen["threads"] = torch.get_num_threads()
             torch.set_num_threads(threads)
-    seen |= {f"report/{name}": value for name, value in asdict(report).items() if "time" not in name}
+    seen |= {f"summary/{name}": value for name, value in asdict(summary).items() if "time" not in name}
     seen |= _of_algorithm(seen.pop("algorithm", None))
     seen |= {f"logger/{name}": value for name, value in _of_trackers(seen.pop("trackers", None)).items()}
     seen["noticed"] = "noticed" in sys.modules
