@@ -35,7 +35,7 @@ WARNINGS = {
     ADVANTAGES: _EXPLORE,
     GRADIENTS: f"{_EXPLORE}; {_LARGER}; a smaller lr",
     CRITIC: (
-        f"{_SCALE}; a larger frames_per_batch; observations, or a longer slice_len, that tell what rewards depend on"
+        f"{_SCALE}; a larger frames_per_batch; observations that show what rewards depend on, or a longer slice_len"
     ),
     NOISE: "epochs=4; lr=5e-4; more total_frames",
     TRUNCATED: f"{_EXPLORE}; a larger env.max_episode_steps",
