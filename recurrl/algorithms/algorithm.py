@@ -42,7 +42,7 @@ logger = logging.getLogger(__name__)
 Metrics = Mapping[str, Tensor]
 OPTIMIZERS = {"adam": Adam, "adamw": AdamW}
 EPS = 1e-5
-# An adaptive learning rate changes by this factor, within these bounds, when a step's KL is more than twice or less than
+# An adaptive learning rate changes by this factor, within these bounds, when the KL of a step is above twice or below
 # half the desired one (Schulman's rule, with the values of Rudin et al. 2022, https://arxiv.org/abs/2109.11978).
 LR_FACTOR, LR_BOUNDS = 1.5, (1e-5, 1e-2)
 
@@ -235,7 +235,7 @@ class Algorithm(nn.Module):
         return step_metrics(losses, norm, skipped, 1.0 - not_taken)
 
     def backward(self, slices_SK: TensorDictBase) -> tuple[Losses, Tensor]:
-        """Computes a minibatch's losses, weighted across ranks, and their gradients. Returns the losses and their sum."""
+        """Computes a minibatch's losses, weighted across ranks, and the gradients; returns the losses and their sum."""
         began = time.perf_counter()
         losses = self._losses(slices_SK)
         if not self._is_checked:

@@ -29,7 +29,7 @@ REF_LOG_PROB = "ref_log_prob"
 
 
 class GRPO(Algorithm):
-    """GRPO: advantages relative to a group of episodes; with ``kl_to_ref_coeff``, a KL penalty to a reference policy."""
+    """GRPO: advantages relative to a group of episodes, and optionally a KL penalty towards a reference policy."""
 
     options: GRPOConfig
     log_clip_range: tuple[float, float]

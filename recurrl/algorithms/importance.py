@@ -79,7 +79,7 @@ def ratio_metrics(
 
 
 def mean_of(value: Tensor, mask: Tensor | None, dim: int | None = None) -> Tensor:
-    """The mean of the unmasked steps (without a mask, of all) along ``dim`` or all dimensions; zero if there are none."""
+    """The mean over unmasked steps (all without a mask), along ``dim`` or all dimensions; zero if there are none."""
     return value.mean(dim) if mask is None else torch.where(mask, value, 0.0).sum(dim) / mask.sum(dim).clamp(min=1)
 
 
