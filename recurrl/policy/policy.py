@@ -35,8 +35,8 @@ class Trunk(nn.Module):
 
     Args:
         encoder: any module that maps observations ``[B, ...]`` to vectors ``[B, width]``. Sequences are flattened to
-            one batch dimension. Its method ``observe``, if it has one, is called with each rollout after the update, for
-            running statistics.
+            one batch dimension. Its method ``observe``, if it has one, is called with each rollout after the update,
+            for running statistics.
         core: maps these vectors to features: a :class:`RecurrentModule`, or any other module, which then has no states.
             None to use the vectors as features.
         preprocess: applied to observations before the encoder; None for nothing.
