@@ -293,7 +293,7 @@ def _start_episodes(env: Any, **arguments: Any) -> tuple[Any, Any]:
 
 
 def _partial_reset(env: Any, is_array: bool) -> Callable[[Tensor], tuple[Any, Any] | None]:
-    """Returns a function like :func:`_start_episodes` for a mask ``[N]`` of environments; it may return None for none."""
+    """A function like :func:`_start_episodes` for a mask ``[N]`` of environments; it may return None for none."""
     parameters = parameters_of(env.reset) or {}
 
     def by_indices(mask_N: Tensor) -> tuple[Any, Any] | None:

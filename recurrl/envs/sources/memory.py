@@ -228,8 +228,8 @@ class MemoryChain(MemoryTask):
 
     The task of bsuite (Osband et al. 2020, https://arxiv.org/abs/1908.03568), step for step: the observation is the
     time left, the index of the queried bit (seen before the last action, otherwise zero) and the bits as ±1 (seen
-    before the first two, otherwise zero). The last of ``length`` + 1 actions should be the bit's value: its reward is 1 if
-    it is, else −1.
+    before the first two, otherwise zero). The last of ``length`` + 1 actions should be the bit's value: its reward is 1
+    if it is, else −1.
 
     Args:
         num_envs: environments, N.
