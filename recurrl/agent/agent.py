@@ -54,9 +54,9 @@ class AgentState:
 class Agent:
     """A trained policy with all that it needs to act: raw observations go in, the environment's own actions come out.
 
-    *Raw* means as the plain environment returns them, the one that :meth:`make_env` makes, with the wrappers of
-    ``env.wrappers`` if the run has any. The agent hides entries of the observation, normalises it, remembers the
-    previous action, and scales actions.
+    *Raw* observations are those of the environment that :meth:`make_env` makes, which includes the wrappers of
+    ``env.wrappers``. The agent hides entries of the observation, normalises it, remembers the previous action, and
+    scales actions.
 
     Args:
         policy: the policy; the agent always acts with its current parameters.
@@ -110,7 +110,7 @@ class Agent:
         return export(self, Path(folder), {"env": self._interface.env.id}, sampled, formats, layout)
 
     def make_env(self) -> gymnasium.Env[Any, Any]:
-        """The environment that the policy was trained in, in its configured wrappers, without any of recurrl's.
+        """One environment like those that the policy was trained in: the user's, in its configured wrappers.
 
         Raises:
             ConfigError: the environment cannot be made.

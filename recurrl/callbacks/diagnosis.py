@@ -86,9 +86,9 @@ _STATE = ("iterations", "explained", "largest_target", "first", "lasting", "issu
 class Diagnosis(Callback):
     """Detects from a run's metrics that it does not learn.
 
-    An optimal policy may be deterministic, have nothing left to gain, and have all its episodes truncated. So these
-    conditions count only while returns are no higher than at first or, once random actions have been evaluated, if the
-    policy is no better than random.
+    An optimal policy may be deterministic, have nothing left to gain, and have all its episodes truncated. So such
+    conditions cause warnings only while returns are no higher than at first or, once random actions have been
+    evaluated, if the policy is no better than random.
 
     Args:
         iterations: the iterations of the whole run.

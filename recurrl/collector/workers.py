@@ -91,7 +91,7 @@ class WorkerHost(Protocol):
 
         Args:
             policy: the policy.
-            slot: the place to store them, from 0 to ``options.ahead``; no worker reads it at that time.
+            slot: where to store them, from 0 to ``options.ahead``; no worker is reading it.
         """
 
     def call(self, worker: int, method: str, *arguments: Any) -> None:

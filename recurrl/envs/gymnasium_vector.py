@@ -48,10 +48,10 @@ class GymnasiumVectorEnv(VecEnv):
         self._reader, self._of_one = (Observations(space, count, batched) for batched in (True, False))
 
     def reset_tensors(self, mask: Tensor | None) -> Tensors:
-        """Resets environments. If they reset themselves, ``mask`` may only have environments whose episodes have ended.
+        """Resets environments. If they reset themselves, ``mask`` may only select those whose episodes have ended.
 
         Raises:
-            ConfigError: the mask has others.
+            ConfigError: the mask selects others.
         """
         if mask is not None and self._resets != DISABLED and (mask & ~self._ended).any():
             raise ConfigError(

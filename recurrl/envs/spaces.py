@@ -73,7 +73,7 @@ def raw_specs(
         masked: true if the info has an action mask.
 
     Raises:
-        ConfigError: no policy supports these spaces; the message says which it does.
+        ConfigError: policies do not support these spaces; the message lists the supported ones.
     """
     seen, acted = named(observation, text=False), named(action)
     _check_supported(f"{env_id} has unsupported observations", seen, _unsupported_observation, OBSERVATIONS)

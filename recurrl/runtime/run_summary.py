@@ -37,7 +37,7 @@ class RunSummary:
         error: the error of a failed run.
         frames: environment steps summed over environments, including those before a resume.
         frames_here: frames of this process; not part of the summary.
-        has_begun: true once the configuration is accepted, the policy made and any checkpoint loaded; not part of it.
+        has_begun: true once configuration, policy and checkpoint are accepted; not part of the summary.
         resume_command: the command that resumes the run, for messages; not part of the summary.
         startup_time_s: time before the first iteration.
         collect_time_s: time spent collecting; with ``learn_time_s`` it adds up to ``train_time_s``.
