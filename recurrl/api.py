@@ -1,4 +1,4 @@
-"""The Python interface: training, and the policies of runs."""
+"""The Python interface: training a policy, and loading the policy of a run."""
 
 import logging
 import shlex
@@ -36,9 +36,9 @@ class Run:
     """A run that has ended.
 
     Attributes:
-        directory: holds everything it wrote.
+        directory: the run's directory, with everything that it wrote.
         summary: the content of its ``summary.json``; ``status`` is ``completed``, or ``stopped`` by a callback.
-        env: the argument of :func:`train`.
+        env: the argument ``env`` of :func:`train`.
     """
 
     directory: Path
@@ -46,7 +46,7 @@ class Run:
     env: Any = field(default=None, repr=False)
 
     def load(self, which: str = "best", device: str = "cpu") -> Agent:
-        """The run's policy, as :func:`recurrl.load` gives it."""
+        """The run's policy, ready to act; see :func:`recurrl.load`. Packages that the run names are imported."""
         return load(self.directory, which, device=device, trust_packages=True, env=self.env)
 
 
@@ -57,25 +57,25 @@ def train(
     config_dir: str | Path | None = None,
     env: Callable[..., Any] | str | None = None,
 ) -> Run:
-    """Trains a policy: the same run, with the same files, as by ``recurrl-train``.
+    """Trains a policy: the same run, with the same files, as the command ``recurrl-train``.
 
-    It logs to ``recurrl.log`` in the run's directory, and to whatever the caller's logging does with the logger
-    ``recurrl``. Random numbers, torch's settings, loggers, signal handlers and Hydra are left as they were. Ctrl-C,
+    It logs to ``recurrl.log`` in the run's directory, and to the logger ``recurrl``, as the caller has set that up.
+    Random numbers, torch's settings, loggers, signal handlers and Hydra are left as they were. Ctrl-C,
     SIGTERM and SIGUSR1 end the run after its iteration, with a checkpoint, and raise a ``KeyboardInterrupt`` with the
     attribute ``exit_code``.
 
     Args:
         config: overrides as on the command line, ``"cell=lstm seed=1"`` or ``["cell=lstm", "env.num_envs=32"]``; or a
             mapping of keys to values, nested or with dots, which may be the whole configuration of another run.
-        run_dir: where everything is written; default: ``outputs/<date>/<time>``, or the directory of the run to resume.
-        callbacks: see :class:`recurrl.Callback` for when each method is called.
-        config_dir: a folder with your yamls.
-        env: instead of ``env.id``: an id, or a class or function that makes environments of Gymnasium or TorchRL, all
-            at once if it has a parameter ``num_envs``, otherwise one at each call. What cannot be imported, such as a
-            lambda or a class of a notebook, must be passed again to resume or load the run.
+        run_dir: the run's directory; default: ``outputs/<date>/<time>``, or the directory of the run to resume.
+        callbacks: callbacks of the run; see :class:`recurrl.Callback` for when each method is called.
+        config_dir: a folder with your own YAML files.
+        env: used in place of ``env.id``: an id, or a class or function that makes environments of Gymnasium or TorchRL,
+            all at once if it has a parameter ``num_envs``, otherwise one per call. An object that cannot be imported,
+            such as a lambda or a class of a notebook, must be passed again to resume or load the run.
 
     Raises:
-        ConfigError: the configuration is not possible; nothing is left of the run.
+        ConfigError: the configuration is invalid. A new run's directory is removed again.
         RunError: the run failed.
     """
     if launched_size() > 1:
@@ -118,17 +118,17 @@ def load(
         env, state = agent.make_env(), agent.initial_state()
         action, state = agent.act(env.reset()[0], state)
 
-    Nothing of the process changes: neither its random numbers nor torch's settings.
+    The process's random numbers and torch's settings are left as they were.
 
     Args:
         run: a run directory, or a checkpoint.
-        which: the ``best`` checkpoint of a run directory, by its evaluation, or the ``last``.
-        device: where the policy computes.
+        which: of a run directory, the ``best`` checkpoint, by the return of its evaluation, or the ``last``.
+        device: the policy's device.
         trust_packages: import the packages that the run's configuration names, which executes their code.
-        env: what makes its environment, as for :func:`recurrl.train`, if the run cannot name it.
+        env: the object that was passed to :func:`recurrl.train`, if it cannot be imported by a name.
 
     Raises:
-        ConfigError: it is not a run, it has no such checkpoint, it names packages that are not trusted, or its
+        ConfigError: ``run`` is not a run, has no such checkpoint, names packages that are not trusted, or its
             environment is not available here.
     """
     opened = open_run(Path(run), which, device, trust_packages, env=env)
@@ -136,10 +136,10 @@ def load(
 
 
 def _choice_of(env: Any, overrides: Sequence[str]) -> list[str]:
-    """The overrides that choose an environment passed as an object. A run that is resumed keeps its other options.
+    """The overrides that choose the environment passed as ``env``. A resumed run keeps its other options.
 
     Raises:
-        ConfigError: it is not one, or the overrides choose one too.
+        ConfigError: ``env`` does not make environments, or the overrides choose one too.
     """
     both = sorted({"env.source", "env.id"} & overridden_keys(overrides))
     require(
@@ -152,7 +152,7 @@ def _choice_of(env: Any, overrides: Sequence[str]) -> list[str]:
 
 @contextmanager
 def _isolated_hydra() -> Iterator[None]:
-    """Gives the block a fresh Hydra, and restores the process's afterwards."""
+    """Gives the block a fresh global state of Hydra, and restores the previous one afterwards."""
     state = Singleton.get_state()
     GlobalHydra.instance().clear()
     try:

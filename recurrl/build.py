@@ -53,14 +53,14 @@ def make_trainer(
     explicit_keys: Collection[str] = (),
     callbacks: Sequence[Callback | IterationCallback] = (),
 ) -> Trainer:
-    """A run, ready to :meth:`~recurrl.trainer.Trainer.fit`, on any of its ranks.
+    """Makes this rank's trainer of a run, ready to :meth:`~recurrl.trainer.Trainer.fit`.
 
     Args:
         config: the whole run's configuration, checked.
         run_dir: the run's directory, in which rank 0 writes.
         settings: the whole configuration as plain values, for trackers and checkpoints.
         summary: updated during the run; its frames are those before a resume.
-        request: ends the run after an iteration, with a checkpoint; an evaluation stops between two steps.
+        request: a stop request ends the run after an iteration, with a checkpoint; evaluations stop between two steps.
         start: the checkpoint to resume from, on rank 0; None for a new run.
         explicit_keys: the keys of values that the user gave; those without an effect in this environment are rejected.
         callbacks: the user's callbacks.
@@ -98,7 +98,7 @@ def make_callbacks(
 ) -> Callbacks:
     """The callbacks of a run in their order: check, statistics, warnings, checkpoints, evaluation, the user's, log.
 
-    So an interrupted evaluation already has its checkpoint, and a resumed run repeats it.
+    In this order, an interrupted evaluation already has its checkpoint, so that a resumed run repeats it.
     """
     check, share = [], config_of_rank(config, world())
     if config.consistency_check:
@@ -124,7 +124,7 @@ def make_callbacks(
 
 
 def config_of_rank(config: TrainConfig, ranks: World) -> TrainConfig:
-    """A rank's share of the configuration: of environments, workers, frames of an iteration, slices of a minibatch."""
+    """A rank's share of the environments, workers, replayed frames, frames per iteration and slices per minibatch."""
     size, collector, buffer = ranks.size, config.collector, config.buffer
     if size == 1:
         return config
@@ -151,12 +151,12 @@ def set_process_state(config: TrainConfig) -> None:
     torch.backends.cuda.matmul.allow_tf32 = tf32
     torch.backends.cudnn.allow_tf32 = tf32
     if config.compile != "none":
-        # What earlier jobs of a sweep compiled counts towards torch's limit of compiled variants per function.
+        # What a sweep's earlier jobs compiled would count towards torch's limit of variants per function.
         torch.compiler.reset()
 
 
 def make_policy_for(config: TrainConfig, explicit_keys: Collection[str] = ()) -> Policy:
-    """The configured policy. One copy of the environment is made and closed for its specs.
+    """Makes the configured policy. One copy of the environment is made for its specs, and closed.
 
     Args:
         config: a checked configuration.
@@ -180,7 +180,7 @@ def warm_start(config: TrainConfig, policy: Policy, explicit_keys: Collection[st
         The mean log-likelihood of recorded actions after pretraining, if there was any.
 
     Raises:
-        ConfigError: there is no such run or recording, or it does not fit.
+        ConfigError: the run or the recordings do not exist, or do not fit the policy.
     """
     if config.init_from is not None:
         with naming(f"init_from={config.init_from}"):
@@ -205,7 +205,7 @@ def make_algorithm(config: TrainConfig, policy: Policy) -> Algorithm:
 
 
 def make_rollout_spec(config: TrainConfig, policy: Policy, frames: int = 0) -> RolloutSpec:
-    """What a run collects after ``frames`` frames. A resumed run uses new random numbers."""
+    """What a run collects after ``frames`` frames, which determine the seed: a resumed run uses new random numbers."""
     seed, size = seed_of_rank(config.seed, frames), config.algorithm.envs_per_group
     return RolloutSpec(config.env, policy, config.frames_per_batch, seed, size, config.compile == "cudagraphs")
 
@@ -220,14 +220,14 @@ def make_collector(config: TrainConfig, policy: Policy, frames: int = 0, restart
         restarts: counts restarts after errors.
 
     Raises:
-        ConfigError: the environment cannot be made, or would not carry the policy's states.
+        ConfigError: the environment cannot be made, or cannot be sent to workers.
     """
     make = factory("collector", config.collector.name)
     restarts = restarts or Restarts(config.collector.on_env_error)
     spec = make_rollout_spec(config, policy, frames)
 
     def seed_after(count: int) -> int:
-        # The environments' seeds after those of lower ranks, so that ranks use the seeds that one process would.
+        # Skips the seeds of lower ranks, so that all ranks together use the seeds that one process would.
         lower = (count * world().size + world().rank) * config.env.num_envs
         return seeds(spec.seed, lower + 1)[-1]
 

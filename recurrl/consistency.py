@@ -1,7 +1,7 @@
 """The consistency check: does the update see what the rollout saw?
 
-First the batch alone is checked: episode starts, the chain from step to step, observations after resets. Then the
-policy is rerun over it, in sequences and step by step, and the results are compared with the recorded ones.
+First the batch itself is checked: episode starts, the chain from step to step, observations after resets. Then the
+policy is rerun over it, in sequences and step by step, and its outputs are compared with the recorded ones.
 
 Shape legend: N environments, T steps of a row, S slices, K steps of a slice, P pairs of observations around a reset.
 """
@@ -28,12 +28,12 @@ from recurrl.recurrent.module.keys import IS_INIT
 TOLERANCE = {"ieee": 1e-4, "tf32x3": 1e-3, "tf32": 3e-2, "bf16": 2e-1}
 """By precision, the difference that rounding may cause, relative to 1 + |recorded|.
 
-Single steps and sequences add the same products in different orders. In float32, whose unit is 6e-8, differences are
-1e-7 to 1e-5; a wrong state causes 1e-2 and more. The units of tf32 and bf16 are 5e-4 and 4e-3.
+Single steps and sequences add the same products in different orders. In float32, whose unit roundoff is 6e-8,
+differences are 1e-7 to 1e-5; a wrong state causes 1e-2 and more. The unit roundoffs of tf32 and bf16 are 5e-4 and 4e-3.
 """
 
 REPEATED = 1e-4
-"""The difference, relative to 1 + |value|, that two runs of the same computation may have, whatever its precision."""
+"""The largest difference, relative to 1 + |value|, between two runs of the same computation, at any precision."""
 
 NOT_SEEN = "The update would not see what the rollout saw:"
 MIN_RESETS = 5
@@ -53,11 +53,12 @@ def check_consistency(policy: Policy, batch_NT: TensorDictBase, config: TrainCon
     Args:
         policy: the behaviour policy of the batch, with unchanged weights.
         batch_NT: the first rollout.
-        config: the configuration of the run, or of a rank's share of it.
+        config: the run's configuration, or this rank's share of it.
         resumed: rows may continue episodes of an earlier run; otherwise each must begin with an episode.
 
     Raises:
-        ConsistencyError: with the first entry, environment and step that differ, both values, and a likely cause.
+        ConsistencyError: an entry differs; the message has the first such environment and step, both values, and a
+            likely cause.
     """
     _check_present(batch_NT, policy.input_keys)
     keys = list(batch_NT.select(OBSERVATION, *policy.input_keys).keys(True, True))
@@ -145,7 +146,7 @@ def _check_resets(config: TrainConfig, batch_NT: TensorDictBase, keys: Sequence[
 
 
 def _forced_resets(config: TrainConfig, keys: Sequence[Any]) -> tuple[TensorDictBase, TensorDictBase]:
-    """The observations before and after resets of two new copies of the environment, with random actions."""
+    """The observations before and after forced resets, from two new copies of the environment with random actions."""
     with closing(make_batched_env(config.env, 2, config.seed, privileged=(OBSERVATION, HIDDEN) in keys)) as env:
         before, after = [], []
         observed = env.reset_tensors(None)
@@ -195,7 +196,7 @@ def _place(n: int, t: int) -> str:
 def check_network(
     policy: Policy, batch_NT: TensorDictBase, slice_len: int, minibatch_slices: int, tolerance: float
 ) -> dict[str, float]:
-    """Compares two replays with each other, then with the recorded entries; returns the largest differences."""
+    """Compares two replays with each other, then with the recorded entries; returns the largest difference by name."""
     replayed_NT = _replay(policy, batch_NT, slice_len, minibatch_slices)
     _check_repeats(replayed_NT, _replay(policy, batch_NT, slice_len, minibatch_slices))
     largest: dict[str, float] = {}

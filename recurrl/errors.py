@@ -28,16 +28,16 @@ def message_of(error: BaseException) -> str:
     """The message of an exception raised by other code, on one line, without its final full stop; its type if empty."""
     try:
         return " ".join(str(error).split())[:_MAX_LENGTH].rstrip(".") or type(error).__name__
-    except Exception as raised:  # __str__ is other code too
+    except Exception as raised:  # __str__ may fail too
         return f"({type(raised).__name__} in its __str__)"
 
 
 @contextmanager
 def naming(source: object) -> Iterator[None]:
-    """Prefixes a ConfigError with the source of the offending value, such as a file or a key.
+    """Prefixes a ConfigError of the block with the source of the offending value, such as a file or a key.
 
     Raises:
-        ConfigError: the error.
+        ConfigError: the prefixed error.
     """
     try:
         yield
@@ -47,10 +47,10 @@ def naming(source: object) -> Iterator[None]:
 
 @contextmanager
 def user_code(what: str, advice: str) -> Iterator[None]:
-    """Names what failed where a class of the user is called before training: any exception becomes one sentence.
+    """Turns any exception of a user's code that is called before training into a message that names what failed.
 
     Raises:
-        ConfigError: the exception, after ``what`` and before ``advice``.
+        ConfigError: the exception's type and message, between ``what`` and ``advice``.
     """
     try:
         yield

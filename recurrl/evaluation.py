@@ -1,4 +1,4 @@
-"""Evaluation of a policy: complete episodes with its most probable actions.
+"""Evaluation of a policy: plays complete episodes, by default with its most probable actions.
 
 Shape legend: N environments, E columns: one for each episode of an environment, and one for what comes after them.
 """
@@ -29,16 +29,16 @@ from recurrl.runtime.seeds import random_numbers_restored
 SEED_OFFSET = 1_000_003
 
 MAX_STEPS = 100_000
-"""Episodes that last longer, perhaps without an end, count with their return so far."""
+"""An evaluation ends after this many steps per episode of an environment; unfinished returns count as they are."""
 MAX_RANDOM_STEPS = 10_000
 """Like :data:`MAX_STEPS`, for episodes of random actions."""
 MAX_COPIES = 256
-"""At most this many environments, whatever the number of episodes; a simulator keeps its own number."""
+"""The largest number of environments in an evaluation; a simulator keeps its own number."""
 
 logger = logging.getLogger(__name__)
 
 Act = Callable[[Tensors, Tensor], tuple[Any, StepOutput | None]]
-"""Chooses actions for observations and episode starts ``[N, 1]``; also returns the policy's output, if there is one."""
+"""Maps observations and episode starts ``[N, 1]`` to actions and the policy's output, None for random actions."""
 
 # Treatments of the recurrent states between two steps: unchanged, zeros, or those of another episode.
 KEPT, ZEROED, SHUFFLED = "kept", "zeroed", "shuffled"
@@ -55,7 +55,7 @@ class EvaluationObserver(Protocol):
 
 
 class StoppedError(Exception):
-    """The evaluation is to stop early."""
+    """The evaluation was stopped early, by request."""
 
 
 @torch.no_grad()
@@ -70,21 +70,21 @@ def evaluate(
     deterministic: bool = True,
     observer: EvaluationObserver | None = None,
 ) -> list[float]:
-    """Undiscounted, unscaled returns of episodes, or of random actions.
+    """Plays episodes, and returns the undiscounted, unscaled return of each.
 
-    How many episodes each environment plays is fixed in advance, and differs by one at the most, so that short episodes
-    are not over-represented.
+    How many episodes each environment plays is fixed in advance and differs by one at most, so that short episodes are
+    not over-represented. The process's random number generators are left as they were.
 
     Args:
-        config: the environment.
-        policy: acts on its own device; None for random actions.
+        config: options of the environment.
+        policy: the policy, which acts on its own device; None for random actions.
         episodes: number of episodes.
         seed: the seed of torch's global generator and, with an offset, of the environments.
         states: ``kept`` leaves the recurrent states alone. ``zeroed`` sets them to zero before each step. ``shuffled``
-            gives each environment the states of another one, which takes at least two.
+            gives each environment the states of another one, and so uses at least two.
         stopped: called before each step; True ends the evaluation.
         deterministic: take the most probable actions; False to sample them.
-        observer: sees the environments, if a policy acts.
+        observer: called after the first reset, and after each step of a policy.
 
     Raises:
         StoppedError: ``stopped`` returned True.
@@ -133,7 +133,7 @@ def evaluate(
 
 
 def _acting(env: BatchedEnv, policy: Policy | None, states: str, seed: int, deterministic: bool) -> Act:
-    """Chooses the policy's actions, or random ones."""
+    """A function that chooses the policy's actions, or random ones."""
     if policy is None:
         return lambda observation, _: (random_action(env, observation), None)
     device, count = policy.device, env.batch_size[0]
@@ -167,9 +167,9 @@ def _with_states(state: State, keys: Sequence[NestedKey], states: str, generator
 def memory_metrics(
     config: EnvConfig, policy: Policy, episodes: int, seed: int, stopped: Callable[[], bool] = lambda: False
 ) -> dict[str, float]:
-    """The returns in the same episodes with the policy's recurrent states zeroed, and shuffled.
+    """The mean returns of the same evaluation with the policy's recurrent states zeroed, and shuffled.
 
-    They are lower if the policy uses its memory, and the same if it does not. Empty for a policy without states.
+    They are lower than the evaluation's if the policy uses its memory. Empty for a policy without states.
     """
     if not policy.state_keys:
         return {}
@@ -182,6 +182,6 @@ def memory_metrics(
 def random_metrics(
     config: EnvConfig, episodes: int, seed: int, stopped: Callable[[], bool] = lambda: False
 ) -> dict[str, float]:
-    """The baseline: the returns of random actions in the environments of the evaluation."""
+    """The baseline: the mean and standard deviation of the returns of random actions, in the same evaluation."""
     returns = evaluate(config, None, episodes, seed, KEPT, stopped)
     return {"eval/return_mean_random": fmean(returns), "eval/return_std_random": deviation(returns)}

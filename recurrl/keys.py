@@ -7,7 +7,7 @@ from typing import Any
 from tensordict import NestedKey
 
 OBSERVATION = "observation"
-"""A tensor, or a nested TensorDict, which may contain the next four entries."""
+"""A tensor, or a nested TensorDict, which may hold ``ACTION_MASK``, ``PREVIOUS_REWARD`` and ``HIDDEN``."""
 ACTION_MASK = "action_mask"
 PREVIOUS_ACTION = "previous_action"
 PREVIOUS_REWARD = "previous_reward"
@@ -22,9 +22,9 @@ VALUE_TARGET = "value_target"
 LOSS_MASK = "loss_mask"
 """True where a step counts in the loss; without this entry all do."""
 INSERTED = "inserted"
-"""True after a step that is not a transition: the environment began an episode in it, and ignored the action."""
+"""True after a step that is not a transition: the environment only began an episode, and ignored the action."""
 FINAL_UNKNOWN = "final_unknown"
-"""True after an episode's last step whose observation the environment does not give."""
+"""True after the last step of an episode whose last observation the environment does not give."""
 
 
 def path_of(key: NestedKey) -> tuple[str, ...]:
@@ -38,7 +38,7 @@ def name_of(key: NestedKey) -> str:
 
 
 def nested(entries: Mapping[tuple[str, ...], Any]) -> dict[str, Any]:
-    """Nested dicts of entries by their paths."""
+    """Nested dicts, from entries by path."""
     tree: dict[str, Any] = {}
     for (*outer, last), entry in entries.items():
         reduce(lambda inner, name: inner.setdefault(name, {}), outer, tree)[last] = entry

@@ -26,10 +26,10 @@ __all__ = ["GRPOLoss", "GRPOLossOutput"]
 
 
 class GRPOLossOutput(grpo.GRPOLossOutput):
-    """TorchRL's output, with one more field; fields can also be read by key: ``output["loss_objective"]``.
+    """The output of TorchRL's ``GRPOLoss``, with one more field. ``output["loss_objective"]`` reads a field by name.
 
     Attributes:
-        kl: an estimate of the KL that is never negative; ``kl_approx``, which may be, varies more.
+        kl: an estimate of the KL that is never negative; TorchRL's ``kl_approx`` may be negative, and varies more.
     """
 
     kl: Tensor | None = None
@@ -42,7 +42,7 @@ class GRPOLoss(LossModule):
     """GRPO's loss, :func:`recurrl.algorithms.grpo.grpo_loss`, for a policy on TensorDicts ``[B, T]``.
 
     Takes the place of ``torchrl.objectives.llm.GRPOLoss``; docs/torchrl.md lists the differences. The network runs in
-    recurrent mode, as in all loss modules, and its parameters are used in place.
+    recurrent mode, as in all of TorchRL's loss modules, and its parameters are used in place.
 
     Args:
         actor_network: the policy: a TensorDict module with ``get_dist``.
@@ -125,7 +125,7 @@ class GRPOLoss(LossModule):
         self.in_keys = list(dict.fromkeys([*self.actor_network.in_keys, *self._required().values()]))
 
     def _required(self) -> dict[str, NestedKey]:
-        """The entries that must be there, by their field in ``set_keys``."""
+        """The keys of the required entries, by their field in ``set_keys``."""
         fields = ["action", "sample_log_prob", "advantage"]
         fields += ["ref_log_probs"] if self.kl_to_ref_coeff else []
         fields += ["episode_loss_steps"] if self.aggregation == "episode" else []

@@ -30,13 +30,13 @@ logger = logging.getLogger(__name__)
 
 Array = np.ndarray[Any, Any]
 RECORDED = "recorded"
-"""True for the steps of episodes, false for those that fill up a row."""
+"""Entry: true for the steps of episodes, false for padding at the end of a row."""
 MAX_NORM = 0.5
 """The norm that gradients are clipped to."""
 _MAX_BYTES = 2**33
-"""Limit of the memory that the arrays of a file take."""
+"""The most memory that the arrays of a file may take."""
 _ROUNDING = 1e-4
-"""How far an action may lie outside its bounds, relative to their distance."""
+"""How far an action may lie outside its bounds, as a fraction of their distance."""
 _UNREADABLE = (*(OSError, ValueError, KeyError, EOFError, MemoryError, RuntimeError), *(zipfile.BadZipFile, zlib.error))
 """What numpy and zipfile raise for files of other kinds; NotImplementedError and RecursionError are RuntimeErrors."""
 
@@ -44,20 +44,20 @@ _UNREADABLE = (*(OSError, ValueError, KeyError, EOFError, MemoryError, RuntimeEr
 def pretrain(policy: Policy, env: EnvConfig, options: PretrainConfig, lr: float, slice_len: int, rows: int) -> float:
     """Maximises the log-likelihood of recorded actions, and returns its mean in the last epoch, in nats per step.
 
-    Episodes lie end to end in rows, which are learned slice by slice: gradients reach back to the beginning of a slice,
-    states to that of the episode. Running statistics of observations are updated first. The critic is left alone, and
-    so is the standard deviation of continuous actions, which PPO needs to explore.
+    Episodes lie end to end in rows, which are learned slice by slice: gradients reach back to the beginning of the
+    slice, states to that of the episode. Running statistics of observations are updated first. The critic is not
+    trained, nor is the standard deviation of continuous actions, which PPO needs to explore.
 
     Args:
-        policy: improved in place.
+        policy: the policy, which is trained in place.
         env: options of the environment.
         options: the folder, and how often to learn from it.
         lr: the learning rate.
-        slice_len: K.
-        rows: R, so that a gradient step takes R slices.
+        slice_len: K, the steps of a slice.
+        rows: R, the number of rows, and so of slices per gradient step; at most one per episode.
 
     Raises:
-        ConfigError: the folder holds no episodes, or one that is not of this environment.
+        ConfigError: the folder holds no episodes, or one of another environment; or the log-likelihood is not finite.
     """
     assert options.folder is not None
     episodes = read_episodes(Path(options.folder), policy, env)
@@ -79,7 +79,7 @@ def pretrain(policy: Policy, env: EnvConfig, options: PretrainConfig, lr: float,
 
 
 def _in_rows(episodes: Sequence[TensorDictBase], count: int) -> TensorDictBase:
-    """The episodes in random order, end to end in rows, which are filled up with zeros."""
+    """The episodes in random order, end to end in rows ``[R, T]``, which are padded with zeros."""
     rows: list[list[TensorDictBase]] = [[] for _ in range(count)]
     for i in torch.randperm(len(episodes)).tolist():
         min(rows, key=lambda row: sum(map(len, row))).append(episodes[i])
@@ -97,7 +97,7 @@ def _epoch(
     state, total = policy.initial_state(len(rows_RT)), torch.zeros(())
     for slices_RK in rows_RT.split(slice_len, 1):
         is_init_RK, recorded_RK = slices_RK[IS_INIT], slices_RK[RECORDED]
-        # Only the first step's state is read, and those where an episode begins, which are zero.
+        # States are read only at the first step, and where an episode begins, where they are zero.
         entering = {
             key: functional.pad(value.unsqueeze(1), (0, 0) * (value.ndim - 1) + (0, slices_RK.shape[1] - 1))
             for key, value in policy.reset(state, is_init_RK[:, 0]).items()
@@ -123,15 +123,15 @@ def _epoch(
 
 
 def read_episodes(folder: Path, policy: Policy, env: EnvConfig) -> list[TensorDictBase]:
-    """The episodes in the ``.npz`` files of a folder, in the order of their names, in the form that the policy learns.
+    """The episodes in the ``.npz`` files of a folder, in the order of their names, with the policy's entries.
 
     Each file holds the arrays of one episode of T steps: ``observations`` ``[T, ...]`` or ``[T + 1, ...]`` and
-    ``actions`` ``[T, ...]``, as the plain environment returned and took them; of dicts and tuples, an array for each
-    entry (``observations.goal``, ``actions.0``). ``rewards`` ``[T]`` and ``action_masks`` are needed only by policies
-    that see the previous reward, or a mask in the info.
+    ``actions`` ``[T, ...]``, as the plain environment returned and took them; for dicts and tuples, one array per entry
+    (``observations.goal``, ``actions.0``). ``rewards`` ``[T]`` and ``action_masks`` are needed only by policies
+    that see the previous reward, or an action mask from the info.
 
     Raises:
-        ConfigError: there are none, a file is damaged, or it does not fit the environment; with the file.
+        ConfigError: there are no files, or one is damaged or does not fit the environment; the message names it.
     """
     files = sorted(path for path in folder.glob("*.npz") if path.is_file())
     require(
@@ -144,13 +144,13 @@ def read_episodes(folder: Path, policy: Policy, env: EnvConfig) -> list[TensorDi
 
 
 def _episode(file: Path, policy: Policy, interface: NamedInterface) -> TensorDictBase:
-    """The episode of one file, in the form that the policy learns."""
+    """The episode ``[T]`` of one file, with the policy's entries."""
     arrays, what, page = _arrays(file), f"{file} is not an episode of {interface.env.id}", "See docs/pretraining.md."
     first = arrays.get(_plural(interface.actions[0].name, ACTION))
     steps = 0 if first is None or first.ndim == 0 else len(first)
 
     def read(entry: NamedArray, name: str) -> Tensor:
-        """An array, checked, as a tensor of ``steps`` steps; one after the last step is left out."""
+        """Checks an array, and returns it as a tensor of ``steps`` steps, without an observation after the last."""
         require(name in arrays, f"{what}: it holds {', '.join(arrays) or 'nothing'} and lacks {name}. {page}")
         require(steps > 0, f"{what}: the actions hold no steps. {page}")
         array = arrays[name]
@@ -184,7 +184,7 @@ def _episode(file: Path, policy: Policy, interface: NamedInterface) -> TensorDic
 
 
 def _plural(name: str, root: str) -> str:
-    """The name of an array: observations.goal for observation.goal."""
+    """The name of the array in a file: observations.goal for observation.goal."""
     return f"{root}s{name.removeprefix(root)}"
 
 
@@ -192,7 +192,7 @@ def _arrays(file: Path) -> Mapping[str, Array]:
     """The arrays of a file; nothing in it is executed.
 
     Raises:
-        ConfigError: it is not such a file, or too large.
+        ConfigError: it is not an ``.npz`` file of arrays, or too large.
     """
     try:
         with zipfile.ZipFile(file) as members:

@@ -26,7 +26,7 @@ def deviation(returns: Sequence[float]) -> float:
 def summarized(returns: Sequence[float]) -> dict[str, Any]:
     """Statistics of independent returns, and the returns.
 
-    ``std`` is their :func:`deviation`; ``interval_95`` is that of the mean, None for fewer than three returns.
+    ``std`` is their :func:`deviation`; ``interval_95`` is the 95% interval of their mean, None for fewer than three.
     """
     mean, std = fmean(returns), deviation(returns)
     return {
@@ -42,10 +42,10 @@ def summarized(returns: Sequence[float]) -> dict[str, Any]:
 
 
 def return_format(mean: float, spread: float = 0.0) -> str:
-    """How to print a return and those next to it, as a format specification such as ``.1f``.
+    """The format specification, such as ``.1f``, for a return and the numbers printed next to it.
 
-    Four digits of the larger of mean and spread, and at least two of the spread, but no more than the seven digits of
-    the float32 numbers that rewards are.
+    It shows four digits of the larger of mean and spread, and at least two of the spread, but no more than seven, the
+    precision of the float32 rewards.
     """
     largest = max(abs(mean), spread)
     if not 0 < largest < math.inf:
@@ -70,8 +70,8 @@ def table_row(statistics: Mapping[str, Any], of: str) -> tuple[str, ...]:
 def interval_95(mean: float, std: float, count: int) -> tuple[float, float] | None:
     """The 95% interval of the mean of ``count`` values by Student's t; ``std`` is their unbiased deviation.
 
-    None for fewer than three: with two, it is 9 deviations wide on either side. It is right for as few as three values
-    that are about normal, whose mean a bootstrap's interval contains in 74% of cases (with five values, in 82%).
+    None for fewer than three values: with two, it would reach 9 deviations to either side. It covers the mean in 95% of
+    cases for as few as three roughly normal values, where a bootstrap's interval covers it in 74% (82% with five).
     """
     if count < MIN_VALUES:
         return None
@@ -85,8 +85,9 @@ def interval_95(mean: float, std: float, count: int) -> tuple[float, float] | No
 
 
 def interquartile_mean(values: ArrayLike) -> Any:
-    """The mean along the last axis without the lowest and highest quarter, rounded down in number (Agarwal et al. 2021,
-    https://arxiv.org/abs/2108.13264).
+    """The mean along the last axis without its lowest and highest quarters, whose sizes are rounded down.
+
+    Agarwal et al. 2021, https://arxiv.org/abs/2108.13264.
     """
     ordered = np.sort(np.asarray(values, np.float64), -1)
     cut = ordered.shape[-1] // 4

@@ -8,7 +8,7 @@ from recurrl.keys import path_of
 
 
 def leaves_of(spec: TensorSpec) -> list[tuple[tuple[str, ...], TensorSpec]]:
-    """The specs of tensors within a spec, with their paths; that of a tensor has none."""
+    """The tensors' specs within a spec, with their paths; the spec of a tensor has the path ``()``."""
     if not isinstance(spec, Composite):
         return [((), spec)]
     return [(path_of(key), leaf) for key, leaf in spec.items(include_nested=True, leaves_only=True)]
@@ -51,7 +51,7 @@ def bounds_of(spec: TensorSpec) -> tuple[Tensor, Tensor]:
 
 
 def finite_bounds(action: TensorSpec) -> Tensor:
-    """True for each finite bound of a continuous action's entries, the lower ones before the upper ones."""
+    """``[2, ...]``: true where the lower and the upper bounds of a continuous action's entries are finite."""
     if not isinstance(action, Bounded):
         return torch.zeros(2, *action.shape, dtype=torch.bool)
     return torch.stack([action.space.low, action.space.high]).isfinite()

@@ -39,14 +39,14 @@ class Trainer:
         algorithm: updates the policy from a rollout.
         collector: collects rollouts.
         callbacks: run around each iteration, in their order.
-        summary: the run's summary, with its frames so far.
+        summary: the run's summary, which also counts its frames.
         request: set by signals; ends the run after the current iteration, with a checkpoint.
         metrics: the last iteration's metrics. A resumed run whose last iteration was saved but not logged, because its
             evaluation was interrupted, starts with them: it first repeats the callbacks of that iteration.
         evaluation: the metrics of the evaluation after the last iteration, empty if none was due.
-        is_interrupted: a signal has stopped the last iteration's evaluation. A resumed run repeats its callbacks.
+        is_interrupted: true if a signal stopped the last iteration's evaluation. A resumed run repeats its callbacks.
         checkpoint: the last iteration's checkpoint, until its evaluation is added; None if there is none.
-        stopped: a callback has stopped the run, which is then saved and evaluated as if it had finished.
+        stopped: true if a callback stopped the run, which is then saved and evaluated as if it had finished.
     """
 
     config: TrainConfig
@@ -103,9 +103,9 @@ class Trainer:
 
     @property
     def progress(self) -> float:
-        """How far the schedules had run before this iteration, as a fraction.
+        """The fraction of the schedules completed before this iteration.
 
-        They run over ``schedule_frames``, or else over ``total_frames``.
+        Schedules run over ``schedule_frames``, or over ``total_frames`` if that is not set.
         """
         return self.config.progress(self.frames)
 
@@ -140,7 +140,7 @@ class Trainer:
         return self.is_last or self.request.number > 0
 
     def _completed(self, update: Mapping[str, float]) -> dict[str, float]:
-        """Counts an iteration, and adds times, collection and callbacks to the update's metrics. Collective."""
+        """Counts an iteration, and adds the metrics of times, collector and callbacks to the update's. Collective."""
         self.summary.backend = self.policy.backend_in_use
         times = self.summary.add_iteration(self.config.frames_per_batch, self.algorithm.compile_time_s)
         collected = world().averaged(self.collector.metrics())

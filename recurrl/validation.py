@@ -1,7 +1,7 @@
 """The rules of a configuration.
 
-The values of a single key are in its field, see :mod:`recurrl.config.options`, and are checked with its type. What
-depends on other values, or on the machine, is here: a function for each subject.
+Rules for the value of a single key are part of its field, see :mod:`recurrl.config.options`, and are checked with its
+type. Rules that depend on other values, or on the machine, are here: one function per subject.
 """
 
 import json
@@ -66,10 +66,11 @@ def check_effects(config: Any, explicit_keys: Collection[str], kinds: Collection
     Args:
         config: the run's configuration.
         explicit_keys: the keys of the values that the user set.
-        kinds: the conditions that the environment's spaces meet; None to check those on the configuration.
+        kinds: the conditions that the environment's spaces meet, to check what needs those; None to check what needs
+            other settings.
 
     Raises:
-        ConfigError: there is such a value; the message says what it needs.
+        ConfigError: a value has no effect; the message says what it needs.
     """
     for key, value, meaning in values_in(config):
         needed = meaning.only_with
@@ -87,7 +88,7 @@ def _must(holds: bool, key: str, condition: str, value: object, advice: str = ""
     """Requires that the value of a key meets a condition.
 
     Raises:
-        ConfigError: it does not; with the advice.
+        ConfigError: it does not; the message ends with the advice.
     """
     require(holds, f"{key} must be {condition} (got {value}). {advice}".rstrip())
 
@@ -116,7 +117,7 @@ def _check_device(config: TrainConfig) -> None:
 
 
 def _check_recurrence(config: TrainConfig) -> None:
-    """Checks that the backend supports the device and the options, and that what needs a cell has one."""
+    """Checks that the backend supports the device and the options, and that options that need a cell have one."""
     cell, device = cell_from_options(config.cell), torch.device(config.device)
     if cell is not None:
         options = Options(recompute=config.recompute, precision=config.precision)
@@ -163,7 +164,7 @@ def _check_batches(config: TrainConfig) -> None:
     batch = f"a divisor of the {slices} slices of an iteration (frames_per_batch / slice_len)"
     fits = slices % config.minibatch_slices == 0
     _must(fits, "minibatch_slices", batch, config.minibatch_slices, _one_of(slices))
-    # The KL of a minibatch follows from the steps before it.
+    # The KL is zero until a gradient step has been taken, so an iteration of one step has nothing to adapt to.
     adapts = config.epochs * slices > config.minibatch_slices or config.buffer.replays
     condition, advice = "linear with one gradient step per iteration", "Set more epochs or a smaller minibatch_slices."
     _must(adapts or config.lr_schedule != "adaptive", "lr_schedule", condition, config.lr_schedule, advice)
@@ -193,7 +194,7 @@ def _check_off_policy(config: TrainConfig) -> None:
 
 
 def _check_states(config: TrainConfig) -> None:
-    """Checks that there are states for the state policy, and steps for burn-in."""
+    """Checks that ``state`` has recurrent states to set, and that burn-in has steps to run."""
     advice = "Leave state out, or choose a cell."
     _must(config.cell.name != NO_CELL or config.state == STORED, "state", "stored with cell=none", config.state, advice)
     length, steps = config.slice_len, config.steps_per_row
@@ -226,7 +227,7 @@ def _check_ranks(config: TrainConfig) -> None:
 
 
 def _check_multiple(key: str, number: int, divisor: int, words: str) -> None:
-    """Requires a multiple, and names the nearest one."""
+    """Requires that a number is a multiple of another; the message names the nearest one."""
     nearest = max(1, round(number / divisor)) * divisor
     _must(number % divisor == 0, key, f"a multiple of {words}", number, f"Set {key}={nearest}, for example.")
 

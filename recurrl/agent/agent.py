@@ -52,19 +52,19 @@ class AgentState:
 
 
 class Agent:
-    """A trained policy with all that belongs to it: raw observations go in, the environment's own actions come out.
+    """A trained policy with all that it needs to act: raw observations go in, the environment's own actions come out.
 
-    *Raw* is what the plain environment returns, within the wrappers of ``env.wrappers`` if the run has any: what
-    :meth:`make_env` makes. The agent hides entries of the observation, normalises it, remembers the previous action,
-    and scales actions.
+    *Raw* observations are those of the environment that :meth:`make_env` makes, which includes the wrappers of
+    ``env.wrappers``. The agent hides entries of the observation, normalises it, remembers the previous action, and
+    scales actions.
 
     Args:
-        policy: acts with the parameters that it has at each call.
-        env: options of the environment it was trained in.
+        policy: the policy; the agent always acts with its current parameters.
+        env: options of the environment that the policy was trained in.
 
     Attributes:
         policy: the policy.
-        step: what :meth:`act` computes on tensors, as one module for export.
+        step: the computation of :meth:`act` on tensors, as one module for export.
         observation_space: the space of one environment's observation, which :meth:`act` takes.
         action_space: the space of one environment's action, which :meth:`act` returns.
     """
@@ -87,8 +87,8 @@ class Agent:
 
         Args:
             episodes: the number of episodes, one in each environment if there are at most 256.
-            seed: the environments' seed; a run's own evaluation uses the run's.
-            deterministic: the most probable actions; False to sample.
+            seed: the environments' seed; a run's own evaluation uses the run's seed.
+            deterministic: take the most probable actions; False to sample them.
 
         Raises:
             ConfigError: an environment cannot be made.
@@ -104,16 +104,16 @@ class Agent:
         sampled: bool = False,
         layout: str | None = None,
     ) -> dict[str, Any]:
-        """Writes one step as files that act without recurrl; see :func:`recurrl.export.export.export`."""
-        from recurrl.export.export import export  # which imports this module
+        """Exports one step to files that need no recurrl to run; see :func:`recurrl.export.export.export`."""
+        from recurrl.export.export import export  # here, because it imports this module
 
         return export(self, Path(folder), {"env": self._interface.env.id}, sampled, formats, layout)
 
     def make_env(self) -> gymnasium.Env[Any, Any]:
-        """The environment it was trained in, within its user's wrappers, with nothing of recurrl's around it.
+        """One environment like those that the policy was trained in: the user's, in its configured wrappers.
 
         Raises:
-            ConfigError: it cannot be made.
+            ConfigError: the environment cannot be made.
         """
         return source_of(self._interface.env).plain()
 
@@ -142,18 +142,18 @@ class Agent:
         """The action for an observation, and the state for the next call.
 
         Args:
-            observation: what the plain environment returned, or B of them with a first dimension of B: an array or a
-                tensor, or a dict or tuple of them.
+            observation: what the plain environment returned, or B observations with a first dimension of B: an array, a
+                tensor, or a dict or tuple of these.
             state: what the last call returned, or :meth:`initial_state`.
-            is_init: true where an episode begins, ``[B]`` or one flag: the state starts over there. None for nowhere; a
+            is_init: true where an episode begins, ``[B]`` or one flag: the state is reset there. None for nowhere; a
                 state from :meth:`initial_state` needs no flag.
-            deterministic: the most probable action; False to sample with torch's global generator.
-            reward: what the last step gave; only for policies with ``env.previous_reward``.
+            deterministic: take the most probable action; False to sample with torch's global generator.
+            reward: the reward of the last step; only for policies with ``env.previous_reward``.
             action_mask: ``info["action_mask"]``; only for policies with ``env.action_mask_from_info``.
 
         Returns:
-            The action in the environment's own units, shape and dtype, as arrays of NumPy, and the new state. The
-            previous action that a policy sees is the one returned here: carry it out.
+            The action in the environment's own units, shape and dtype, as NumPy arrays, and the new state. A policy
+            that sees its previous action will see the returned one, so carry out that action.
 
         Raises:
             ConfigError: the observation, the state or another argument does not fit.
@@ -168,7 +168,7 @@ class Agent:
     def inputs(
         self, observation: Any, state: AgentState, is_init: Any = None, *, reward: Any = None, action_mask: Any = None
     ) -> Tensors:
-        """What :meth:`act` passes to :attr:`step`, checked, with a batch dimension.
+        """The checked inputs that :meth:`act` passes to :attr:`step`, by name, with a batch dimension.
 
         Raises:
             ConfigError: the observation, the state or another argument does not fit.
@@ -215,12 +215,12 @@ class Agent:
         require(got == expected, f"state must have the shapes {expected} (got {got}). Pass a state of this agent.")
 
     def _read(self, entry: NamedArray, value: Any, batch: int | None) -> Tensor:
-        """An argument as a tensor with a batch dimension, checked, in the CPU's memory."""
+        """Checks an argument, and returns it as a CPU tensor with a batch dimension."""
         tensor = entry.read(value, () if batch is None else (batch,), _ADVICE)
         return tensor.unsqueeze(0) if batch is None else tensor
 
     def _check_mask(self, mask_BK: Tensor) -> None:
-        """Rejects masks that allow no action, where any choice would be a forbidden one."""
+        """Rejects masks that allow no action."""
         allows_B = allows_actions(mask_BK.numpy(), self._interface.action_spec)
         require(
             bool(allows_B.all()),

@@ -1,4 +1,4 @@
-"""Named arrays, which a user passes to a policy and gets from it, and the interface between them and the policy.
+"""The named arrays that users pass to a policy and get from it, and the interface between them and the policy.
 
 Shape legend: B batch.
 """
@@ -35,9 +35,9 @@ class NamedArray:
     """One array of a plain environment's observations or actions.
 
     Attributes:
-        key: the key of the tensor in a batched environment.
+        key: the key of the array's tensor in a batched environment.
         space: the space of one environment's array.
-        columns: the indices of a vector that the policy sees; None for all.
+        columns: the indices of a vector's entries that the policy sees; None for all.
     """
 
     key: NestedKey
@@ -46,12 +46,12 @@ class NamedArray:
 
     @property
     def name(self) -> str:
-        """The name of the input or output, with dots."""
+        """The name of the input or output: the names in its key, joined by dots."""
         return name_of(self.key)
 
     @property
     def path(self) -> tuple[str, ...]:
-        """The place within the observation or action; the entries of a tuple are 0, 1, and so on."""
+        """The path within the observation or action; the entries of a tuple are named 0, 1, and so on."""
         return () if isinstance(self.key, str) else self.key[1:]
 
     @cached_property
@@ -60,16 +60,16 @@ class NamedArray:
         return spec_of(self.space, 1)[0]
 
     def read(self, value: Any, batch: tuple[int, ...], advice: str, name: str = "") -> Tensor:
-        """Values ``[*batch, *shape]`` as a tensor of its dtype.
+        """Checks values ``[*batch, *shape]``, and returns them as a tensor of the spec's dtype.
 
         Args:
             value: an array or a tensor.
             batch: the expected batch dimensions.
             advice: ends the error message.
-            name: the name in error messages; default: the entry's.
+            name: the name in error messages; by default :attr:`name`.
 
         Raises:
-            ConfigError: it has another shape or dtype, is not finite, or has values that the space does not have.
+            ConfigError: the value has another shape or dtype, is not finite, or lies outside the space.
         """
         name, shape, spec = name or self.name, (*batch, *(self.space.shape or ())), self.spec
         dtype = torch.empty(0, dtype=spec.dtype).numpy().dtype
@@ -77,11 +77,11 @@ class NamedArray:
         require(array.shape == shape, f"{name} must have the shape {shape} (got {array.shape}). {advice}")
         castable = array.dtype.kind in "biuf" and is_castable(array.dtype, dtype)
         require(castable, f"{name} must have the dtype {dtype} (got {array.dtype}). {advice}")
-        with np.errstate(over="ignore"):  # what overflows is infinite
+        with np.errstate(over="ignore"):  # overflow becomes infinite, which is rejected below
             cast = array.astype(dtype)
         limit = limit_of(spec)
         if limit is None:
-            # What is hidden may be anything.
+            # Hidden columns may hold anything.
             visible = cast if self.columns is None else cast[..., self.columns]
             _require_all(np.isfinite(visible), visible, f"{name} must be finite", advice)
         else:
@@ -97,7 +97,7 @@ def _require_all(good: Array, array: Array, condition: str, advice: str) -> None
 
 
 class NamedInterface(Interface):
-    """The interface between a plain environment and a policy that acts in it, with its entries as named arrays.
+    """The interface between a plain environment and a policy that acts in it, with entries as named arrays.
 
     One copy of the environment is made for its spaces, and closed.
 
@@ -106,12 +106,12 @@ class NamedInterface(Interface):
         critic_only: entries of the observation that acting does not need.
 
     Attributes:
-        observation_space: the observation space of the environment within its user's wrappers.
+        observation_space: the observation space of the environment in its configured wrappers.
         action_space: the action space of the same environment.
         observed: the entries of an observation that the policy acts on.
-        added: further entries: the mask of actions in the info, the previous reward.
+        added: the names of further inputs: the action mask from the info, the previous reward.
         actions: the entries of an action.
-        mask: the mask of actions.
+        mask: the action mask.
 
     Raises:
         ConfigError: the environment cannot be made.
@@ -136,7 +136,7 @@ class NamedInterface(Interface):
 
         Args:
             inputs: raw entries of observations ``[B, ...]`` and the :attr:`added` ones, by name.
-            is_init_B: true where an episode starts; there is no previous reward.
+            is_init_B: true where an episode starts; the previous reward is set to zero there.
         """
         raw = {key: inputs[name_of(key)].reshape(-1, *shape) for key, shape in self._shapes.items()}
         for name in self.added:

@@ -1,6 +1,6 @@
 """One step of acting as one module: from raw observations to the environment's own actions.
 
-The same module acts in Python and is exported: :class:`NamedInterface` on both sides of ``Policy.step``.
+The same module acts in Python and is exported. It is ``Policy.step`` with a :class:`NamedInterface` on both sides.
 
 Shape legend: B environments.
 """
@@ -22,7 +22,7 @@ NEXT = "next."
 
 
 class Step(nn.Module):
-    """Inputs by name to outputs by name, all with the batch as their first dimension.
+    """Maps inputs by name to outputs by name, all with the batch as their first dimension.
 
     Inputs: the entries of the observation; ``action_mask`` if it comes with the info; ``previous_reward`` if the policy
     sees it; the states; ``is_init``, true where an episode begins, which makes the states and the previous reward zero;
@@ -32,7 +32,7 @@ class Step(nn.Module):
     each part's distribution (``logits``, or ``mean`` and ``std``, those of continuous actions normalised).
 
     Args:
-        policy: acts with the parameters that it has at each call.
+        policy: the policy; the step always uses its current parameters.
         interface: the interface between the policy and its environment.
     """
 
@@ -44,7 +44,7 @@ class Step(nn.Module):
         """The shape of each state of one environment, by name. Episodes begin with zeros.
 
         Args:
-            sampled: with the noise of actions, if it is correlated from step to step.
+            sampled: include the noise of actions, if it is correlated from step to step.
         """
         shapes = {name_of(key): shape for key, shape in self.policy.state_shapes.items()}
         return shapes | ({NOISE: (self.policy.noise_size,)} if sampled and self.policy.noise is not None else {})

@@ -1,4 +1,4 @@
-"""GAE from the values stored in the rollout, and V-trace, for which the policy evaluates it again.
+"""GAE from the values stored in the rollout, and V-trace from values that the current policy recomputes.
 
 Shape legend: N environments, T steps of a row, B rows.
 """
@@ -27,10 +27,10 @@ def gae(
     Schulman et al. 2016, https://arxiv.org/abs/1506.02438: with the TD error δ, ``A[t] = δ[t] + γ λ A[t+1]``.
 
     Args:
-        reward: ``[N, T, 1]``, as the other tensors.
-        value: V, of the observation before each step.
+        reward: ``[N, T, 1]``, like all other tensors.
+        value: V, the value of the observation before each step.
         next_value: the value of the observation after each step, see :func:`next_values`.
-        done: true at the end of an episode, which no advantage crosses.
+        done: true at the last step of an episode; no advantage crosses it.
         gamma: discount per step.
         lmbda: λ.
     """
@@ -50,16 +50,16 @@ def vtrace(
         v[t] − V[t] = min(1, ρ[t]) δ[t] + γ λ min(1, ρ[t]) (v[t+1] − V[t+1])
         A[t]        = δ[t] + γ λ (v[t+1] − V[t+1])
 
-    A is not weighted by ρ: PPO's surrogate is. Where all ratios are 1, this is :func:`gae`, whose arguments it has.
+    A is not weighted by ρ, because PPO's surrogate is. If all ratios are 1, this equals :func:`gae`.
 
     Args:
-        reward: ``[N, T, 1]``, as the other tensors.
-        value: V.
-        next_value: the value of the observation after each step.
-        done: true at the end of an episode.
+        reward: ``[N, T, 1]``, like all other tensors.
+        value: V, the value of the observation before each step.
+        next_value: the value of the observation after each step, see :func:`next_values`.
+        done: true at the last step of an episode; no advantage crosses it.
         gamma: discount per step.
         lmbda: λ.
-        ratio: π(a) / π_behaviour(a).
+        ratio: ρ = π(a) / π_behaviour(a).
     """
     error = reward + gamma * next_value - value
     carried = gamma * lmbda * (~done).to(value.dtype)
@@ -72,8 +72,8 @@ def vtrace(
 def reevaluate(rows_NT: TensorDictBase, policy: Policy) -> Tensor:
     """Ratios ``[N, T, 1]`` of the policy's probabilities to the behaviour policy's, for :func:`vtrace`.
 
-    Replaces the values, and the states after the ends of episodes and rows, by those of the policy, which runs once
-    over rows ``[N, T]`` from the states stored at their beginnings.
+    Runs the policy once over rows ``[N, T]``, from the states stored at their beginnings. Its values replace those of
+    the rows, and its states replace the next states at the ends of episodes and rows.
     """
     output = policy.sequence(*policy.inputs(rows_NT))
     rows_NT.set(VALUE, output.value)
@@ -97,7 +97,7 @@ def discounted_sum(value_NT1: Tensor, factor_NT1: Tensor) -> Tensor:
 
 
 def standardized(advantage: Tensor, mask: Tensor | None = None) -> Tensor:
-    """Advantages with mean 0 and standard deviation 1, where the mask is true."""
+    """Advantages shifted and scaled to mean 0 and standard deviation 1 over the steps where the mask is true."""
     mean, std = mean_and_std(masked(advantage, mask))
     return (advantage - mean) / std.clamp(min=1e-4)
 
@@ -115,12 +115,12 @@ def next_values(
 
     Within an episode it is the value stored at the next step. At truncations and at the ends of rows the critic
     computes it from the next observation and recurrent state, in one call for all of them. Where an environment does
-    not give an episode's last observation, it is the value of the one before.
+    not give the last observation of a truncated episode, the value of the observation before it is used.
 
     Args:
         rows_NT: rows whose ``state_value`` is the critic's.
-        policy: its step from the next observation is what the critic sees.
-        value_of: the critic: from what :meth:`Policy.step` returns to values ``[B, 1]``.
+        policy: the policy that takes a step from each next observation.
+        value_of: the critic: maps what :meth:`Policy.step` returns to values ``[B, 1]``.
     """
     value, after = rows_NT[VALUE], rows_NT["next"]
     result = torch.cat((value[:, 1:], torch.zeros_like(value[:, :1])), 1)

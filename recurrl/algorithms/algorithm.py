@@ -1,4 +1,4 @@
-"""What algorithms share: from rollouts to gradient steps.
+"""The base class of algorithms: from rollouts to gradient steps.
 
 Shape legend: N environments, T steps of a row, S slices, K steps of a slice.
 """
@@ -42,8 +42,8 @@ logger = logging.getLogger(__name__)
 Metrics = Mapping[str, Tensor]
 OPTIMIZERS = {"adam": Adam, "adamw": AdamW}
 EPS = 1e-5
-# An adaptive learning rate changes by this factor when the KL of a step is twice or half the desired one, within these
-# bounds (Schulman's rule, with the values of Rudin et al. 2022, https://arxiv.org/abs/2109.11978).
+# An adaptive learning rate changes by this factor, within these bounds, when the KL of a step is above twice or below
+# half the desired one (Schulman's rule, with the values of Rudin et al. 2022, https://arxiv.org/abs/2109.11978).
 LR_FACTOR, LR_BOUNDS = 1.5, (1e-5, 1e-2)
 
 
@@ -60,11 +60,11 @@ class Algorithm(nn.Module):
         config: the run's configuration: epochs, minibatches, optimizer.
 
     Attributes:
-        log_clip_range: the log-ratios that a clipped objective clips to; None if the algorithm has none.
-        progress: the fraction of the schedules before this iteration, see :attr:`recurrl.trainer.Trainer.progress`.
+        log_clip_range: the range that a clipped objective clips log-ratios to; None for an objective without clipping.
+        progress: the fraction of the schedules completed before this iteration.
         epoch: the current epoch of the iteration, from 0.
-        rows: the rows of the last iteration, as prepared; None before it.
-        compile_time_s: seconds of the first compiled gradient; None before it, and with ``compile=none``.
+        rows: the rows that the last iteration learned from, after :meth:`prepare`; None before the first iteration.
+        compile_time_s: seconds that the first compiled loss and gradient took; None before, and with ``compile=none``.
     """
 
     log_clip_range: tuple[float, float] | None = None
@@ -85,7 +85,7 @@ class Algorithm(nn.Module):
         self._is_checked = False
 
     def begin_iteration(self) -> None:
-        """Called first in each iteration, before the policy changes, for schedules (:meth:`annealed`)."""
+        """Called at the start of each iteration, before the policy changes, to advance schedules (:meth:`annealed`)."""
 
     def prepare(self, rows_NT: TensorDictBase, reward_NT: Tensor) -> dict[str, float]:
         """Writes what the loss reads, such as advantages, into rows ``[N, T]``.
@@ -94,10 +94,10 @@ class Algorithm(nn.Module):
 
         Args:
             rows_NT: the rollout, with replayed rows if the buffer adds any.
-            reward_NT: the scaled rewards.
+            reward_NT: the scaled rewards ``[N, T]``.
 
         Returns:
-            Metrics.
+            Metrics to log, by the names of their columns in ``metrics.csv``.
         """
         raise NotImplementedError
 
@@ -105,8 +105,8 @@ class Algorithm(nn.Module):
         """The loss of a minibatch.
 
         Args:
-            slices_SK: the entries of rows, cut into slices. With ``loss_mask`` ``[S, K, 1]``, only steps where it is
-                true count: the others are not transitions.
+            slices_SK: the entries of rows, cut into slices ``[S, K]``. If there is an entry ``loss_mask``
+                ``[S, K, 1]``, only steps where it is true count: the others are not transitions.
             output: the policy's output on these slices, with gradient.
         """
         raise NotImplementedError
@@ -114,7 +114,8 @@ class Algorithm(nn.Module):
     def annealed(self, start: float, final_fraction: float) -> float:
         """A value that falls from ``start`` at the run's beginning to ``start · final_fraction`` at its end.
 
-        It falls linearly, and after ``schedule_sqrt_after`` frames also with the inverse square root of frames.
+        It falls linearly. After ``schedule_sqrt_after`` frames, its distance to the final value is also multiplied by
+        √(schedule_sqrt_after / frames).
         """
         fallen = self.progress
         frames = fallen * (self.config.schedule_frames or self.config.total_frames)
@@ -124,7 +125,7 @@ class Algorithm(nn.Module):
 
     @cached_property
     def optimizer(self) -> Optimizer:
-        """The optimizer of the policy's parameters and of the algorithm's."""
+        """The optimizer of all trainable parameters, the policy's and the algorithm's own."""
         parameters = [parameter for parameter in self.parameters() if parameter.requires_grad]
         return OPTIMIZERS[self.config.optimizer](parameters, lr=self.config.lr, eps=EPS, fused=True)
 
@@ -133,12 +134,13 @@ class Algorithm(nn.Module):
 
         Args:
             rollout_NT: rows of all environments.
-            progress: the fraction of the schedules before it, see :attr:`recurrl.trainer.Trainer.progress`.
+            progress: the fraction of the schedules completed before this iteration.
 
         Raises:
             NonFiniteError: too many consecutive gradient steps had a non-finite loss or gradient.
             RunError: the loss does not depend on the parameters.
-            ConfigError: the loss is not what :class:`Losses` describes.
+            ConfigError: ``prepare`` returns no metrics, ``loss`` does not return what :class:`Losses` describes, or a
+                parameter would not be trained.
         """
         self.progress, self.epoch = progress, 0
         if self.config.lr_schedule == "linear":
@@ -158,7 +160,7 @@ class Algorithm(nn.Module):
             metrics[STEPS] = 0.0
         else:
             metrics = merged(metrics, self._epochs(rows_NT, reward_NT))
-        # Not earlier: rollout and update must normalise observations by the same statistics.
+        # Last, because rollout and update must normalise observations by the same statistics.
         self.policy.observe(rollout_NT[OBSERVATION] if mask_NT is None else rollout_NT[OBSERVATION][mask_NT])
         return world().averaged(metrics)
 
@@ -207,7 +209,7 @@ class Algorithm(nn.Module):
         return merged(metrics, self.states.drift(slices_SK), optim)
 
     def epochs(self) -> int:
-        """How many epochs this iteration takes, called after the first: fewer where gradients are mostly noise."""
+        """The number of epochs of this iteration: fewer if gradients are mostly noise. Called after the first epoch."""
         return self.gradient_signal.epochs(self.config.epochs, self.config.min_epochs_fraction)
 
     def gradient_step(self, slices_SK: TensorDictBase) -> Metrics:
@@ -217,7 +219,7 @@ class Algorithm(nn.Module):
         masked, because only momentum would move the weights.
 
         Returns:
-            Metrics.
+            The :func:`~recurrl.algorithms.metrics.step_metrics` of this step.
         """
         losses, total = self.backward(slices_SK)
         parameters = self._optimized["params"]
@@ -226,14 +228,14 @@ class Algorithm(nn.Module):
         norm = nn.utils.clip_grad_norm_(parameters, self.options.max_grad_norm or math.inf)
         # The sum is finite only if both are; a product with zero is NaN otherwise.
         skipped = ((total + norm) * 0.0).float().nan_to_num(nan=1.0)
-        # Fused optimizers read it, as torch.amp.GradScaler sets it, and take no step where it is 1.
+        # Fused optimizers take no step where found_inf is 1, the flag that torch.amp.GradScaler sets.
         not_taken = skipped if losses.weight is None else skipped.maximum(losses.weight <= 0)
         self.optimizer.found_inf = not_taken  # type: ignore[attr-defined]
         self.optimizer.step()
         return step_metrics(losses, norm, skipped, 1.0 - not_taken)
 
     def backward(self, slices_SK: TensorDictBase) -> tuple[Losses, Tensor]:
-        """The losses of a minibatch, weighted across ranks, and their sum; leaves its gradient in the parameters."""
+        """Computes a minibatch's losses, weighted across ranks, and the gradients; returns the losses and their sum."""
         began = time.perf_counter()
         losses = self._losses(slices_SK)
         if not self._is_checked:
@@ -296,7 +298,7 @@ class Algorithm(nn.Module):
 
 
 class AlgorithmState:
-    """An algorithm's state for checkpoints, without its policy and reward scaler, which checkpoints hold apart."""
+    """An algorithm's state for checkpoints, without its policy and reward scaler, which are saved separately."""
 
     def __init__(self, algorithm: Algorithm) -> None:
         self._algorithm = algorithm
@@ -315,7 +317,7 @@ def average_gradients(parameters: Sequence[nn.Parameter], total: Tensor) -> None
     """Replaces gradients by their mean over ranks.
 
     Args:
-        parameters: the optimized ones.
+        parameters: the parameters that the optimizer updates.
         total: the loss. If it is not finite, neither is the mean, so that all ranks skip the step.
     """
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]

@@ -1,6 +1,4 @@
-"""Checks that losses are finite, and that an algorithm's terms, parameters and metrics have their effect.
-
-Terms must be minimised, parameters trained, and metrics logged.
+"""Checks that losses are finite, that their terms are minimised, and that an algorithm's parameters are trained.
 
 Shape legend: S slices, K steps of a slice.
 """
@@ -30,8 +28,8 @@ def check_losses(losses: Losses, algorithm: Algorithm, slices_SK: TensorDictBase
 
     Raises:
         ConfigError: they are not :class:`Losses`; there is no term; a term or metric is not a scalar; a term does not
-            depend on the parameters; the ratios are not one per step, or missing where a key needs them; or steps that
-            are not transitions are not left out.
+            depend on the parameters; the ratios are not one per step, or missing although a key needs them; or the loss
+            includes steps that are not transitions.
     """
     what = f"The loss of algorithm={algorithm.options.name}"
     require(
@@ -94,7 +92,7 @@ def check_own_parameters(algorithm: Algorithm) -> None:
 
 
 def _is_learnt(value: Any) -> bool:
-    """True for tensors and modules to train that torch does not find in an attribute of a module."""
+    """True for an attribute with trainable tensors or modules that torch does not register, such as a list of them."""
     values = value if isinstance(value, list | tuple) else [value]
     return any(
         isinstance(each, nn.Module) or (isinstance(each, Tensor) and each.is_leaf and each.requires_grad)
@@ -129,7 +127,7 @@ def check_gradient(algorithm: Algorithm, metrics: Mapping[str, float]) -> None:
 
 
 def no_gradient(algorithm: Algorithm, what: str) -> str:
-    """The message about a loss from which nothing is learned."""
+    """The error message for a loss from which nothing would be learned."""
     return (
         f"The loss of algorithm={algorithm.options.name} {what}, so nothing would be learned. Look for parameters that "
         "were detached or replaced, for example by requires_grad_(False) in a callback."
@@ -137,10 +135,10 @@ def no_gradient(algorithm: Algorithm, what: str) -> str:
 
 
 def check_skipped(algorithm: Algorithm, steps: Sequence[Mapping[str, Tensor]]) -> None:
-    """Counts the last skipped gradient steps in a row.
+    """Updates the number of consecutive skipped gradient steps.
 
     Raises:
-        NonFiniteError: there are too many.
+        NonFiniteError: ``MAX_SKIPPED_STEPS`` or more steps in a row were skipped.
     """
     in_a_row = int(algorithm.skipped_in_a_row)
     # A step with an empty minibatch was neither skipped nor taken.
@@ -156,7 +154,7 @@ def check_skipped(algorithm: Algorithm, steps: Sequence[Mapping[str, Tensor]]) -
 
 
 def _not_finite(algorithm: Algorithm, step: Mapping[str, Tensor]) -> str:
-    """What was not finite in a step: entries of the rows, else terms of the loss, else the gradient."""
+    """Names what was not finite in a step: entries of the rows, else terms of the loss, else the gradient."""
     assert algorithm.rows is not None
     rows = {str(key): entry for key, entry in algorithm.rows.items(True, True)}
     terms = {name: value for name, value in step.items() if name.startswith("loss/")}

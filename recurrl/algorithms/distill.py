@@ -23,17 +23,17 @@ from recurrl.policy.policy import SequenceOutput
 class Distill(PPO):
     """Imitation of a teacher, alone or combined with PPO.
 
-    The student acts, and for each of its steps the teacher, which sees the whole observation, says what it would do:
-    DAgger, Ross et al. 2011, https://arxiv.org/abs/1011.0686. For a weight w and the teacher's action a* the loss is
-    the mean of::
+    The student acts, and the teacher, which sees the whole observation, labels each step with the action that it would
+    take: DAgger, Ross et al. 2011, https://arxiv.org/abs/1011.0686. For a weight w and the teacher's action a* the loss
+    is the mean of::
 
-        imitation  = w · −log π(a*), for continuous actions of mean μ  w · ½ ‖μ − a*‖²
+        imitation  = w · −log π(a*), or w · ½ ‖μ − a*‖² for continuous actions of mean μ
         objective  = (1 − w) · PPO's
         entropy    = (1 − w) · PPO's
         critic     = PPO's
 
-    The standard deviation of continuous actions is left to PPO. The teacher is frozen and not checkpointed; its
-    recurrent states are.
+    The standard deviation of continuous actions is left to PPO. The teacher is frozen; checkpoints hold only its
+    recurrent states.
     """
 
     options: DistillConfig
@@ -41,7 +41,7 @@ class Distill(PPO):
     def __init__(self, options: DistillConfig, policy: Policy, config: TrainConfig) -> None:
         super().__init__(options, policy, config)
         self.teacher = Teacher(options.teacher, config.env, HIDDEN in options.critic_only, policy.device)
-        # A tensor, because a compiled loss is compiled for the numbers in it.
+        # A tensor, because a compiled loss treats Python numbers as constants.
         self.weight = nn.Buffer(torch.tensor(options.weight), persistent=False)
 
     def begin_iteration(self) -> None:
@@ -54,7 +54,7 @@ class Distill(PPO):
         return super().update(rollout_NT, progress) | {"distill/weight": float(self.weight)}
 
     def loss(self, slices_SK: TensorDictBase, output: SequenceOutput) -> Losses:
-        """The loss of imitation and PPO's."""
+        """The imitation loss and PPO's, weighted."""
         losses = super().loss(slices_SK, output)
         rest = {"objective": 1 - self.weight, "entropy": 1 - self.weight}
         terms = {name: rest.get(name, 1) * term for name, term in losses.terms.items()}
@@ -67,7 +67,7 @@ class Distill(PPO):
 
 
 def imitation_error(distribution: Any, action: Any) -> Tensor:
-    """How far a distribution of actions ``[S, K]`` is from choosing one: half the squared distance or −log π."""
+    """``[S, K]``: −log π of the teacher's action; for continuous actions half its squared distance from the mean."""
     if isinstance(distribution, Joint):
         errors = [imitation_error(part, action[key]) for key, part in distribution.parts.items()]
         return torch.stack(errors).sum(0)

@@ -1,4 +1,4 @@
-"""How much of a gradient is signal, and how many epochs it is worth."""
+"""The share of signal in gradients, and the number of epochs that it justifies."""
 
 import math
 from collections.abc import Iterable
@@ -13,12 +13,12 @@ AVERAGE_RATE = 0.05
 
 
 class GradientSignal(nn.Module):
-    """The share of signal in an epoch's mean gradient, from how far the gradients of its minibatches agree.
+    """The share of signal in an epoch's mean gradient, estimated from how well the minibatch gradients agree.
 
-    Let g₁ ... g_M be the gradients of an epoch's M minibatches, ḡ their mean and G the gradient without noise. Products
-    of two different ones have the expectation |G|², and the share is |G|² / E|ḡ|², which is 1 / (1 + B / n) for the n
+    Let g₁ ... g_M be the gradients of an epoch's M minibatches, ḡ their mean and G the gradient without noise. The dot
+    product of two different gᵢ has the expectation |G|². The share is |G|² / E|ḡ|², which is 1 / (1 + B / n) for the n
     frames of an epoch and the simple noise scale B of McCandlish et al. 2018, https://arxiv.org/abs/1812.06162. The
-    estimate of one epoch may even be negative, so both expectations are exponential moving averages.
+    estimate of |G|² from one epoch may be negative, so both expectations are exponential moving averages.
     """
 
     def __init__(self) -> None:
@@ -27,14 +27,14 @@ class GradientSignal(nn.Module):
         self._sum, self._squares, self._count = torch.zeros(3)
 
     def add(self, parameters: Iterable[nn.Parameter], taken: Tensor | float = 1.0) -> None:
-        """Adds the gradient of a minibatch; with ``taken`` 0, its step was skipped, and it does not count."""
+        """Adds the gradient of a minibatch. ``taken`` is 0 if its step was skipped, so that it does not count."""
         gradient = torch.cat([each.grad.flatten() for each in parameters if each.grad is not None])
         self._sum = self._sum + gradient
         self._squares = self._squares + gradient.square().sum()
         self._count = self._count + taken
 
     def end_epoch(self) -> None:
-        """Measures the epoch that was added, unless it had only one minibatch or a gradient that is not finite."""
+        """Updates the moving averages, unless the epoch had only one minibatch or a non-finite gradient."""
         square, count = self._sum.square().sum(), self._count
         # With a single minibatch this divides by zero.
         measured = torch.stack([(square - self._squares) / (count * (count - 1)), square / count**2]).double()
@@ -44,7 +44,7 @@ class GradientSignal(nn.Module):
 
     @property
     def share(self) -> float:
-        """The share, from 0 to 1; 1 until an epoch has been measured."""
+        """The share of signal, from 0 to 1; 1 until an epoch has been measured."""
         # Both averages start at zero, a bias that cancels in their ratio.
         signal, square = self.averages.tolist()
         return min(1.0, max(0.0, signal / square)) if square > 0 else 1.0

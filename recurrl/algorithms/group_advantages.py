@@ -16,18 +16,18 @@ from recurrl.runtime.ranks import world
 from recurrl.runtime.statistics import summary
 
 EPISODE_LOSS_STEPS = "episode_loss_steps"
-"""The number of unmasked steps in the step's episode."""
+"""Entry of rows: the number of unmasked steps in the episode of each step."""
 
 
 @torch.no_grad()
 def add_group_advantages(rows_NT: TensorDictBase, reward_NT: Tensor, options: GRPOConfig) -> dict[str, float]:
     """Writes advantages relative to a group, and the loss mask, into rows ``[N, T]`` that all begin with a reset.
 
-    Shao et al. 2024, https://arxiv.org/abs/2402.03300, for control. The j-th episodes of a group's members start from
-    the same state and are compared over a common horizon (see :func:`_comparisons`). With ``outcome``, the advantage of
-    each step of an episode is the episode's return minus the group's mean return. With ``process``, the advantage of
-    the k-th step is the return from there on, minus its mean over the members whose episode reaches step k. An episode
-    that is compared with no other has advantage zero.
+    Shao et al. 2024, https://arxiv.org/abs/2402.03300, applied to control. The j-th episodes of a group's members start
+    from the same state and are compared over a common horizon (see :func:`_comparisons`). With ``outcome``, the
+    advantage of every step of an episode is the episode's return minus the group's mean return. With ``process``, the
+    advantage of the k-th step is the return from that step on, minus its mean over the members whose episode reaches
+    step k. An episode that is compared with no other has advantage zero.
 
     Args:
         rows_NT: a rollout; environments i·M to (i + 1)·M − 1 are group i.
@@ -69,7 +69,7 @@ def add_group_advantages(rows_NT: TensorDictBase, reward_NT: Tensor, options: GR
     rows_NT.set(ADVANTAGE, torch.where(mask_NT, advantage_NT, 0.0).to(reward_NT.dtype).unsqueeze(-1))
     rows_NT.set(LOSS_MASK, mask_NT.unsqueeze(-1))
     rows_NT.set(EPISODE_LOSS_STEPS, counts_NT.gather(1, start_NT).unsqueeze(-1))
-    # The learner averages over ranks, which have as many groups each.
+    # Times the number of ranks, because the learner averages metrics over ranks, and these are totals.
     groups, without_spread = len(numbers) * world().size, int(flat.sum()) * world().size
     return {
         "group/groups": float(groups),
@@ -82,16 +82,16 @@ def add_group_advantages(rows_NT: TensorDictBase, reward_NT: Tensor, options: GR
 
 
 def _comparisons(is_init_NT: Tensor, group_size: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Compares the j-th episodes of a group over a common horizon: the steps left in the row for the last to begin.
+    """Compares the j-th episodes of a group over a common horizon: the steps that the latest one has left in its row.
 
-    Episodes that start late have fewer steps left in their row, which must not lower their advantage; and leaving out
-    episodes that are cut off by the row's end would leave out the long ones. So all compared episodes are cut to one
-    horizon, and late members are left out such that members × horizon is largest. Both depend only on when episodes
-    begin, not on what happens in them, so the comparison is unbiased.
+    Episodes that start late have fewer steps left in their row, which must not lower their advantage; and dropping the
+    episodes that the row's end cuts off would drop the long ones. So all compared episodes are cut to one horizon, and
+    the latest members are left out so as to maximise members × horizon. Both depend only on when episodes begin, not on
+    what happens in them, so the comparison is unbiased.
 
     Returns:
-        ``[N, T]`` each: the step of the row at which each step's episode began; a number that is the same for episodes
-        that start from the same state, and for no others; and true for steps that are compared.
+        Three tensors ``[N, T]``: the step of the row at which each step's episode began; a number that is equal for
+        exactly those episodes that start from the same state; and a mask of the steps that are compared.
     """
     rows, steps = is_init_NT.shape
     step_T = torch.arange(steps, device=is_init_NT.device)
@@ -119,7 +119,7 @@ def _rewards_to_go(reward_NT: Tensor, is_init_NT: Tensor, gamma: float) -> Tenso
 
 
 def _relative(values: Tensor, peers: Tensor, divide_by_std: bool) -> Tensor:
-    """Each value minus the mean of those with the same number in ``peers``; zero if these are all equal."""
+    """Each value minus the mean of the values with the same number in ``peers``; zero if they are all equal."""
     numbers, inverse = peers.unique(return_inverse=True)
     zeros = values.new_zeros(len(numbers))
     count = zeros.index_add(0, inverse, torch.ones_like(values))

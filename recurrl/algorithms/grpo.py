@@ -1,4 +1,4 @@
-"""Group-relative policy optimisation for control: no critic, the other episodes of the group are the baseline.
+"""Group-relative policy optimisation for control, without a critic: the group's mean return is the baseline.
 
 Shao et al. 2024, https://arxiv.org/abs/2402.03300. The wider clip range above 1 is from DAPO, Yu et al. 2025,
 https://arxiv.org/abs/2503.14476.
@@ -29,7 +29,7 @@ REF_LOG_PROB = "ref_log_prob"
 
 
 class GRPO(Algorithm):
-    """Advantages relative to a group of episodes, GRPO's loss, and a reference policy if ``kl_to_ref_coeff`` is set."""
+    """GRPO: advantages relative to a group of episodes, and optionally a KL penalty towards a reference policy."""
 
     options: GRPOConfig
     log_clip_range: tuple[float, float]
@@ -38,13 +38,13 @@ class GRPO(Algorithm):
         super().__init__(options, policy, config)
         self.log_clip_range = log_range(*options.clip_range)
         dtype = next(policy.parameters()).dtype
-        # A tensor, because a compiled loss is compiled for the numbers in it.
+        # A tensor, because a compiled loss treats Python numbers as constants.
         self.entropy_coeff = nn.Buffer(torch.tensor(options.entropy_coeff, dtype=dtype), persistent=False)
         self.reference = deepcopy(policy).requires_grad_(False) if options.kl_to_ref_coeff else None
         self.iterations = nn.Buffer(torch.zeros((), dtype=torch.int64))
 
     def begin_iteration(self) -> None:
-        """Anneals the entropy bonus, and copies the policy to the reference when that is due."""
+        """Anneals the entropy bonus. Copies the policy to the reference every ``ref_refresh_updates`` iterations."""
         options = self.options
         self.entropy_coeff.fill_(self.annealed(options.entropy_coeff, options.entropy_final_fraction))
         every = options.ref_refresh_updates
@@ -56,7 +56,7 @@ class GRPO(Algorithm):
         """Writes advantages, the loss mask, and the reference policy's log-probabilities."""
         metrics = add_group_advantages(rows_NT, reward_NT, self.options)
         if self.reference is not None:
-            # Rows begin with a reset, so the reference starts from states of zero, not from the policy's.
+            # Rows begin with a reset, so the reference starts from zero states, not from the policy's.
             with torch.no_grad():
                 output = self.reference.sequence(*self.reference.inputs(rows_NT))
                 rows_NT.set(REF_LOG_PROB, output.distribution.log_prob(rows_NT[ACTION]))
@@ -91,7 +91,7 @@ def grpo_loss(
         entropy    = −entropy_coeff · H(π)
         kl_to_ref  = kl_to_ref_coeff · (q − 1 − log q)
 
-    each averaged over steps. A KL whose coefficient is zero is left out. Metrics are means over unmasked steps.
+    each averaged over steps. With ``kl_to_ref_coeff`` 0 the KL is left out. Metrics are means over unmasked steps.
 
     Args:
         distribution: the distribution of the actions ``[B, T]``.
@@ -100,9 +100,9 @@ def grpo_loss(
             the number of unmasked steps in the step's episode.
         log_clip_range: the clip range of log ρ, see :func:`~recurrl.algorithms.importance.log_range`.
         entropy_coeff: weight of the entropy; None leaves it out.
-        aggregation: ``step`` weights all steps equally, ``episode`` the episodes, and the steps of each. The weights of
-            ``episode`` come from ``episode_loss_steps``, so an episode may be spread over several minibatches.
-        kl_to_ref_coeff: weight of the KL from the reference policy, whose log-probabilities are read.
+        aggregation: ``step`` weights all steps equally; ``episode`` weights all episodes equally, and the steps within
+            each. Its weights come from ``episode_loss_steps``, so an episode may be spread over several minibatches.
+        kl_to_ref_coeff: weight of the KL from the reference policy, whose log-probabilities are ``ref_log_prob``.
         samples_mc_entropy: samples for estimating an entropy without a closed form.
 
     Raises:
@@ -128,7 +128,7 @@ def grpo_loss(
 
 
 def _mean(value: Tensor, weight: Tensor) -> Tensor:
-    """The weighted mean; zero if no step counts, where the values may be anything."""
+    """The weighted mean; zero if all weights are. Values of weight zero are ignored, even NaN."""
     total = (torch.where(weight > 0, value, 0.0) * weight).sum()
     return total / torch.where(weight.sum() > 0, weight.sum(), 1.0)
 

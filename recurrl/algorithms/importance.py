@@ -12,7 +12,7 @@ from recurrl.errors import require
 
 
 def log_range(low: float, high: float) -> tuple[float, float]:
-    """The range of log ρ where the ratio ρ lies between 1 − low and 1 + high.
+    """The range of log ρ for which the ratio ρ lies between 1 − low and 1 + high.
 
     Raises:
         ConfigError: ``low`` is not in [0, 1), or ``high`` is below 0.
@@ -32,7 +32,7 @@ def clipped_surrogate(log_ratio: Tensor, advantage: Tensor, log_clip_range: tupl
     Args:
         log_ratio: log ρ.
         advantage: A, of the same shape.
-        log_clip_range: what log ρ is clipped to, see :func:`log_range`.
+        log_clip_range: the range that log ρ is clipped to, see :func:`log_range`.
 
     Raises:
         ValueError: the shapes differ, because the policy returns several log-probabilities per action.
@@ -67,7 +67,7 @@ def ratio_metrics(
     Args:
         log_ratio: ``[..., P]`` without gradient, of the P steps of each minibatch.
         mask: true for the steps that count; None for all.
-        log_clip_range: what a clipped objective clips to; None for other objectives.
+        log_clip_range: the range that a clipped objective clips log-ratios to; None for other objectives.
     """
     metrics = {"policy/kl": mean_of(kl_from_log_ratio(log_ratio), mask, -1)}
     if log_clip_range is not None:
@@ -79,7 +79,7 @@ def ratio_metrics(
 
 
 def mean_of(value: Tensor, mask: Tensor | None, dim: int | None = None) -> Tensor:
-    """The mean over unmasked steps, zero if there are none; over all without a mask. By default over all dimensions."""
+    """The mean over unmasked steps (all without a mask), along ``dim`` or all dimensions; zero if there are none."""
     return value.mean(dim) if mask is None else torch.where(mask, value, 0.0).sum(dim) / mask.sum(dim).clamp(min=1)
 
 

@@ -17,7 +17,7 @@ from recurrl.runtime.metrics import merged
 from recurrl.runtime.ranks import world
 
 KL, STEPS, SKIPPED, GRAD_NORM = "policy/kl", "optim/steps", "optim/skipped_steps", "optim/grad_norm"
-# Names of a gradient step's ratios and their mask, from which mean_metrics makes the metrics of all steps at once.
+# Names of a gradient step's ratios and their mask, from which mean_metrics computes the metrics of all steps at once.
 _LOG_RATIO, _MASK = "log_ratio", "mask"
 
 
@@ -27,11 +27,11 @@ class Losses(NamedTuple):
     Attributes:
         terms: scalars whose sum is minimised, logged as ``loss/<name>``.
         metrics: other scalars to log, without gradient, by the name of their column in ``metrics.csv``.
-        log_ratio: log π(a) − log π_behaviour(a), ``[S, K]``, without gradient. The KL follows from it; without it
-            ``lr_schedule=adaptive`` and ``algorithm.target_kl`` are unsupported.
+        log_ratio: log π(a) − log π_behaviour(a), ``[S, K]``, without gradient. ``lr_schedule=adaptive`` and
+            ``algorithm.target_kl`` need it for the KL; None if neither is used.
         mask: bool ``[S, K]`` or ``[S, K, 1]``, the steps that the terms and metrics are means over; None for all.
         weight: the scalar that the terms were divided by, if it is not the number of unmasked steps. Ranks weight
-            their terms by it. Where it is zero, the optimizer takes no step.
+            their terms by it. If it is zero, the optimizer takes no step.
     """
 
     terms: dict[str, Tensor]
@@ -67,14 +67,14 @@ def step_metrics(losses: Losses, norm: Tensor, skipped: Tensor, taken: Tensor) -
 
 @torch.no_grad()
 def mean_metrics(steps: Sequence[Mapping[str, Tensor]], log_clip_range: tuple[float, float] | None) -> dict[str, float]:
-    """The mean metrics of the gradient steps taken, if there are any; how many were taken, and how many skipped.
+    """The mean of each metric over the gradient steps taken, if any, and the numbers of steps taken and skipped.
 
     Args:
-        steps: the :func:`step_metrics` of each.
-        log_clip_range: the log-ratios that a clipped objective clips to; None for other objectives.
+        steps: the :func:`step_metrics` of each gradient step.
+        log_clip_range: the range that a clipped objective clips log-ratios to; None for other objectives.
 
     Raises:
-        ConfigError: some have other metrics than the first.
+        ConfigError: a step has other metrics than the first one.
     """
     for step in steps:
         if changed := sorted(step.keys() ^ steps[0].keys()):
@@ -95,7 +95,7 @@ def mean_metrics(steps: Sequence[Mapping[str, Tensor]], log_clip_range: tuple[fl
 
 
 def _weighted(metrics: Mapping[str, Tensor], mask: Tensor) -> Mapping[str, Tensor]:
-    """Scales means over masks ``[..., P]``: their plain mean over ranks is then the mean over all unmasked steps."""
+    """Scales means over masks ``[..., P]`` so that their plain mean over ranks is the mean over all unmasked steps."""
     if world().size == 1:
         return metrics
     share, _ = share_of_ranks(mask.sum(-1).double())
@@ -103,6 +103,6 @@ def _weighted(metrics: Mapping[str, Tensor], mask: Tensor) -> Mapping[str, Tenso
 
 
 def share_of_ranks(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """The factor by which the plain mean over ranks becomes one weighted by ``weight``, and the sum of weights."""
+    """The factor that turns a plain mean over ranks into one weighted by ``weight``, and the sum of the weights."""
     total = world().gathered(weight).sum(0)
     return weight * world().size / total.clamp(min=torch.finfo(weight.dtype).tiny), total

@@ -24,7 +24,7 @@ from recurrl.runtime.ranks import world
 from recurrl.runtime.statistics import masked, summary, variance
 
 CRITIC_EXPLAINS = 0.2
-"""The fraction of the returns' variance, averaged over iterations, above which a critic explains them."""
+"""A critic explains the returns once its explained variance, averaged over iterations, exceeds this."""
 
 
 class PPO(Algorithm):
@@ -37,8 +37,8 @@ class PPO(Algorithm):
         entropy    = −entropy_coeff · H(π)
 
     With ``clip_value`` c, the critic's error is the larger of two: that of V, and that of V clipped to within c of the
-    stored value. ``entropy_coeff`` is multiplied by the advantages' running root mean square. A constant weight that
-    keeps exploring where advantages are large would drown them where they are small; the scaled bonus vanishes with
+    stored value. ``entropy_coeff`` is multiplied by the advantages' running root mean square. A constant weight
+    large enough to keep exploring while advantages are large would drown small ones; the scaled bonus vanishes with
     them once nothing is left to gain.
     """
 
@@ -52,7 +52,7 @@ class PPO(Algorithm):
         self.uses_vtrace = options.advantage == "vtrace" or (options.advantage == "auto" and config.is_off_policy)
         self.advantage_scale = RunningScale()
         self.explained = nn.Buffer(torch.zeros((), dtype=torch.float64))
-        # A tensor, because a compiled loss is compiled for the numbers in it.
+        # A tensor, because a compiled loss treats Python numbers as constants.
         self.entropy_coeff = nn.Buffer(torch.tensor(options.entropy_coeff, dtype=dtype), persistent=False)
 
     def prepare(self, rows_NT: TensorDictBase, reward_NT: Tensor) -> dict[str, float]:
@@ -60,7 +60,7 @@ class PPO(Algorithm):
         options = self.options
         estimate: Callable[..., tuple[Tensor, Tensor]] = gae
         if self.uses_vtrace:
-            ratio = reevaluate(rows_NT, self.policy)  # writes the values and next states of today's weights
+            ratio = reevaluate(rows_NT, self.policy)  # also writes the current weights' values and next states
             estimate = partial(vtrace, ratio=ratio)
         value, next_value = rows_NT[VALUE], next_values(rows_NT, self.policy)
         done = rows_NT["next", "done"]
@@ -69,12 +69,12 @@ class PPO(Algorithm):
         metrics = advantage_metrics(masked(advantage, mask)) | _value_metrics(masked(value, mask), masked(target, mask))
         if options.normalize_advantage == "batch":
             advantage = standardized(advantage, mask)
-        if self.epoch == 0:  # with state=refresh, later epochs see the same rows by weights that have learned from them
+        if self.epoch == 0:  # with state=refresh, later epochs prepare the same rows with weights fitted to them
             explained = torch.full_like(self.explained, metrics["value/explained_variance"]).nan_to_num()
             self.explained.lerp_(world().gathered(explained.clamp(0.0, 1.0)).mean(), AVERAGE_RATE)
             if options.normalize_advantage != "minibatch":
                 self.advantage_scale.update(masked(advantage, mask))
-        # With normalisation by minibatch the scale stays 1.
+        # With normalize_advantage=minibatch the scale stays 1.
         coeff = self.annealed(options.entropy_coeff, options.entropy_final_fraction)
         self.entropy_coeff.copy_(coeff * self.advantage_scale.value)
         rows_NT.set(ADVANTAGE, advantage)
@@ -82,9 +82,9 @@ class PPO(Algorithm):
         return metrics
 
     def epochs(self) -> int:
-        """Takes all epochs until the critic explains the returns.
+        """The number of epochs of this iteration: all configured ones until the critic explains the returns.
 
-        Until then there is nothing for noisy gradients to undo.
+        Until then, noisy gradients have nothing to undo.
         """
         return super().epochs() if self.explained > CRITIC_EXPLAINS else self.config.epochs
 

@@ -22,25 +22,24 @@ from recurrl.runtime.ranks import world
 class SliceStates:
     """Sets the recurrent states that slices start from.
 
-    - ``stored``: those of the rollout.
+    - ``stored``: the states recorded in the rollout.
     - ``zero``: zeros.
-    - ``burn_in``: recomputed with the current weights from the half slice before the slice in its row,
-      starting from the state stored there (Kapturowski et al. 2019, https://openreview.net/forum?id=r1lyTjAqYX). Those
-      steps contribute neither loss nor gradient here, so every frame still counts once per epoch. The first slice of a
-      row starts from its stored state.
+    - ``burn_in``: recomputed with the current weights, by running the half slice before each slice from the state
+      stored there (Kapturowski et al. 2019, https://openreview.net/forum?id=r1lyTjAqYX). Burn-in steps contribute
+      neither loss nor gradient, so every frame still counts once per epoch. The first slice of a row starts from its
+      stored state.
     - ``refresh``: recomputed with the current weights by one pass over the rows before each epoch, starting from the
       states stored at the beginnings of rows.
 
-    A slice that begins with an episode starts from the state stored there, zero, in all of these. No gradient flows
-    into the states.
+    In every mode, a slice that begins with an episode starts from zeros. No gradient flows into these states.
 
     Args:
-        policy: whose states they are; for a feed-forward policy nothing is done.
-        mode: one of these four.
+        policy: the policy that the states belong to; nothing is done for a policy without states.
+        mode: ``stored``, ``zero``, ``burn_in`` or ``refresh``.
         slice_len: steps per slice.
 
     Attributes:
-        refreshes: states, values and advantages are recomputed before each epoch.
+        refreshes: true if states, values and advantages are recomputed before each epoch.
     """
 
     def __init__(self, policy: Policy, mode: str, slice_len: int) -> None:
@@ -50,13 +49,13 @@ class SliceStates:
         self._read = [OBSERVATION, IS_INIT, *policy.input_keys]
 
     def set_rows(self, rows_NT: TensorDictBase) -> None:
-        """Sets the rows of an iteration, as they were collected."""
+        """Sets the rows of an iteration. Call this before anything changes the states recorded in them."""
         self._slices_per_row = rows_NT.batch_size[1] // self._slice_len
         self._slices_SK = rows_NT.select(*self._read).reshape(-1, self._slice_len)
         self._recorded_SK = rows_NT["next"].select(*self._keys).reshape(-1, self._slice_len)
 
     def norms(self, rows_NT: TensorDictBase) -> dict[str, float]:
-        """The mean Euclidean norm of each state in rows of an iteration."""
+        """The mean Euclidean norm of each recurrent state in the rows, as metrics."""
         return {f"state/{key}_norm": float(rows_NT[key].flatten(2).norm(dim=-1).mean()) for key in self._keys}
 
     @torch.no_grad()
@@ -104,7 +103,7 @@ class SliceStates:
             self._write_initial(slices_SK, warmed_S, index_S % self._slices_per_row > 0)
 
     def drift(self, slices_SK: TensorDictBase) -> dict[str, float]:
-        """The distance between the states under the current weights and the recorded states, relative to their norm.
+        """How far the states under the current weights are from the recorded ones, relative to the norm of the latter.
 
         Compares the states at the ends of segments, after running these slices. Empty for a policy without states.
 

@@ -30,22 +30,24 @@ TEACHER_ACTION = "teacher_action"
 
 States = dict[str, Tensor]
 Act = Callable[[Tensors, States, Tensor], tuple[Any, States]]
-"""Maps raw observations, states, and where episodes begin ``[N]`` to the environment's action and the new states."""
+"""Maps raw observations, states and episode starts ``[N]`` to the environment's action and the new states."""
 Shapes = Mapping[str, tuple[int, ...]]
-"""The shapes of one environment's states, which are zero where an episode begins."""
+"""The shapes of one environment's recurrent states. Episodes begin with zeros."""
 
 
 class Teacher:
-    """Says what it would do in rollouts of another policy. Its states follow the episodes of these rollouts.
+    """Labels another policy's rollouts with the actions that the teacher would take.
+
+    The teacher's recurrent states follow the episodes of these rollouts.
 
     Args:
         target: a run, ``module:function``, an ONNX file, or a TorchScript file with the ending ``.pt``.
         env: the student's environment options.
-        privileged: the student's rollouts have the entry ``hidden``.
+        privileged: true if the student's rollouts have the entry ``hidden``.
         device: the device of the rollouts.
 
     Raises:
-        ConfigError: there is no such teacher, or it does not fit the environment.
+        ConfigError: there is no such teacher, or its observations or actions do not fit the environment.
     """
 
     def __init__(self, target: str, env: EnvConfig, privileged: bool, device: torch.device) -> None:
@@ -62,7 +64,7 @@ class Teacher:
 
     @torch.no_grad()
     def label(self, rows_NT: TensorDictBase) -> None:
-        """Writes the teacher's actions into rows ``[N, T]`` that continue the last ones, in the policy's units."""
+        """Writes the teacher's actions, in the policy's units, into rows ``[N, T]`` that continue the last call's."""
         raw = self._interface.raw(rows_NT)
         is_init_NT, count = rows_NT[IS_INIT].squeeze(-1), len(rows_NT)
         if {len(state) for state in self._state.values()} != {count}:
@@ -72,7 +74,7 @@ class Teacher:
         for t, is_init_N in enumerate(is_init_NT.unbind(1)):
             state = {name: reset_state(value, is_init_N) for name, value in self._state.items()}
             action, self._state = self._act({key: values[:, t] for key, values in raw.items()}, state, is_init_N)
-            if PREVIOUS_ACTION in self._state:  # what was done, not what the teacher would have done
+            if PREVIOUS_ACTION in self._state:  # the action that was taken is the student's
                 self._state[PREVIOUS_ACTION] = self._previous_action(rows_NT[ACTION][:, t])
             steps.append(self._interface.policy_action(self._parts(action, count)))
         for path in steps[0]:
@@ -99,10 +101,10 @@ class Teacher:
 
 
 def open_teacher(target: str, device: torch.device) -> tuple[Act, Shapes]:
-    """The teacher of a configuration, and the shapes of its states.
+    """Opens the teacher that ``target`` names. Returns it, and the shapes of its states.
 
     Raises:
-        ConfigError: there is none of that name.
+        ConfigError: there is no such teacher.
     """
     path = Path(target)
     if is_custom(target) and not path.exists():
@@ -117,7 +119,7 @@ def open_teacher(target: str, device: torch.device) -> tuple[Act, Shapes]:
 
 def _policy_of_run(path: Path, device: torch.device) -> tuple[Act, Shapes]:
     """The best policy of a run, with its most probable actions."""
-    # By the public interface, as a user's algorithm would: opening a run is above algorithms.
+    # Through the public interface, because opening a run belongs to a layer above algorithms.
     step: Any = recurrl.load(path, device=str(device)).step
     interface = step.interface
     shapes = {entry.name: tuple(entry.spec.shape) for entry in interface.observed}

@@ -1,1 +1,1 @@
-"""Buffers: what learning draws its minibatches from."""
+"""Buffers, which cut rollouts into minibatches and may replay earlier ones."""

@@ -20,8 +20,8 @@ class SliceBuffer:
 
     Args:
         options: the buffer's options.
-        slice_len: steps per slice; must divide a row.
-        minibatch_slices: slices per minibatch; must divide the slices of an iteration.
+        slice_len: steps per slice; must divide the length of a row.
+        minibatch_slices: slices per minibatch; must divide the number of slices of an iteration.
     """
 
     def __init__(self, options: BufferConfig, slice_len: int, minibatch_slices: int) -> None:
@@ -34,14 +34,14 @@ class SliceBuffer:
         return rollout_NT
 
     def order(self, slices_SK: TensorDictBase) -> Tensor:
-        """The indices of an epoch's slices, in their order."""
+        """The indices of an epoch's slices, in the order in which they are learned from."""
         return torch.randperm(len(slices_SK), device=slices_SK.device)
 
     def minibatches(self, rows_NT: TensorDictBase) -> Iterator[TensorDictBase]:
         """An epoch of minibatches ``[minibatch_slices, slice_len]``.
 
-        They are copies, which may be changed. They have all entries of the rows but ``next``, and ``index``, the number
-        of each step's slice.
+        Minibatches are copies, which may be changed. They have all entries of the rows but ``next``, and the entry
+        ``index``, the number of each step's slice.
 
         Raises:
             ValueError: the rows cannot be cut into slices, or the slices into minibatches.

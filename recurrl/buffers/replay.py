@@ -1,4 +1,4 @@
-"""Replay: rows of earlier iterations are learned from again, together with the new ones.
+"""Replay: learns again from rows of earlier iterations, together with the new ones.
 
 Shape legend: N environments, T steps of a row, R rows, C steps of the ring.
 """
@@ -19,7 +19,7 @@ from recurrl.errors import require
 from recurrl.recurrent.module.keys import IS_INIT
 
 _STREAM = "stream"
-"""The number of a frame's environment."""
+"""Entry of the ring: the number of the environment that a frame is from."""
 _OLDEST = "oldest"
 
 
@@ -34,7 +34,7 @@ class ReplayRing:
     oldest.
 
     Args:
-        steps: C.
+        steps: C, the number of steps to keep of each environment.
         slice_len: steps of a slice; at most C.
 
     Raises:
@@ -51,16 +51,16 @@ class ReplayRing:
         self.clear()
 
     def clear(self) -> None:
-        """Removes everything."""
+        """Removes all steps."""
         self._written = 0
         self._buffer: Storage | None = None
 
     def __len__(self) -> int:
-        """The steps of each environment in the ring."""
+        """The number of steps in the ring, per environment."""
         return min(self._written, self.steps)
 
     def extend(self, rows_NT: TensorDictBase) -> None:
-        """Appends rows ``[N, T]``, the next steps of the same environments each time; the oldest steps are dropped."""
+        """Appends rows ``[N, T]``, the next T steps of the same N environments. A full ring drops its oldest steps."""
         rows, steps = rows_NT.batch_size
         if self._buffer is None:
             storage = LazyTensorStorage(self.steps * rows, ndim=2)
@@ -74,10 +74,10 @@ class ReplayRing:
         self._written += steps
 
     def sample(self, slices: int) -> TensorDictBase:
-        """Slices ``[slices, slice_len]``, copies.
+        """Draws slices ``[slices, slice_len]``, as copies.
 
         Raises:
-            ValueError: there are fewer than ``slice_len`` steps.
+            ValueError: the ring has fewer than ``slice_len`` steps.
         """
         if self._buffer is None or len(self) < self.slice_len:
             raise ValueError(f"A slice of {self.slice_len} steps cannot be drawn from {len(self)} steps. Add more.")
@@ -87,7 +87,7 @@ class ReplayRing:
         return drawn.exclude(_STREAM)
 
     def state_dict(self) -> dict[Any, Tensor]:
-        """The frames by key, ``[C, N]``, and the number of the oldest step. They are not copied."""
+        """The frames by key, ``[C, N, ...]``, and the index of the oldest step. Tensors are not copied."""
         if self._buffer is None:
             return {}
         frames_CN = self._buffer[:].exclude(_STREAM)
@@ -95,7 +95,7 @@ class ReplayRing:
         return {**dict(frames_CN.items(True, True)), _OLDEST: torch.tensor(oldest)}
 
     def load_state_dict(self, state: Mapping[Any, Tensor]) -> None:
-        """Restores the frames, the newest ones if the saved ring was larger; the same slices are then drawn."""
+        """Restores the frames, only the newest if the saved ring was larger. The same slices are then drawn."""
         self.clear()
         if not state:
             return
@@ -131,7 +131,7 @@ class ReplayBuffer(SliceBuffer):
         self.ring, self._loaded = None, state
 
     def extend(self, rollout_NT: TensorDictBase) -> TensorDictBase:
-        """Rows ``[R, T]``: the new ones, then those drawn from earlier iterations, once there are any.
+        """Rows ``[R, T]`` to learn from: the new ones, then rows drawn from earlier iterations once there are any.
 
         Drawn rows are as long as new ones, start at any step, and go through the whole update as new ones do: states,
         values and advantages are computed over rows, and minibatches hold slices of them.

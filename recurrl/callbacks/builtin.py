@@ -47,10 +47,10 @@ logger = logging.getLogger(__name__)
 
 
 class ConsistencyCheck(Callback):
-    """Checks once that the update sees what the rollout saw: on the first rollout of known weights.
+    """Checks that the update sees what the rollout saw, once, on the first rollout whose weights are known.
 
-    Rollouts collected ahead of learning cannot be checked if their weights no longer exist. The check waits for the
-    first rollout whose weights were kept.
+    A resumed run may begin with rollouts that were collected ahead of learning, with weights that no longer exist. The
+    check waits for the first rollout collected with weights of this process.
 
     Args:
         check: takes the policy, its rollout and ``resumed``, and returns a line for the log.
@@ -65,7 +65,7 @@ class ConsistencyCheck(Callback):
         """Checks the rollout if it is the first one that can be checked.
 
         Raises:
-            ConsistencyError: the update would see something else.
+            ConsistencyError: the update would not see what the rollout saw.
         """
         if self._done:
             return
@@ -80,11 +80,11 @@ class ConsistencyCheck(Callback):
 
 
 class EpisodeStatistics(Callback):
-    """Returns (unscaled, undiscounted), lengths and truncations of the last episodes; rank 0 has those of all ranks."""
+    """The last episodes' returns (unscaled, undiscounted), lengths and truncations; on rank 0 those of all ranks."""
 
     def __init__(self) -> None:
         self.episodes: deque[list[float]] = deque(maxlen=WINDOW)
-        """Return, length, and 1 if truncated."""
+        """Return, length, and 1 if truncated, of each of the last ``WINDOW`` episodes."""
         self.count = 0
 
     def on_rollout(self, trainer: Trainer, rollout: TensorDictBase) -> None:
@@ -93,10 +93,10 @@ class EpisodeStatistics(Callback):
         done_TN1 = episodes_ended(after)
         step_TN1 = torch.arange(len(done_TN1), device=done_TN1.device).view(-1, 1, 1).expand_as(done_TN1)
         truncated = done_TN1 & ~after["terminated"]
-        # As one table, so that a device is waited for once.
+        # One table, so that the device is synchronised only once.
         table_TN4 = torch.cat((step_TN1, after[EPISODE_RETURN], after[EPISODE_LENGTH], truncated), -1)
         of_ranks = world().gather(table_TN4[done_TN1.squeeze(-1)].tolist())
-        # A stable sort: within a step they are in the order of the environments, as in a run of one process.
+        # A stable sort keeps the order of the environments within a step, as in a run of one process.
         for _, *episode in sorted(chain.from_iterable(of_ranks), key=itemgetter(0)):
             self.episodes.append(episode)
             self.count += 1
@@ -113,11 +113,11 @@ class EpisodeStatistics(Callback):
         }
 
     def state_dict(self) -> dict[str, Any]:
-        """The last episodes and their number, for checkpoints."""
+        """The last episodes, and the number of all, for checkpoints."""
         return {"episodes": list(self.episodes), "count": self.count}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restores the last episodes and their number."""
+        """Restores the last episodes, and the number of all."""
         self.episodes, self.count = deque(state["episodes"], maxlen=WINDOW), state["count"]
 
 
@@ -127,10 +127,10 @@ class Checkpoints(Callback):
     Args:
         config: the whole run's configuration.
         settings: the whole configuration as plain values.
-        trackers: destinations of metrics, by name; checkpoints hold the run's ids there.
-        start: the checkpoint to resume from, on rank 0; None for a new run. One of another directory is copied.
+        trackers: destinations of metrics, by name; checkpoints store the run's id in each.
+        start: the checkpoint to resume from, on rank 0; None for a new run. It is copied if it is in another directory.
         restarts: counts restarts of environments.
-        rewrites: write a checkpoint again once it is complete, because users' callbacks have run since.
+        rewrites: write a checkpoint again once it is complete, because users' callbacks may have changed the state.
     """
 
     def __init__(
@@ -179,7 +179,7 @@ class Checkpoints(Callback):
         """Saves the run if it is due."""
         trainer.checkpoint = None
         if self._start is not None and trainer.summary.frames_here == 0:
-            trainer.checkpoint = self._start.path  # of an iteration whose evaluation is repeated
+            trainer.checkpoint = self._start.path  # the evaluation of its iteration is repeated
         elif any(map(trainer.is_due, self._periods)):
             self._save(trainer)
 
@@ -191,8 +191,8 @@ class Checkpoints(Callback):
     def complete(self, trainer: Trainer) -> None:
         """Adds the evaluation to the last iteration's checkpoint, if there is one, and removes older checkpoints.
 
-        Called on rank 0 once the iteration is logged: a run that resumes from a checkpoint without an evaluation first
-        evaluates and logs that checkpoint's iteration.
+        Called on rank 0 once the iteration is logged, because a run that resumes from a checkpoint without an
+        evaluation first evaluates and logs that checkpoint's iteration.
         """
         if trainer.checkpoint is None or trainer.is_interrupted:
             return
@@ -220,7 +220,7 @@ class Evaluation(Callback):
 
     Args:
         restarts: counts restarts of environments.
-        env: this rank's share of the environments, for which it has a simulator.
+        env: options of this rank's share of the environments, so that a simulator is shared with training.
     """
 
     def __init__(self, restarts: Restarts, env: EnvConfig) -> None:
@@ -238,7 +238,7 @@ class Evaluation(Callback):
             self._evaluate(trainer)
 
     def on_end(self, trainer: Trainer) -> None:
-        """Evaluates a run that a callback stopped as if it had finished, unless that was before its first iteration."""
+        """Evaluates a run that a callback stopped, unless it was stopped before the first iteration."""
         if trainer.stopped and trainer.metrics:
             self._evaluate(trainer)
 
@@ -286,12 +286,12 @@ def _evaluation_metrics(trainer: Trainer, env: EnvConfig, seed: int) -> dict[str
 
 
 class Log(Callback):
-    """Logs each iteration, after which its checkpoint is complete, and draws the learning curve at the end.
+    """Logs each iteration, then completes its checkpoint. Draws the learning curve at the end.
 
     Args:
         trackers: destinations of metrics, the file first.
-        diagnosis: gives the warnings for the summary.
-        checkpoints: the callback that writes checkpoints, to complete those of iterations that are logged.
+        diagnosis: the callback that finds the warnings for the summary.
+        checkpoints: the callback that writes checkpoints; it completes that of each logged iteration.
         total_frames: the run's total frames, for the progress line.
     """
 
@@ -302,12 +302,12 @@ class Log(Callback):
         self._progress = Progress(total_frames)
 
     def on_iteration(self, trainer: Trainer, metrics: dict[str, float]) -> None:
-        """Logs the iteration, unless an evaluation of it is to come."""
+        """Logs the iteration, unless the run was stopped: it is then first evaluated, and logged by :meth:`on_end`."""
         if not trainer.stopped:
             self._log(trainer)
 
     def on_end(self, trainer: Trainer) -> None:
-        """Logs a run that a callback stopped, completes a checkpoint of the end, and draws the learning curve."""
+        """Logs the last iteration of a stopped run, completes its checkpoint, and draws the learning curve."""
         if trainer.stopped and trainer.metrics and not trainer.is_interrupted:
             self._log(trainer)
         self._checkpoints.complete(trainer)

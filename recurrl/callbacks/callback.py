@@ -1,4 +1,4 @@
-"""The interface of callbacks, and several of them as one.
+"""The interface of callbacks, and a list of callbacks that are called together.
 
 Shape legend: N environments, T steps of a row.
 """
@@ -31,14 +31,13 @@ logger = logging.getLogger(__name__)
 class Callback:
     """Runs at fixed points of :meth:`recurrl.trainer.Trainer.fit`. A subclass overrides the methods that it needs.
 
-    User-defined callbacks run on rank 0 only. They may write files.
-
-    Random numbers drawn in ``on_iteration`` affect training; those of an :class:`IterationCallback` do not.
+    User-defined callbacks run on rank 0 only, and may write files. Random numbers that they draw from global generators
+    affect training; those that an :class:`IterationCallback` draws do not.
     """
 
     @property
     def name(self) -> str:
-        """The name of its state in checkpoints."""
+        """The name of the callback's state in checkpoints; by default that of the class."""
         return type(self).__name__
 
     def on_start(self, trainer: Trainer) -> None:
@@ -48,28 +47,29 @@ class Callback:
         """Called with each rollout ``[N, T]``, before the update."""
 
     def on_iteration(self, trainer: Trainer, metrics: dict[str, float]) -> bool | None:
-        """Called after each update. ``trainer.frames`` includes the iteration.
+        """Called after each update; ``trainer.frames`` already includes this iteration.
 
         Args:
             trainer: the run.
-            metrics: the iteration's metrics, to which callbacks add. After the evaluation they include its metrics.
+            metrics: the iteration's metrics, to which callbacks may add. Users' callbacks run after an evaluation that
+                is due, so they get its metrics too.
 
         Returns:
             True to end the run after this iteration, as ``trainer.stop()`` does.
         """
 
     def on_end(self, trainer: Trainer) -> None:
-        """Called once, after the last iteration, also of an interrupted run; not if the run failed."""
+        """Called once, after the last iteration, even if the run was interrupted; not if it failed."""
 
     def close(self, failed: bool) -> None:
         """Releases files and connections. Called however the run ends."""
 
     def metrics(self) -> dict[str, float]:
-        """Metrics to log with each iteration, besides the update's."""
+        """Metrics to log with each iteration, in addition to the update's."""
         return {}
 
     def state_dict(self) -> dict[str, Any]:
-        """Tensors and plain values, for checkpoints."""
+        """The state for checkpoints, of tensors and plain values."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -77,17 +77,17 @@ class Callback:
 
 
 class IterationCallback(Protocol):
-    """A callback of a run that only reads its metrics and its policy.
+    """A callback that only reads the run's metrics and policy.
 
-    Checkpoints hold its state, of tensors and plain values, if it has ``state_dict()`` and ``load_state_dict(state)``.
+    If it has ``state_dict()`` and ``load_state_dict(state)``, checkpoints hold its state, of tensors and plain values.
     """
 
     def on_iteration(self, metrics: Mapping[str, float], policy: Agent) -> bool | None:
         """Called after each iteration, before it is logged. Random numbers drawn here do not affect training.
 
         Args:
-            metrics: the iteration's metrics, with ``frames``, and the evaluation's if there was one after it.
-            policy: acts with the parameters that the iteration learned.
+            metrics: the iteration's metrics, with ``frames``, and those of the evaluation if one was due.
+            policy: an agent with the parameters after this iteration.
 
         Returns:
             True to stop: the run is saved and evaluated as if it had finished, with the status ``stopped``, and can be
@@ -122,10 +122,10 @@ class UserCallback(Callback):
 
 
 def check_callbacks(callbacks: Sequence[Any]) -> None:
-    """Rejects what would not be called as its author meant, before a run begins.
+    """Rejects callbacks whose methods would not be called as intended, before a run begins.
 
     Raises:
-        ConfigError: with what a callback needs.
+        ConfigError: the message says what the callback needs.
     """
     require(isinstance(callbacks, list | tuple), f"callbacks must be a list (got a {type(callbacks).__name__}).")
     for each in callbacks:
@@ -180,7 +180,7 @@ class Callbacks:
     def on_iteration(self, trainer: Trainer, metrics: dict[str, float]) -> None:
         """Calls ``on_iteration`` of each, after the update.
 
-        After a signal interrupts the evaluation, no further callback is called: a resumed run calls all of them again.
+        If a signal interrupts the evaluation, the callbacks after it are not called: a resumed run calls all again.
         """
         for callback in self._callbacks.values():
             if callback.on_iteration(trainer, metrics):
@@ -203,20 +203,20 @@ class Callbacks:
         """The metrics of all callbacks.
 
         Raises:
-            ConfigError: two have a metric of the same name, or one is not a number.
+            ConfigError: two callbacks have a metric of the same name, or a metric is not a number.
         """
         return floats(merged(*(callback.metrics() for callback in self._callbacks.values())))
 
     def state_dict(self) -> dict[str, Any]:
-        """The states of those that have one, by name.
+        """The states of the callbacks that have one, by name.
 
         Raises:
-            RunError: one is not of tensors and plain values.
+            RunError: a state holds something other than tensors and plain values.
         """
         return {name: state for name, callback in self._callbacks.items() if (state := state_copy(callback, name))}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restores the states of callbacks by name. One that the saved run did not have keeps its initial state."""
+        """Restores the states of callbacks by name. A callback without a saved state keeps its initial one."""
         if lost := sorted(state.keys() - self._callbacks.keys()):
             logger.warning("The checkpoint has states of callbacks that this run lacks: %s.", ", ".join(lost))
         for name in self._callbacks.keys() & state.keys():

@@ -1,4 +1,4 @@
-"""Warnings that a run does not learn: the figure that shows it, and what to try."""
+"""Warnings that a run does not learn, each with the figure that shows it and what to try."""
 
 from __future__ import annotations
 
@@ -48,47 +48,47 @@ WARNINGS = {
         "sees its own last action"
     ),
 }
-"""What to try, by the title of the warning. docs/not-learning.md says what each means."""
+"""What to try, by the title of the warning. docs/not-learning.md explains each warning."""
 
 MEAN, STD, EPISODES = "train/return_mean", "train/return_std", "train/episodes"
 RANDOM_MEAN = "eval/return_mean_random"
 
 MIN_ITERATIONS = 20
-"""A warning is due once its condition has held for half of the run's iterations in a row, but at least for these.
+"""A warning is due once its condition has held for half of the run's iterations in a row, and for at least this many.
 
-At the end a quarter is enough. Before that, a reward that is hard to find may still be found.
+After the last evaluation a quarter is enough. Before, a reward that is hard to find may still be found.
 """
 MIN_EPISODES = 10
-"""The first returns are those after the iteration by which this many episodes have ended."""
+"""Returns are compared with those of the first iteration after which this many episodes have ended."""
 
 MIN_ENTROPY = 0.02
 """Entropy of discrete actions, in nats: about one action in 300 is not the most probable one."""
 MIN_STD = 0.02
-"""Standard deviation of continuous actions, as a fraction of ``policy.initial_std``."""
+"""Standard deviation of continuous actions that counts as collapsed, as a fraction of ``policy.initial_std``."""
 MIN_ADVANTAGE = 0.01
 """The advantages' deviation, as a fraction of the largest value targets so far."""
 MIN_GRADIENT = 1e-3
-"""The gradient's norm, as a fraction of the norm that it is clipped to. Per parameter it is then near Adam's eps."""
+"""The gradient's norm, as a fraction of the norm that it is clipped to. Its entries are then near Adam's eps."""
 SOME_EXPLAINED, EXPLAINED_ITERATIONS = 0.05, 0.1
-"""Explained variances up to the first number are chance; so are larger ones in at most the second fraction of
-iterations.
+"""An explained variance up to the first number is chance. So are larger ones, if they occur in no more than the second
+number's share of the iterations.
 """
 MIN_SIGNAL = 0.02
-"""The share of signal in an epoch's gradient: the noise scale is then 49 times the frames of an iteration."""
+"""The share of signal in an epoch's gradient. At this value the noise scale is 49 times the frames of an iteration."""
 MIN_MEMORY_GAIN = 0.05
-"""A policy uses its memory if it loses more than this part of its gain over random actions without it."""
+"""A policy uses its memory if it would lose more than this fraction of its gain over random actions without it."""
 MAX_LOST_GAIN = 0.2
-"""The part of the gain over random actions that a policy may lose when its most probable actions are played."""
+"""The fraction of its gain over random actions that a policy may lose by playing its most probable actions."""
 
 _STATE = ("iterations", "explained", "largest_target", "first", "lasting", "issued")
 
 
 class Diagnosis(Callback):
-    """Finds from a run's metrics that it does not learn.
+    """Detects from a run's metrics that it does not learn.
 
-    A policy at its best may be deterministic, leave nothing to gain, and have all its episodes truncated. So there are
-    warnings during the run only while returns are no higher than at first, and after the evaluation of random actions
-    only if the policy is no better than they are.
+    An optimal policy may be deterministic, have nothing left to gain, and have all its episodes truncated. So such
+    conditions cause warnings only while returns are no higher than at first or, once random actions have been
+    evaluated, if the policy is no better than random.
 
     Args:
         iterations: the iterations of the whole run.
@@ -110,7 +110,7 @@ class Diagnosis(Callback):
     def on_iteration(self, trainer: Trainer, metrics: dict[str, float]) -> None:
         """Logs the warnings that are due for the first time."""
         if trainer.summary.frames_here == 0:
-            return  # an iteration that a resumed run repeats, which the checkpoint's state includes
+            return  # a resumed run repeats this iteration, which the restored state includes
         for warning in self.update(metrics):
             logger.warning("After %d frames: %s", trainer.frames, warning)
 
@@ -147,7 +147,7 @@ class Diagnosis(Callback):
         return {title: f"{title}: {figure}. Try {WARNINGS[title]}." for title, figure in figures.items()}
 
     def _lasting_conditions(self, metrics: Metrics) -> dict[str, str]:
-        """The conditions that are met for long enough, with their figures."""
+        """The conditions that have held for long enough, with their figures."""
         needed = max(MIN_ITERATIONS, self._total_iterations // (4 if RANDOM_MEAN in metrics else 2))
         first = self._first or {MEAN: math.nan, STD: math.nan}
         returns = f"with returns of {_spread(metrics[MEAN], metrics[STD])}, at first {_spread(first[MEAN], first[STD])}"
@@ -187,7 +187,7 @@ class Diagnosis(Callback):
         return metrics[MEAN] > self._first[MEAN] + 2 * math.sqrt(variance) + rounding
 
     def state_dict(self) -> dict[str, Any]:
-        """The counts so far, for checkpoints: a resumed run warns like one that was not interrupted."""
+        """The counts so far, for checkpoints, so that a resumed run warns like one that was not interrupted."""
         return {name: getattr(self, f"_{name}") for name in _STATE}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -215,7 +215,7 @@ def _memory_not_used(metrics: Metrics) -> dict[str, str]:
 
 
 def _better_when_sampled(metrics: Metrics) -> dict[str, str]:
-    """Compares the evaluation, of most probable actions, with the returns of training, where actions are sampled."""
+    """Compares the evaluation's returns, of most probable actions, with those of training, of sampled actions."""
     evaluated, trained = (metrics["eval/return_mean"], metrics["eval/return_std"]), (metrics[MEAN], metrics[STD])
     variances = evaluated[1] ** 2 / metrics["eval/episodes"], trained[1] ** 2 / max(1, min(metrics[EPISODES], WINDOW))
     lost, gain = trained[0] - evaluated[0], trained[0] - metrics[RANDOM_MEAN]

@@ -33,7 +33,7 @@ SHAPING = ("env.", "cell.", "policy.", "algorithm.")
 AUTO = "auto"
 BEST, LAST = "best", "last"
 RETURN_MEAN = "eval/return_mean"
-"""The metric by which the best checkpoint is found."""
+"""The metric that decides which checkpoint is the best."""
 _METADATA = {"version": str, "frames": int, "ranks": int, "metrics": dict, "tracker_ids": dict, "settings": dict}
 
 logger = logging.getLogger(__name__)
@@ -55,16 +55,16 @@ def save(
 ) -> Path:
     """Writes a checkpoint on rank 0, and returns its path. Collective.
 
-    :func:`recurrl.checkpoint.files.add_evaluation` completes it.
+    Without ``evaluation``, :func:`recurrl.checkpoint.files.add_evaluation` completes the checkpoint later.
 
     Args:
         run_dir: the run's directory.
         frames: frames seen so far.
         metrics: the last iteration's metrics, without those of its evaluation.
         parts: the :func:`components` of the run.
-        tracker_ids: the run's ids at destinations of metrics.
+        tracker_ids: the run's id in each tracker, by the tracker's name.
         settings: the run's whole configuration as plain values.
-        evaluation: the policy's evaluation, if the iteration is logged.
+        evaluation: the metrics of its evaluation, empty if none was due; None if the iteration is yet to be logged.
 
     Raises:
         OSError: the disk is full, or the folder is not writable. Earlier checkpoints stay intact.
@@ -95,8 +95,8 @@ class Checkpoint:
         checksums: the SHA-256 of its states' files.
         resumed: the tracking state that a resumed run continues from.
         metrics: the metrics of its iteration, without those of an evaluation.
-        evaluation: the metrics of the evaluation after it, if one was due; None if the run ended before it, so that the
-            iteration is yet to be logged.
+        evaluation: the metrics of the evaluation after it, empty if none was due; None if the run ended before the
+            iteration was evaluated and logged.
 
     Raises:
         ConfigError: it is damaged.
@@ -122,7 +122,7 @@ class Checkpoint:
             logger.warning("%s was written by recurrl %s, and this is recurrl %s.", path, self.version, __version__)
 
     def load(self, into: Mapping[str, Stateful], settings: Mapping[str, Any]) -> None:
-        """Restores what :func:`save` wrote; on rank 0 of several, while the others call :func:`rank_states.share`.
+        """Restores what :func:`save` wrote. Rank 0 calls this, while other ranks call :func:`rank_states.share`.
 
         Environments whose settings have changed begin new episodes, and the log says so.
 
@@ -151,7 +151,7 @@ class Checkpoint:
         """Restores only the policy, including its running statistics.
 
         Args:
-            policy: made as ``settings`` say.
+            policy: the policy that ``settings`` describe.
             settings: the whole configuration as plain values.
 
         Raises:
@@ -161,21 +161,21 @@ class Checkpoint:
 
     @property
     def is_alone(self) -> bool:
-        """True for a checkpoint outside its run directory, of whose configuration it holds the only copy."""
+        """True for a checkpoint outside a run directory, which holds the only copy of the run's configuration."""
         return not os.path.lexists(self.path.absolute().parent.parent / CONFIG_FILE)
 
     def is_in(self, run_dir: Path) -> bool:
-        """True if it is one of the run directory's checkpoints."""
+        """True if the checkpoint is in the run directory."""
         return self.path.resolve().parent == (run_dir / CHECKPOINTS).resolve()
 
     def copied_to(self, run_dir: Path) -> "Checkpoint":
-        """Copies it into ``run_dir``, where another run continues from it with new ids at destinations of metrics."""
+        """Copies the checkpoint into ``run_dir``, for another run that continues from it with new tracker ids."""
         path = files.path_in(run_dir / CHECKPOINTS, self.frames)
         files.copy(self.path, path, {"tracker_ids": {}})
         return Checkpoint(path)
 
     def replace_later_ones(self) -> None:
-        """Moves the later checkpoints of its run, which continues from here, away from those that count."""
+        """Moves the run's later checkpoints to the folder ``replaced``, because the run continues from this one."""
         later = [path for path in files.checkpoints_in(self.path.parent) if files.frames_of(path) > self.frames]
         if later:
             folder = self.path.absolute().parent.parent / f"{REPLACED}/{datetime.now():%Y-%m-%d_%H-%M-%S-%f}"
@@ -189,7 +189,7 @@ class Checkpoint:
             )
 
     def _shaping(self, settings: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-        """The changed settings that may keep a checkpoint from fitting."""
+        """The changed settings that may make the checkpoint incompatible."""
         changes = differences(self.settings, settings) if self.settings and settings else {}
         return {key: change for key, change in changes.items() if key.startswith(SHAPING)}
 
@@ -230,7 +230,7 @@ def to_resume(resume: object, run_dir: Path) -> Checkpoint | None:
 
 
 def find(path: Path, which: str = LAST) -> Path:
-    """The checkpoint a path names: itself, or one of a run directory.
+    """The checkpoint that a path names: the path itself, or one in a run directory.
 
     Args:
         path: a checkpoint or a run directory.
@@ -253,7 +253,7 @@ def find(path: Path, which: str = LAST) -> Path:
 
 
 def best(run_dir: Path) -> tuple[Path, dict[str, Any]]:
-    """The best checkpoint of a run, and what describes it: frames, evaluation, version and its files' SHA-256.
+    """The path of a run's best checkpoint, and its frames, evaluation, version and the SHA-256 of its files.
 
     Raises:
         ConfigError: the run has no evaluated checkpoint.

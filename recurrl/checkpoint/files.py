@@ -1,8 +1,8 @@
 """Checkpoint directories: written whole or not at all, and read only if every byte is as it was written.
 
-A checkpoint holds tensors and plain values and no code: a file ``state-<component>.pt`` for each, written by
-``torch.save`` and read with ``weights_only``. Nothing is removed but what :func:`write` made, and no symbolic link is
-followed on the way.
+A checkpoint holds tensors and plain values and no code: one file ``state-<component>.pt`` per component, written by
+``torch.save`` and read with ``weights_only``. Only files that this module wrote are removed, and no symbolic link is
+followed.
 """
 
 import errno
@@ -35,7 +35,7 @@ _INCOMPATIBLE = (
     *(AssertionError, AttributeError, EOFError, IndexError, KeyError, RuntimeError, TypeError, ValueError),
     pickle.UnpicklingError,
 )
-"""Raised by reading or restoring a state that is not the component's."""
+"""What reading or restoring a state raises if it is not that of the component."""
 
 
 def write(
@@ -87,7 +87,7 @@ def write(
 
 
 def copy(path: Path, to: Path, changes: Mapping[str, Any]) -> None:
-    """Writes an intact checkpoint again, with changes of its metadata."""
+    """Copies an intact checkpoint to the path ``to``, with changes to its metadata."""
     saved = _manifest(path)
     states = {name.removeprefix("state-").removesuffix(".pt"): path / name for name in saved.checksums}
     write(to, states, saved.metadata | dict(changes), saved.evaluation)
@@ -106,12 +106,12 @@ def _save(state: Any, path: Path) -> None:
 
 
 def load(path: Path, components: Mapping[str, Stateful], changes: Mapping[str, tuple[Any, Any]] | None = None) -> None:
-    """Restores components from an intact checkpoint, and ignores its others.
+    """Restores components from an intact checkpoint; other components in the checkpoint are ignored.
 
     Args:
         path: the checkpoint.
         components: the components by name.
-        changes: old and new value of each changed setting that affects their shapes.
+        changes: old and new value of each changed setting that affects their shapes, for the error message.
 
     Raises:
         ConfigError: the checkpoint does not fit the components.
@@ -168,10 +168,10 @@ class Manifest(NamedTuple):
 
 
 def manifest(path: Path) -> Manifest:
-    """The manifest of a checkpoint, whose files are all as they were written.
+    """The manifest of a checkpoint, after verifying the checksums of its files.
 
     Raises:
-        ConfigError: the checkpoint is damaged; with the newest intact one in its folder.
+        ConfigError: the checkpoint is damaged; the message names the newest intact one in its folder.
     """
     problem = damage(path)
     if problem is not None:
@@ -185,7 +185,7 @@ def manifest(path: Path) -> Manifest:
 
 
 def add_evaluation(path: Path, values: Mapping[str, float]) -> None:
-    """Adds the evaluation of a checkpoint's policy atomically.
+    """Atomically adds the metrics of an evaluation to a checkpoint.
 
     Raises:
         OSError: the disk is full, or the folder cannot be written to.
@@ -196,7 +196,7 @@ def add_evaluation(path: Path, values: Mapping[str, float]) -> None:
 
 
 def evaluation(path: Path) -> dict[str, float] | None:
-    """The evaluation added to an intact checkpoint; None without one."""
+    """The metrics of an intact checkpoint's evaluation; None before :func:`add_evaluation`."""
     return _manifest(path).evaluation
 
 
@@ -235,7 +235,7 @@ def is_checkpoint(path: Path) -> bool:
 
 
 def damage(path: Path) -> str | None:
-    """The damage to a checkpoint's files, or None. Foreign files within it are neither read nor loaded."""
+    """A description of the damage to a checkpoint's files; None if they are intact. Foreign files are not read."""
     try:
         for name, expected in _manifest(path).checksums.items():
             if not _is_part(path / name):
@@ -263,7 +263,7 @@ def _manifest(path: Path) -> Manifest:
     manifest = Manifest(values["metadata"], values["checksums"], values["evaluation"])
     evaluation = {} if manifest.evaluation is None else manifest.evaluation
     are_mappings = all(isinstance(each, dict) for each in (manifest.metadata, manifest.checksums, evaluation))
-    # Compare the text, so that any lost or changed byte shows.
+    # Comparing the text detects any lost or changed byte.
     if not are_mappings or _sealed(manifest._asdict()) != text:
         raise ValueError
     has_floats = all(type(value) is float for value in evaluation.values())

@@ -1,4 +1,4 @@
-"""The states of several ranks in one checkpoint, and their division among another number of ranks.
+"""The states of several ranks in one checkpoint, which another number of ranks can resume too.
 
 Rank 0 writes and reads the files. Its own states are stored as in a run of one process; the component ``ranks``
 holds the states of the other ranks.
@@ -30,7 +30,7 @@ State = dict[str, Any]
 
 
 def gathered_states(components: Mapping[str, Stateful]) -> dict[str, Any]:
-    """On rank 0, the states of the other ranks that differ, as one component; empty for one rank. Collective.
+    """On rank 0, what differs in the other ranks' states, as one component; otherwise empty. Collective.
 
     Raises:
         RunError: the policies of the ranks are no longer the same.
@@ -43,7 +43,7 @@ def gathered_states(components: Mapping[str, Stateful]) -> dict[str, Any]:
         return {}
     _, *others = world().gather((sizes, b""))
     for rank, (theirs, _) in enumerate(others, start=1):
-        # Not equal: processors of different kinds round differently.
+        # With a tolerance, because processors of different kinds round differently.
         differing = [name for name, size in sizes.items() if not math.isclose(size, theirs[name], rel_tol=1e-3)]
         if differing:
             raise RunError(
@@ -55,12 +55,12 @@ def gathered_states(components: Mapping[str, Stateful]) -> dict[str, Any]:
 
 
 def share(components: Mapping[str, Stateful], own: Sequence[State] = (), seeds: Sequence[int] = ()) -> None:
-    """Gives the other ranks rank 0's state of what is the same on all ranks. Collective.
+    """Sends all ranks rank 0's state of the components that are the same on all, and each rank its own. Collective.
 
     Args:
         components: the run's components.
-        own: on rank 0, the states that differ, for each rank; those that are missing stay as they are.
-        seeds: on rank 0, a seed of new random numbers for each rank.
+        own: on rank 0, for each rank, the states of components that differ; a component without one keeps its state.
+        seeds: on rank 0, a seed for each rank's random numbers; empty to keep them.
     """
     if world().size == 1 and not own:
         return
@@ -98,12 +98,12 @@ def load(
         path: the checkpoint's directory.
         saved: the number of ranks that wrote it.
         components: the components of the run to restore.
-        changes: as for :func:`recurrl.checkpoint.files.load`.
+        changes: old and new value of each changed setting that affects the components' shapes.
         seed: the run's seed.
         frames: the run's frames so far.
 
     Raises:
-        ConfigError: it does not fit the configuration.
+        ConfigError: the checkpoint does not fit the configuration.
     """
     size = world().size
     if saved == size:
@@ -118,7 +118,7 @@ def load(
         *(path, saved, size, ", and the replay buffer starts empty" if "buffer" in components else ""),
     )
     files.load(path, {name: each for name, each in components.items() if name not in OWN}, changes)
-    # The scale is the same on all ranks; the returns of their environments start with the episodes.
+    # All ranks share the scale. The discounted returns start anew, like the episodes.
     scaler = files.state(path, SCALER) | {_RETURNS: components[SCALER].state_dict()[_RETURNS]}
     seeds = [seed_of_rank(seed, frames, rank) for rank in range(size)]
     share(components, [{SCALER: scaler}] * size, seeds)

@@ -18,13 +18,13 @@ from recurrl.policy.normalization import ObservationNormalizer
 def copy_weights(policy: Policy, path: Path, keep_std: bool = False) -> list[str]:
     """Copies the parameters and running statistics that fit from a checkpoint's policy, and returns lines for the log.
 
-    A layer is copied as a whole or not at all, and so are the statistics of an observation. Nothing but tensors is read
-    from the checkpoint: its configuration is not looked at.
+    A layer is copied as a whole or not at all, and so are the statistics of an observation. Only tensors are read from
+    the checkpoint, not its configuration.
 
     Args:
         policy: the new run's policy.
         path: a checkpoint, or a run directory for its newest one.
-        keep_std: leave the standard deviation of continuous actions as it is.
+        keep_std: keep the new policy's standard deviation of continuous actions.
 
     Raises:
         ConfigError: there is no intact checkpoint, nothing of it fits, or it holds NaN or Inf.
@@ -56,7 +56,7 @@ def copy_weights(policy: Policy, path: Path, keep_std: bool = False) -> list[str
         f"{', '.join(differing) or 'none'}. Layers that it lacks: {', '.join(missing) or 'none'}. Use a run with a "
         "network of the same sizes, or leave init_from out.",
     )
-    # A parameter's own name if the new policy has its layer, because the layer itself is then listed above.
+    # The parameter instead of the layer where the new policy has the layer, which is then listed above.
     only_there = (name if (layer := _layer_of(name)) in layers else layer for name in source if name not in target)
     outcome = {
         f"taken from {saved.path}": copied,
@@ -73,7 +73,7 @@ def _tensors(state: Any) -> dict[str, Tensor]:
 
 
 def _layers(policy: Policy) -> dict[str, list[str]]:
-    """The names of each layer's tensors. Those of a normaliser belong together, its counts too."""
+    """The names of the tensors of each layer. All tensors of a normaliser, counts included, form one layer."""
     normalizers = [name for name, module in policy.named_modules() if isinstance(module, ObservationNormalizer)]
     layers: dict[str, list[str]] = {}
     for name in policy.state_dict():
@@ -87,7 +87,7 @@ def _layer_of(name: str) -> str:
 
 
 def _difference(name: str, source: Tensor | None, target: Tensor) -> str | None:
-    """The difference between two tensors of a name; None without one."""
+    """How a tensor of the checkpoint differs from the policy's in shape or type; None if it does not."""
     if source is None:
         return f"{name} is missing there"
     if source.shape != target.shape:

@@ -23,13 +23,13 @@ class RolloutSpec:
     """What a collector collects.
 
     Attributes:
-        env: the environments.
-        policy: the policy to act with, on its device, where the rollouts are stored too.
+        env: options of the environments.
+        policy: the policy to act with. Rollouts are stored on its device.
         frames: frames per rollout, summed over environments.
         seed: the seed of environments and workers.
-        group_size: environments that start each row from the same state; each row then begins with a reset. None:
-            episodes continue from one rollout to the next.
-        cuda_graph: replays the policy's steps as a CUDA graph.
+        group_size: the number of environments that start each row from the same state; each row then begins with a
+            reset. None if episodes continue from one rollout to the next.
+        cuda_graph: replay the policy's steps as a CUDA graph.
     """
 
     env: EnvConfig
@@ -64,13 +64,13 @@ class Collector(Protocol):
         """
 
     def restart(self, seed: int) -> None:
-        """Replaces what failed by new environments and workers, which begin new episodes.
+        """Replaces failed environments and workers with new ones, which begin new episodes.
 
         Args:
             seed: the new environments' seed.
 
         Raises:
-            RunError: they failed too.
+            RunError: the new ones failed too.
         """
 
     def shutdown(self, *, raise_on_error: bool = True) -> None:

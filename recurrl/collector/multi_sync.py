@@ -1,4 +1,4 @@
-"""Worker processes that collect with the newest weights, in turns with learning."""
+"""Worker processes that collect with the newest weights, alternating with learning."""
 
 from recurrl.collector.collector import RolloutSpec
 from recurrl.collector.processes import ProcessHost

@@ -30,8 +30,8 @@ from recurrl.runtime.time_limit import time_limit
 
 _POLL_S = 0.2
 _POLLS_UNTIL_HUNG = 25
-"""Polls after a call's deadline, during which it may still raise an error itself. They are not seconds, because all
-processes may have been suspended meanwhile."""
+"""A worker hangs if it has not raised an error itself within this many polls after a call's deadline. They are counted
+rather than timed, because all processes may have been suspended meanwhile."""
 _ENDING_S = 5.0
 """Time that environments get to close, and a process whose pipe is closed to end."""
 

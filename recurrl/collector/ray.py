@@ -1,4 +1,4 @@
-"""Workers as actors of a Ray cluster, on any of its machines, that collect in turns with learning or ahead of it."""
+"""Workers as actors on any machine of a Ray cluster. They collect alternating with learning, or ahead of it."""
 
 import logging
 import signal
@@ -45,7 +45,7 @@ class ActorWorker(Worker):
 
         Args:
             path: where the main process looks for modules; directories that are not on this machine's path are added.
-            pickled: the collector's options, and what this worker collects.
+            pickled: the collector's options and this worker's :class:`RolloutSpec`.
             seed: the seed of the actor's random numbers.
         """
         sys.path += [each for each in path if each not in sys.path]
@@ -55,12 +55,12 @@ class ActorWorker(Worker):
         self.call("start", spec, seed)
 
     def call(self, method: str, *arguments: Any) -> Any:
-        """Calls another method, whose environments have the time limit."""
+        """Calls another method, with the configured time limit for its environments."""
         with time_limit(self._options.timeout_s):
             return getattr(self, method)(*arguments)
 
     def collect(self, weights: Any) -> Collected:
-        """Collects rows with these weights, in bytes."""
+        """Collects rows with these weights, which are serialized as bytes."""
         return super().collect(from_bytes(weights))
 
 
@@ -101,7 +101,7 @@ class RayHost:
         self._calls[worker].append(self._actors[worker].call.remote(method, *arguments))
 
     def receive(self, workers: Collection[int]) -> dict[int, Any]:
-        """Waits for results; only for the first one of an actor at most ``START_TIMEOUT_S``."""
+        """Waits for results. Only an actor's first result has a time limit, ``START_TIMEOUT_S``."""
         waiting = {self._calls[worker].popleft(): worker for worker in workers}
         timeout_s = START_TIMEOUT_S if self._starting.intersection(workers) else None
         results: dict[int, Any] = {}
@@ -122,7 +122,7 @@ class RayHost:
             return reported(error.cause, str(error))
         if isinstance(error, GetTimeoutError):
             return WorkerError(_no_resources(self._options))
-        # Ray's own advice is long and about its commands.
+        # Cuts off Ray's own advice, which is long and about Ray's commands.
         reason = " ".join(str(error).split()).partition(" Some common causes")[0].rstrip(".")
         return WorkerError(f"was lost after {self.frames} of its frames. Ray says: {reason}. {CONTINUES}")
 
@@ -142,7 +142,7 @@ class RayHost:
 
 @contextmanager
 def _connected(options: RayConfig) -> Iterator[None]:
-    """Connected to the cluster, or to one of this machine alone, which ends with the block.
+    """Connects to the cluster, or starts one on this machine alone, which ends with the block.
 
     Raises:
         ConfigError: there is no such cluster.
@@ -152,10 +152,10 @@ def _connected(options: RayConfig) -> Iterator[None]:
         return
     with ExitStack() as stack:
         if options.address is None:
-            # Of a short path, because the names of sockets in it have at most 107 characters.
+            # A short path, because the paths of the sockets in it have at most 107 characters.
             folder = stack.enter_context(TemporaryDirectory(prefix="ray", dir="/tmp", ignore_cleanup_errors=True))
             arguments: dict[str, Any] = {
-                "address": "local",  # also where RAY_ADDRESS is set
+                "address": "local",  # even if RAY_ADDRESS is set
                 "num_cpus": max(1, ceil(options.num_workers * options.cpus_per_worker)),
                 "object_store_memory": _OBJECT_STORE_BYTES,
                 "include_dashboard": False,

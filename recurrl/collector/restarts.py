@@ -27,7 +27,7 @@ class Restarts:
         on_env_error: ``restart``, or ``raise`` to allow none.
 
     Attributes:
-        count: restarts so far, on rank 0 including those of all ranks before a resume.
+        count: restarts so far; on rank 0 this includes the restarts of all ranks before a resume.
     """
 
     def __init__(self, on_env_error: str) -> None:
@@ -39,10 +39,10 @@ class Restarts:
         Args:
             error: the reason.
             in_a_row: restarts since the last success.
-            expected: the success, for the message.
+            expected: what would have been a success, such as ``a rollout``, for the message.
 
         Raises:
-            RunError: the error if restarts are not allowed; or ``in_a_row`` has reached ``MAX_IN_A_ROW``.
+            RunError: restarts are not allowed, or ``in_a_row`` has reached ``MAX_IN_A_ROW``.
         """
         if not self.allowed:
             raise error
@@ -60,7 +60,7 @@ class RestartingCollector:
     Args:
         collector: the collector to restart.
         restarts: counts its restarts.
-        seed_after: gives the seed of new environments from the number of restarts.
+        seed_after: maps the number of restarts to the seed of the new environments.
     """
 
     def __init__(self, collector: Collector, restarts: Restarts, seed_after: Callable[[int], int]) -> None:
@@ -71,7 +71,7 @@ class RestartingCollector:
         """The next rollout.
 
         Raises:
-            RunError: ``MAX_IN_A_ROW`` restarts did not yield one.
+            RunError: there was no rollout after ``MAX_IN_A_ROW`` restarts.
         """
         in_a_row = 0
         while True:

@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 
 class SingleCollector:
-    """Rollouts ``[N, T]`` in this process: ``collector=single``, and what each worker of other collectors runs.
+    """Collects rollouts ``[N, T]`` in this process: ``collector=single``, and the core of each worker.
 
     Args:
         spec: what to collect.
@@ -46,7 +46,7 @@ class SingleCollector:
         self._act = compiled(act, self.policy.device, cuda_graph=True) if spec.cuda_graph else act
         self._steps = spec.frames // spec.env.num_envs
         self._metrics: dict[str, float] = {}
-        # As of the last rollout: evaluation in the same simulator must not change it.
+        # Copied after each rollout, because an evaluation in the same simulator may change it.
         self._curriculum: Any = {}
         self._start()
 
@@ -124,7 +124,7 @@ class SingleCollector:
         return self._metrics
 
     def state_dict(self) -> dict[str, Any]:
-        """The unfinished episodes, as plain values and tensors, or ``unsavable_reason``; and the curriculum."""
+        """The unfinished episodes as plain values and tensors, or ``unsavable_reason``; and the curriculum, if any."""
         state: dict[str, Any] = {"curriculum": self._curriculum} if self._curriculum else {}
         try:
             episodes = self.env.episodes()
@@ -157,12 +157,12 @@ class SingleCollector:
             }
 
     def restart(self, seed: int) -> None:
-        """Replaces the environments by new ones, after an error.
+        """Replaces the environments with new ones, after an error.
 
         Args:
             seed: the new environments' seed.
         """
-        # Environments that failed may not close either.
+        # Environments that failed may also fail to close.
         self.shutdown(raise_on_error=False)
         self.spec = replace(self.spec, seed=seed)
         self._start()
@@ -175,7 +175,7 @@ class SingleCollector:
 
 
 def make(options: CollectorConfig, spec: RolloutSpec) -> SingleCollector:
-    """The collector in this process; it has no options."""
+    """Makes the collector of this process, which has no options."""
     return SingleCollector(spec)
 
 

@@ -20,10 +20,10 @@ class WorkerError(RunError):
 
 
 def reported(error: Exception, printed: str) -> Exception:
-    """An exception in a worker as it is sent to the main process: recurrl's own, or a :class:`WorkerError`.
+    """The exception to send to the main process: ``error`` if it is recurrl's own, else a :class:`WorkerError`.
 
     Args:
-        error: the exception.
+        error: the exception that was raised in the worker.
         printed: its traceback, which becomes a note.
     """
     if not isinstance(error, ConfigError | RunError | UnsavableError):
@@ -33,7 +33,7 @@ def reported(error: Exception, printed: str) -> Exception:
 
 
 def attributed(error: Exception, worker: str) -> Exception:
-    """The exception; the message of a :class:`RunError` begins with the worker's description."""
+    """The exception, with the worker's description before the message if it is a :class:`RunError`."""
     if isinstance(error, RunError):
         error.args = (f"{worker} {error}" if isinstance(error, WorkerError) else f"{worker}: {error}",)
     return error

@@ -1,7 +1,7 @@
 """Rollouts by workers, which share the environments evenly and act with copies of the policy.
 
-A host runs the workers: processes of this machine, or actors of a Ray cluster. A worker runs its calls in order, so
-they can be queued ahead of learning.
+A host runs the workers, as processes of this machine or actors of a Ray cluster. A worker runs its calls in order, so
+rollouts can be queued ahead of learning.
 
 Shape legend: N environments, T steps.
 """
@@ -53,12 +53,12 @@ class Worker:
     def collect(self, weights: Mapping[str, Any]) -> Collected:
         """Collects rows with these weights."""
         self.collector.policy.load_state_dict(weights)
-        # As arrays: tensors would be sent through files, one each.
+        # As arrays, because each tensor would be sent through a file.
         arrays = {key: value.cpu().numpy() for key, value in self.collector.collect().items(True, True)}
         return arrays, floats(self.collector.metrics())
 
     def saved(self) -> bytes:
-        """The unfinished episodes and the random numbers of this process."""
+        """The unfinished episodes, and the state of this process's random number generators."""
         # As bytes, because each tensor would be sent through a file.
         return to_bytes({**self.collector.state_dict(), "rng": GlobalRNGState().state_dict()})
 
@@ -75,10 +75,10 @@ class Worker:
 
 
 class WorkerHost(Protocol):
-    """Runs workers, by their numbers.
+    """Runs workers, which are numbered from 0.
 
     Attributes:
-        frames: frames that each worker has collected, for errors.
+        frames: frames that each worker has collected, for error messages.
     """
 
     frames: int
@@ -87,13 +87,18 @@ class WorkerHost(Protocol):
         """Starts a worker, which makes its environments."""
 
     def publish(self, policy: nn.Module, slot: int) -> Any:
-        """Makes a policy's weights accessible to workers. Returns the argument of :meth:`Worker.collect` for them."""
+        """Makes a policy's weights accessible to workers. Returns the argument of :meth:`Worker.collect` for them.
+
+        Args:
+            policy: the policy.
+            slot: where to store them, from 0 to ``options.ahead``; no worker is reading it.
+        """
 
     def call(self, worker: int, method: str, *arguments: Any) -> None:
         """Queues a call of a worker's method, after the calls already queued."""
 
     def receive(self, workers: Collection[int]) -> dict[int, Any]:
-        """Waits for the next result of each worker. One that failed is stopped, and its result is an exception."""
+        """Waits for the next result of each worker. A worker that failed is stopped, and its result is an exception."""
 
     def shutdown(self) -> None:
         """Ends all workers."""
@@ -102,8 +107,8 @@ class WorkerHost(Protocol):
 class WorkerCollector:
     """Rollouts ``[N, T]`` of several workers, with the environments and seeds of ``collector=single`` split among them.
 
-    A rollout is collected with the weights of ``options.ahead`` updates before the newest; with 0 the workers wait
-    while the policy learns. All results are deterministic.
+    A rollout is collected with weights that are ``options.ahead`` updates stale; with 0, the workers wait while the
+    policy learns. All results are deterministic.
 
     Args:
         options: the collector's options.
@@ -132,7 +137,7 @@ class WorkerCollector:
             raise
 
     def restart(self, seed: int) -> None:
-        """Starts the workers that do not run; the others keep their episodes and their rows.
+        """Starts the workers that are not running; the others keep their episodes and their rows.
 
         Args:
             seed: the seed of worker 0's first environment, from which all others derive.
@@ -212,7 +217,7 @@ class WorkerCollector:
         return self._metrics
 
     def state_dict(self) -> dict[str, Any]:
-        """The state of each worker, and the rows that are ahead of learning, with their weights' age and their metrics.
+        """The state of each worker, and the rows collected ahead of learning, with their staleness and their metrics.
 
         Raises:
             RunError: a worker failed.
@@ -232,7 +237,7 @@ class WorkerCollector:
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restores that state. Episodes that could not be saved are restarted, and the log says why.
+        """Restores what :meth:`state_dict` returned. Episodes that could not be saved are restarted, with a warning.
 
         Raises:
             UnsavableError: the environments are constructed differently from the saved ones.

@@ -10,17 +10,17 @@ from recurrl.errors import ConfigError
 def check_arguments(
     make: Callable[..., Any], names: Collection[str], what: str, prefix: str = "", ours: Collection[str] = ()
 ) -> None:
-    """Rejects arguments that a constructor does not take, and a lack of those it requires.
+    """Rejects arguments that a constructor does not take, and missing ones that it requires.
 
     Args:
         make: the constructor.
         names: the names of the configured arguments.
         what: the constructor's description, for errors.
         prefix: what precedes a name in the configuration's keys.
-        ours: the names of arguments that are passed anyway.
+        ours: the names of arguments that recurrl passes itself.
 
     Raises:
-        ConfigError: with the arguments it takes.
+        ConfigError: the message lists the arguments that the constructor takes.
     """
     parameters = parameters_of(make)
     if parameters is None:
@@ -41,7 +41,7 @@ def check_arguments(
 
 def parameters_of(make: Callable[..., Any]) -> dict[str, inspect.Parameter] | None:
     """The parameters of a constructor by name; None if they are unknown."""
-    # Not the signature of a class itself: TorchRL's classes have that of their metaclass, which takes anything.
+    # Not the class itself: inspect gives TorchRL's classes the signature of their metaclass, which takes anything.
     function: Any = make.__init__ if inspect.isclass(make) else make
     try:
         parameters = inspect.signature(function).parameters

@@ -27,22 +27,22 @@ Tensors = dict[NestedKey, Tensor]
 class BatchedEnv(EnvBase):
     """An environment of batch size ``[N]`` that returns plain tensors; its action is a tensor or has several parts.
 
-    A TensorDict takes longer than a step of a light environment, so recurrl's rollout calls :meth:`step_tensors` and
-    :meth:`reset_tensors`. TorchRL's collectors step it with TensorDicts, with the same results.
+    Making a TensorDict takes longer than a step of a light environment, so recurrl's rollout calls :meth:`step_tensors`
+    and :meth:`reset_tensors`. TorchRL's collectors step it with TensorDicts, with the same results.
 
-    What a source makes gives the environment's own observations and takes its actions, in its units. Policies act in
-    it through a :class:`recurrl.envs.policy_env.PolicyEnv`.
+    A batched environment that a source makes has the environment's own observations and actions, in its own units.
+    Policies act in it through a :class:`recurrl.envs.policy_env.PolicyEnv`.
 
     Args:
         num_envs: environments, N.
-        observation: the specs of what is observed, of all environments: ``observation``, composite where it is nested;
-            and ``action_mask``, if there is one outside it.
-        action: the spec of the action, of all environments; composite where it has several parts.
-        device: where the tensors live.
+        observation: the specs of observed entries, for all environments: ``observation``, composite if it is nested;
+            and ``action_mask``, if there is one outside the observation.
+        action: the spec of the action, for all environments; composite if it has several parts.
+        device: the device of all tensors.
 
     Attributes:
-        checks: names the environment that failed, for errors; None if the environment does not know which it is.
-        user: who last reset all environments, if several use the same ones.
+        checks: names the environment that failed, for errors; None if that is unknown.
+        user: a token of who last reset all environments, if several users share them.
     """
 
     checks: EnvChecks | None = None
@@ -69,8 +69,8 @@ class BatchedEnv(EnvBase):
 
         Returns:
             The entries of the observation ``[N, ...]``; ``reward`` ``[N, 1]``; ``terminated``, ``truncated`` and
-            ``done``, which is either, ``[N, 1]``; and at every step or never, ``inserted`` and ``final_unknown``
-            ``[N, 1]``, see :mod:`recurrl.keys`. Later steps must not write into these tensors.
+            ``done``, which is true for either, ``[N, 1]``; and, at every step or never, ``inserted`` and
+            ``final_unknown`` ``[N, 1]``, see :mod:`recurrl.keys`. Later steps must not write into these tensors.
         """
 
     @abstractmethod
@@ -87,11 +87,11 @@ class BatchedEnv(EnvBase):
     def start_in_groups(self, size: int, seed: int) -> None:
         """From now on, ``size`` neighbours start their episodes from the same states, for ``algorithm=grpo``.
 
-        The j-th episode after a reset of all environments starts from the same state in all members of a group, and
-        differently in every other group, and for every other j and reset of all.
+        The j-th episode after a full reset starts from the same state in all members of a group, and from a different
+        one in other groups, for other j and after other full resets.
 
         Raises:
-            ConfigError: the environment cannot do that.
+            ConfigError: the environment cannot start episodes in groups.
         """
         raise ConfigError(
             "algorithm=grpo needs the episodes of a group to start from the same state, which this environment cannot "
@@ -103,7 +103,7 @@ class BatchedEnv(EnvBase):
         return {}
 
     def show_hidden(self) -> None:
-        """From now on gives the entry ``hidden``, what the environment hides from the policy, if it knows that."""
+        """From now on, adds the entry ``hidden`` to observations: what the policy does not see, if that is known."""
 
     @property
     def stateful(self) -> Stateful:
@@ -114,7 +114,7 @@ class BatchedEnv(EnvBase):
         """The state of the unfinished episodes, as plain values and tensors.
 
         Raises:
-            UnsavableError: the environment does not expose it; with the reason.
+            UnsavableError: the environment does not expose its state; the message says why.
         """
         raise UnsavableError(f"{type(self).__name__} does not expose its state")
 
@@ -135,11 +135,11 @@ class BatchedEnv(EnvBase):
 
 
 class TorchRLEnv(BatchedEnv):
-    """Any environment of TorchRL with the batch size ``[N]``.
+    """Wraps any environment of TorchRL with the batch size ``[N]``.
 
     Args:
         env: the environment.
-        observed: for ``observation``, or for each entry within it, the key that the environment has for it.
+        observed: the environment's key of ``observation``, or of each entry within it.
         action: the environment's key of the action.
         reward: the environment's key of the reward.
     """
@@ -180,7 +180,7 @@ class TorchRLEnv(BatchedEnv):
 
     @property
     def stateful(self) -> Stateful:
-        """The environment of TorchRL, whose transforms may have a state."""
+        """The wrapped environment, whose transforms may have a state."""
         return self._env
 
     def _observed(self) -> Tensors:
@@ -202,12 +202,12 @@ class TorchRLEnv(BatchedEnv):
 
 
 def episodes_ended(after: Mapping[NestedKey, Tensor] | TensorDictBase) -> Tensor:
-    """Where an episode ended in a step, ``done`` without steps that are not transitions."""
+    """True where an episode ended in a step: ``done``, except in steps that are not transitions."""
     return after["done"] & ~after[INSERTED] if INSERTED in after else after["done"]
 
 
 def observation_in(leaves: Mapping[NestedKey, Tensor]) -> Any:
-    """The observation among entries: a tensor, or nested dicts."""
+    """The observation in a mapping of entries: a tensor, or nested dicts."""
     if OBSERVATION in leaves:
         return leaves[OBSERVATION]
     return nested({path_of(key): value for key, value in leaves.items()})[OBSERVATION]

@@ -29,7 +29,7 @@ _REWARD, _FLAG = ("biuf", "a finite number"), ("biu", "True or False")
 
 
 class UnnamedEnvError(Exception):
-    """An environment misbehaved; :class:`EnvChecks` puts its name before the message, as an :class:`EnvError`."""
+    """An environment misbehaved; :class:`EnvChecks` turns this into an :class:`EnvError` that names it."""
 
 
 class EnvChecks:
@@ -52,7 +52,7 @@ class EnvChecks:
 
     @contextmanager
     def attributed(self, call: str) -> Iterator[None]:
-        """Attributes exceptions in a call to the environment with the index ``at``, and counts steps."""
+        """Attributes exceptions in the block to the environment with the index ``at``, and counts steps."""
         self.steps += call == "step"
         try:
             yield
@@ -111,7 +111,7 @@ class EnvChecks:
         return one.item()
 
     def error(self, i: int | None, problem: str) -> EnvError:
-        """An error of environment ``i``, or of all."""
+        """An error of environment ``i``, or of all if ``i`` is None."""
         which = f"Environment {i} of {self._count}" if i is not None else f"The vector environment of {self._count}"
         return EnvError(f"{which} ({self.env_id}), at step {self.steps}, {problem}")
 
@@ -119,7 +119,7 @@ class EnvChecks:
         """Rejects values that are not finite or out of range.
 
         Args:
-            observation: entries of all environments, in the CPU's memory.
+            observation: entries of all environments, on the CPU.
             limits: by entry, see :func:`recurrl.specs.limit_of`.
         """
         for key, values_N in observation.items():
@@ -128,7 +128,7 @@ class EnvChecks:
                 self.check_finite(f"value of observation {key!r}", values)
                 continue
             most = np.asarray(limit, f"u{values.itemsize}")
-            if (values.view(most.dtype) >= most).any():  # negative numbers are large ones without a sign
+            if (values.view(most.dtype) >= most).any():  # as unsigned integers, negative numbers are large
                 what = f"a value of observation {key!r} that is out of range"
                 advice = f"Its space has the integers from 0 to {np.asarray(limit) - 1}."
                 self.reject((values < 0) | (values >= limit), values, what, advice)
@@ -137,7 +137,7 @@ class EnvChecks:
         """Rejects values that are neither 0 nor 1, and masks that allow no action.
 
         Args:
-            mask_N: the masks of all environments, in the CPU's memory.
+            mask_N: the masks of all environments, on the CPU.
             action: the spec of one environment's action.
             acting_N: which environments act next; None for all. The masks of the others are ignored.
         """
@@ -162,7 +162,7 @@ class Observations:
     Args:
         space: the space of one environment's observation.
         count: number of environments, N.
-        batched: observations of all environments are read at once rather than one by one.
+        batched: true to read the observations of all environments at once rather than one by one.
     """
 
     def __init__(self, space: Space, count: int, batched: bool = False) -> None:
@@ -216,10 +216,10 @@ def _leaves_in(space: Space, value: Any) -> Iterator[Any]:
 
 
 def mask_in(info: Any, shape: tuple[int, ...]) -> Array:
-    """The mask of actions in the info of a reset or step, in bytes.
+    """The action mask in the info of a reset or step, as int8.
 
     Raises:
-        UnnamedEnvError: there is none, or it has another shape or values other than 0 and 1.
+        UnnamedEnvError: there is no mask, or it has another shape or values other than 0 and 1.
     """
     if not isinstance(info, dict) or ACTION_MASK not in info:
         raise UnnamedEnvError(
@@ -227,7 +227,7 @@ def mask_in(info: Any, shape: tuple[int, ...]) -> Array:
             "the environment return one at every reset and step."
         )
     mask = as_array(info[ACTION_MASK])
-    # Its dtype is not specified.
+    # A mask may have any dtype.
     bits = mask != 0 if mask.dtype.kind in "biuf" else mask
     if not np.array_equal(bits, mask):
         raise UnnamedEnvError(f"returned an action mask with values other than 0 and 1: {mask}.")
@@ -235,7 +235,7 @@ def mask_in(info: Any, shape: tuple[int, ...]) -> Array:
 
 
 def _fitted(key: NestedKey, entry: Array, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-    # A scalar may stand for a vector of one, as in its spec.
+    # A scalar may stand for a vector of one entry, which its spec has.
     if (entry.shape == shape or (*entry.shape, 1) == shape) and is_castable(entry.dtype, dtype):
         fitted = entry.astype(dtype).reshape(shape)
         if dtype.kind == "f" or np.array_equal(fitted, entry.reshape(shape)):
@@ -248,7 +248,7 @@ def _fitted(key: NestedKey, entry: Array, shape: tuple[int, ...], dtype: np.dtyp
 
 
 def is_castable(dtype: np.dtype[Any], of_space: np.dtype[Any]) -> bool:
-    """True if an entry of an observation may have another dtype than its space."""
+    """True if an entry of an observation may have this dtype rather than that of its space."""
     # Bytes instead of floats are usually an image that was not divided by 255.
     return np.can_cast(dtype, of_space, "same_kind") and not (dtype == np.uint8 and of_space.kind == "f")
 
@@ -274,7 +274,7 @@ def making(setting: str) -> Iterator[None]:
 
 
 def unpacked(call: str, returned: Any) -> Any:
-    """The tuple that a call returned; anything but the length that Gymnasium's interface requires is an error."""
+    """What a call returned, after checking that it is a tuple of the length that Gymnasium's interface requires."""
     if not isinstance(returned, (tuple, list)) or len(returned) != _LENGTHS[call]:
         what = f"{len(returned)} values" if isinstance(returned, (tuple, list)) else f"a {type(returned).__name__}"
         raise UnnamedEnvError(f"returned {what} from {call}. Have it return {_RETURNS[call]}.")
@@ -282,7 +282,7 @@ def unpacked(call: str, returned: Any) -> Any:
 
 
 def as_array(value: Any) -> Array:
-    """A value as an array, of dtype object if its parts differ in shape."""
+    """A value as an array; an array of None if its parts differ in shape."""
     try:
         return np.asarray(value)
     except ValueError:

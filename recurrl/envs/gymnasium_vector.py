@@ -21,15 +21,15 @@ _RESETS = {AutoresetMode.SAME_STEP: SAME_STEP, AutoresetMode.DISABLED: DISABLED,
 
 
 class GymnasiumVectorEnv(VecEnv):
-    """A vector environment of Gymnasium, whose episodes begin as its ``metadata["autoreset_mode"]`` says.
+    """A vector environment of Gymnasium, in any autoreset mode that its ``metadata["autoreset_mode"]`` declares.
 
     Args:
         vector: the vector environment.
         env_id: its id, for errors.
-        masked: its info has a mask of actions for each environment, the entry ``action_mask``.
+        masked: true if its info has the entry ``action_mask``, an action mask for each environment.
 
     Raises:
-        ConfigError: it declares no autoreset mode, or the policy cannot handle its spaces.
+        ConfigError: it declares no autoreset mode, or policies do not support its spaces.
     """
 
     checks: EnvChecks
@@ -48,7 +48,11 @@ class GymnasiumVectorEnv(VecEnv):
         self._reader, self._of_one = (Observations(space, count, batched) for batched in (True, False))
 
     def reset_tensors(self, mask: Tensor | None) -> Tensors:
-        """Resets environments; those that reset themselves only where their episodes have ended."""
+        """Resets environments. If they reset themselves, ``mask`` may only select those whose episodes have ended.
+
+        Raises:
+            ConfigError: the mask selects others.
+        """
         if mask is not None and self._resets != DISABLED and (mask & ~self._ended).any():
             raise ConfigError(
                 f"{self.checks.env_id} resets its environments automatically when their episodes end, and cannot "
@@ -57,7 +61,7 @@ class GymnasiumVectorEnv(VecEnv):
         return super().reset_tensors(mask)
 
     def episodes(self) -> dict[str, Any]:
-        """The state of the vector environment, and what lasts from one step to the next."""
+        """The state of the vector environment, and what this class keeps from one step to the next."""
         lasting = {"observed": dict(self._observed), "inserted_next": self._inserted_next}
         return {"environment": state_of(self._env), **lasting}
 
@@ -92,7 +96,7 @@ class GymnasiumVectorEnv(VecEnv):
             )
         filled = {key: values.clone() for key, values in self._observed.items()}
         try:
-            # One per environment, or one for all of them.
+            # An observation per environment, or one batch of all.
             if isinstance(final, np.ndarray) and final.dtype == object:
                 for i in which:
                     for key, entry in self._of_one.read(final[i]).items():

@@ -27,13 +27,13 @@ class InlineEnv(BatchedEnv):
     Args:
         envs: the environments.
         env_id: their id, for errors.
-        masked: their info has a mask of actions, the entry ``action_mask``.
+        masked: true if their info has an action mask, the entry ``action_mask``.
 
     Attributes:
         envs: the environments.
 
     Raises:
-        ConfigError: policies cannot handle their spaces.
+        ConfigError: policies do not support their spaces.
     """
 
     checks: EnvChecks
@@ -45,11 +45,11 @@ class InlineEnv(BatchedEnv):
         # A separate object, because setting an attribute of an EnvBase takes as long as a light environment's step.
         self.checks = EnvChecks(env_id, count)
         self._reader, self._masked = Observations(space, count), masked
-        # The last observation of each environment, by entry: what environments write into, and a copy to return.
+        # The last observation of each environment, by entry. Steps write into it; copies are returned.
         self._last = {key: values.numpy() for key, values in self.observation_spec.zero().items(True, True)}
         self._plain = next(iter(self._last.values()))
         self._dtype, self._shape = self._plain.dtype, None if parts_of(space) else self._plain.shape[1:]
-        # What the reset seeds of groups derive from: the seed, the group, the number of resets of all, the episode.
+        # Reset seeds of groups derive from: the seed, the group, the number of full resets, the episode.
         self._groups_N4: Array | None = None
 
     def start_in_groups(self, size: int, seed: int) -> None:
@@ -81,7 +81,7 @@ class InlineEnv(BatchedEnv):
         for i, (env, own) in enumerate(zip(self.envs, actions, strict=True)):
             checks.at = i
             returned = env.step(own)
-            # Without calling `unpacked`, which takes as long as all of this.
+            # Checked here, because calling `unpacked` would take as long as the rest of the loop.
             if type(returned) is not tuple or len(returned) != 5:
                 unpacked("step", returned)
             observation, reward, terminated, truncated, info = returned
@@ -135,7 +135,7 @@ class InlineEnv(BatchedEnv):
 
 
 def _reset_seed(numbers_4: Array) -> int:
-    """The seed of one episode; it then counts as begun."""
+    """The reset seed of the next episode, which then counts as begun."""
     # 31 bits, because some environments keep their seed in a signed integer.
     seed = int(np.random.SeedSequence(numbers_4.tolist()).generate_state(1)[0] >> 1)
     numbers_4[3] += 1

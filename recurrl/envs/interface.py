@@ -1,4 +1,4 @@
-"""Raw observations to the policy's, and its actions to the environment's, on tensors.
+"""Converts raw observations to the policy's, and the policy's actions to the environment's, on tensors.
 
 Shape legend: N environments, or any batch.
 """
@@ -28,7 +28,7 @@ class Entry:
 
     Attributes:
         raw: the key of the environment's entry.
-        path: the entry's place within the policy's observation.
+        path: the entry's path within the policy's observation.
         spec: the spec of one environment's entry, as the policy sees it.
         columns: the visible indices of a vector; None for all.
     """
@@ -42,17 +42,17 @@ class Entry:
 class Interface(nn.Module):
     """Turns raw observations into what a policy observes, and the policy's actions into the environment's.
 
-    Raw entries are ``observation`` and the leaves within it, ``action_mask`` and ``hidden``, if the
-    environment has them, and the previous reward. What ``env.mask`` names is hidden: entries of a vector, or
-    of a dict. An observation of several entries is a dict, else it stays plain. ``action_mask`` has one number per
-    choice; those of several discrete actions are concatenated.
+    Raw entries are ``observation`` or the leaves within it, ``action_mask`` and ``hidden`` if the environment has them,
+    and the previous reward. ``env.mask`` names entries of a vector or of a dict to hide. The policy's observation is a
+    dict if the environment's is one or if entries are added to it, else a tensor. ``action_mask`` has one number per
+    choice; the choices of several discrete actions are concatenated.
 
     Args:
         env: the environment's options.
         observation: the spec of one environment's raw entries, with the entry ``observation``.
-        action: the spec of its action; composite if it has several parts.
-        privileged: add the entry ``hidden``: what ``env.mask`` hides of a vector, or without a mask the environment's
-            own entry of that name.
+        action: the spec of one environment's action; composite if it has several parts.
+        privileged: add the entry ``hidden``: the entries of a vector that ``env.mask`` hides, or without a mask the
+            environment's own entry of that name.
         without: entries of the policy's observation to leave out.
 
     Attributes:
@@ -115,7 +115,7 @@ class Interface(nn.Module):
         return [Entry(name, (name,), spec) for name, spec in specs.items()]
 
     def observation(self, raw: Mapping[NestedKey, Tensor]) -> Tensors:
-        """The leaves of the policy's observation ``[N, ...]``, for raw entries, those of :attr:`entries` at least."""
+        """The leaves of the policy's observation ``[N, ...]``. ``raw`` needs the raw keys of all :attr:`entries`."""
         leaves: Tensors = {}
         for key, leaf, columns in self._table:
             value = raw[key]
@@ -123,7 +123,7 @@ class Interface(nn.Module):
         return leaves
 
     def raw(self, observation: Mapping[Any, Tensor]) -> Tensors:
-        """The reverse of :meth:`observation`, for a mapping with those leaves: raw entries, without hidden columns."""
+        """The inverse of :meth:`observation`: the raw entries, without hidden columns, of a mapping with the leaves."""
         parts: dict[NestedKey, list[Tensor]] = {}
         columns: dict[NestedKey, list[Tensor]] = {}
         for key, leaf, name in self._table:
@@ -137,27 +137,27 @@ class Interface(nn.Module):
         }
 
     def env_action(self, action: Any) -> dict[Path, Tensor]:
-        """The parts of the environment's action ``[N, ...]`` by path, for the policy's; a single one has no path."""
+        """Converts the policy's action to the environment's: its parts by path, which is ``()`` for a single part."""
         return {part.path: part.to_env(action[part.path] if part.path else action) for part in self.parts}
 
     def policy_action(self, action: Any) -> dict[Path, Tensor]:
-        """The reverse of :meth:`env_action`, for the parts of the environment's action by path."""
+        """The inverse of :meth:`env_action`: converts the environment's action to the policy's parts, by path."""
         return {part.path: part.from_env(action[part.path]) for part in self.parts}
 
 
 class ActionPart(nn.Module):
     """One part of an action, or all of it.
 
-    Continuous actions of a policy are normalised, each dimension for itself: between two finite bounds they are in
-    units of half the range, so that −1 and 1 stand for the bounds. If the bounds are equal, the action is zero and the
-    environment gets that bound. Dimensions without two finite bounds are only clipped.
+    Continuous actions of a policy are normalised, each entry separately: between two finite bounds they are in units of
+    half the range, so that −1 and 1 stand for the bounds. If the bounds are equal, the action is zero and the
+    environment gets that bound. Entries without two finite bounds are only clipped.
 
     Args:
-        path: the part's place within the action; empty for all of it.
+        path: the part's path within the action; ``()`` if it is the whole action.
         raw: the spec of one environment's action.
 
     Attributes:
-        path: the part's place within the action; empty for all of it.
+        path: the part's path within the action; ``()`` if it is the whole action.
         raw: the spec of one environment's action.
         spec: the spec of the policy's action.
     """
@@ -173,15 +173,15 @@ class ActionPart(nn.Module):
             self.register_buffer("_scaling", scaling)
 
     def to_env(self, chosen: Tensor) -> Tensor:
-        """The environment's action ``[N, ...]`` for the policy's."""
+        """Converts the policy's action ``[N, ...]`` to the environment's."""
         if self.is_continuous:
             middle, half, low, high = self._scaling
-            # Clipped after scaling, because rounding may leave the bounds too.
+            # Clipped after scaling, because rounding may also exceed the bounds.
             chosen = (middle + half * chosen.double()).maximum(low).minimum(high)
         return chosen.to(self.raw.dtype)
 
     def from_env(self, action: Tensor) -> Tensor:
-        """The policy's action for the environment's ``[N, ...]``."""
+        """Converts the environment's action ``[N, ...]`` to the policy's."""
         if not self.is_continuous:
             return action.to(self.raw.dtype)
         middle, half, _, _ = self._scaling
@@ -189,7 +189,7 @@ class ActionPart(nn.Module):
 
 
 def normalised(raw: TensorSpec) -> tuple[TensorSpec, Tensor]:
-    """The spec of normalised actions; and in float64 the middle of the raw ones, half their range, and their bounds."""
+    """The spec of normalised actions, and in float64 the raw actions' middle, half range, lower and upper bounds."""
     limits = torch.finfo(raw.dtype)
     # In float64, with halves first: high - low of a range as wide as the dtype would be infinite.
     low, high = (bound.double() for bound in bounds_of(raw))
@@ -225,7 +225,7 @@ def _own_entries(observation: TensorSpec, mask: Collection[int | str], privilege
 
 
 def _own_entries_of_dict(observation: Composite, mask: Collection[int | str], privileged: bool) -> list[Entry]:
-    """The entries of a dict that are not hidden; those of a tuple are called 0, 1, and so on."""
+    """The entries of a dict that are not hidden; the entries of a tuple are called 0, 1, and so on."""
     hidden, names = set(map(str, mask)), [name for name in observation.keys() if name != ACTION_MASK]  # noqa: SIM118
     if hidden and not hidden < set(names):
         raise ConfigError(

@@ -21,7 +21,7 @@ from recurrl.errors import ConfigError, require
 from recurrl.keys import ACTION, ACTION_MASK, HIDDEN, OBSERVATION
 from recurrl.specs import choices
 
-# TorchRL's own names, as RewardSum and StepCounter write them.
+# The names that TorchRL's RewardSum and StepCounter use.
 EPISODE_RETURN = "episode_reward"
 EPISODE_LENGTH = "step_count"
 
@@ -31,16 +31,16 @@ def make_batched_env(
 ) -> PolicyEnv:
     """``num_envs`` copies of an environment as one seeded environment of batch size ``[num_envs]``.
 
-    A process has one simulator; its ``config.num_envs`` environments are used instead.
+    For a simulator, which a process has only once, its ``config.num_envs`` environments are used instead.
 
-    A step of all copies, and a reset, take no longer than :func:`recurrl.runtime.time_limit.time_limit` allows.
+    A step or a reset of all copies takes no longer than :func:`recurrl.runtime.time_limit.time_limit` allows.
 
     Args:
         config: options of the environment.
         num_envs: the number of copies.
         seed: the first copy's seed.
         group_size: the number of neighbours whose episodes start from the same states; None for independent copies.
-        privileged: observations have the entry ``hidden``, what is hidden from the policy, for the critic.
+        privileged: add the entry ``hidden`` to observations: what the policy does not see, for the critic.
 
     Raises:
         ConfigError: the environment cannot be made, or cannot start episodes in groups.
@@ -54,10 +54,10 @@ def make_batched_env(
 
 
 def make_env(config: EnvConfig, num_envs: int, seed: int, policy: nn.Module | None = None) -> TransformedEnv:
-    """:func:`make_batched_env` for TorchRL's collectors and ``env.rollout``.
+    """Like :func:`make_batched_env`, for TorchRL's collectors and ``env.rollout``.
 
-    Adds ``is_init``, the episode's running return and length, and, with a policy, a primer for each entry that it
-    passes from step to step. A policy whose critic reads the entry ``hidden`` of observations gets it.
+    Adds ``is_init``, the episode's running return and length, and, with a policy, a primer for each entry that the
+    policy passes from step to step. Observations have the entry ``hidden`` if the policy's critic reads it.
     """
     modules: list[Any] = [] if policy is None else list(policy.modules())
     privileged = any(HIDDEN in getattr(module, "critic_only", ()) for module in modules)
@@ -96,7 +96,7 @@ def check_row_length(config: EnvConfig, steps_per_row: int) -> None:
     """Rejects rows that begin with a reset and may be shorter than an episode, whose later steps would never be seen.
 
     Raises:
-        ConfigError: with a row length that works.
+        ConfigError: rows are too short; the message gives a row length that works.
     """
     limit = source_of(config).episode_limit()
     if limit is not None and steps_per_row < limit:
@@ -109,9 +109,9 @@ def check_row_length(config: EnvConfig, steps_per_row: int) -> None:
 
 
 def _check_groups(config: EnvConfig, seed: int, episodes: int = 4, steps: int = 8) -> None:
-    """Rejects an environment that ignores reset seeds, by resetting and stepping two copies with the same ones.
+    """Rejects an environment that ignores reset seeds, by resetting and stepping two copies with the same seeds.
 
-    Stepping shows hidden state: different states behind equal observations show in later ones.
+    The steps reveal hidden state: if it differs behind equal observations, later observations differ.
 
     Raises:
         ConfigError: the copies differ.
@@ -143,7 +143,7 @@ def _check_equal(config: EnvConfig, copies: Tensors, when: str) -> None:
 def random_action(env: BatchedEnv, observation: Tensors) -> Any:
     """Random actions ``[N, ...]`` that respect the action mask, if there is one.
 
-    They are uniform within an entry's bounds, and standard normal where it lacks one.
+    Entries with two finite bounds are uniform between them; others are standard normal, clipped to their bounds.
     """
     spec = env.full_action_spec[ACTION]
     mask: Tensor | None = observation.get((OBSERVATION, ACTION_MASK))

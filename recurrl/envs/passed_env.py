@@ -25,16 +25,16 @@ class PassedEnv(EnvConfig):
 
 
 def id_of(env: Any) -> str:
-    """What ``env.id`` says of an environment that was passed as an object.
+    """The value of ``env.id`` for an environment that was passed as an object.
 
-    It is ``module:Name`` for what can be imported, as in a configuration. A lambda, and a class of ``__main__`` or of a
-    function, is ``<Name>``: no run can save it, so it must be passed again whenever the run is resumed or loaded.
+    It is ``module:Name`` if that can be imported, as in a configuration. A lambda, or a class that ``__main__`` or a
+    function defines, is ``<Name>``: no run can save it, so it must be passed again to resume or load the run.
 
     Args:
         env: a class or function that makes environments; or an id, which stays as it is.
 
     Raises:
-        ConfigError: it is something else.
+        ConfigError: ``env`` is something else, such as an environment.
     """
     if isinstance(env, str):
         return env
@@ -49,14 +49,14 @@ def id_of(env: Any) -> str:
         try:
             if attrgetter(name)(sys.modules[module]) is env:
                 return f"{module}:{name}"
-        except (KeyError, AttributeError):  # of an object, such as a partial function
+        except (KeyError, AttributeError):  # an object that is not importable, such as a partial function
             pass
     name = getattr(env.func, "__qualname__", name) if isinstance(env, partial) else name
     return f"<{name.rpartition('.')[2].strip('<>')}>"
 
 
 def with_maker(config: EnvConfig, env: Any) -> EnvConfig:
-    """The options, with the object that makes the environments if one was passed that no name imports."""
+    """The options; they include ``env`` if it was passed and cannot be imported by a name."""
     if env is None or not config.id.startswith("<"):
         return config
     require(

@@ -26,15 +26,15 @@ class PolicyEnv(BatchedEnv):
     """Environments behind the :class:`~recurrl.envs.interface.Interface` to a policy.
 
     A call takes no longer than :func:`recurrl.runtime.time_limit.time_limit` allows, and errors name the environment.
-    What concerns the environments alone is asked of ``raw``: ``metrics``, ``stateful`` and ``start_in_groups``.
-    The previous reward is zero at an episode's first step. What the policy sees is checked: at every step
-    if the environments can say which of them failed (``raw.checks``), else by :meth:`check_rows`, because looking at
-    every step takes longer than a light environment on tensors, and would wait for a GPU.
+    Call ``metrics``, ``stateful`` and ``start_in_groups`` on ``raw``: they do not involve the policy. The previous
+    reward is zero at an episode's first step. What the policy sees is checked: at every step if the environments can
+    say which of them failed (``raw.checks``), else by :meth:`check_rows`, because checking every step would take longer
+    than a light environment on tensors, and would synchronise a GPU.
 
     Args:
-        raw: the environments, which give their own observations and take their own actions.
+        raw: the environments, with their own observations and actions.
         options: the environment's options.
-        privileged: observations have the entry ``hidden``, what is hidden from the policy, for the critic.
+        privileged: add the entry ``hidden`` to observations: what the policy does not see, for the critic.
 
     Attributes:
         raw: the environments behind the interface.
@@ -59,7 +59,7 @@ class PolicyEnv(BatchedEnv):
         leaves = observation.items(include_nested=True, leaves_only=True)
         self._limits = {key: limit_of(spec) for key, spec in leaves}
         self._action = raw.full_action_spec[0][ACTION]
-        # Replaced, never written to.
+        # These tensors are replaced, never written to.
         self._last: Tensors = {}
         self._token = object()
         self._previous: Tensors = {}
@@ -89,11 +89,11 @@ class PolicyEnv(BatchedEnv):
 
     @property
     def was_reset_elsewhere(self) -> bool:
-        """True if the episodes begun here are over, because another user of the same environments has begun others."""
+        """True if another user of the same environments has reset them, which ended the episodes begun here."""
         return self.raw.user is not self._token
 
     def _observed(self, raw: Tensors, acting: Tensor | None) -> Tensors:
-        """The policy's observation, checked. Only environments in ``acting`` ``[N, 1]`` act on it; None for all."""
+        """The policy's observation, checked; masks must allow an action where ``acting`` ``[N, 1]`` is true or None."""
         observation = self.interface.observation({**raw, **self._previous})
         if self.raw.checks is not None:
             self.checks.check_values(observation, self._limits)
@@ -107,7 +107,7 @@ class PolicyEnv(BatchedEnv):
         """Rejects rows ``[N, T]`` of the last T steps if an observation or a reward is not finite.
 
         Raises:
-            EnvError: names the environment and the step.
+            EnvError: a value is not finite; the message names the environment and the step.
         """
         if self.raw.checks is not None:
             return

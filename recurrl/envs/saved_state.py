@@ -36,7 +36,7 @@ _CONSTANTS = (
 )
 _CONTAINERS: dict[str, Any] = {kind.__name__: kind for kind in (list, tuple, set, frozenset, dict, deque)}
 _KINDS = {kind: name for name, kind in _CONTAINERS.items()}
-# Of an instance in memory: its header, and references to its attributes and to weak references of it.
+# Size of an instance in memory: its header, and references to its attributes and to its weak references.
 _PLAIN_SIZE = object.__basicsize__ + 2 * tuple.__itemsize__
 _GENERATORS: dict[str, Any] = {
     kind.__name__: kind
@@ -46,7 +46,7 @@ _GENERATORS: dict[str, Any] = {
 MAX_BYTES = 2**28
 """Limit of one environment's state: data sets that an environment reads from do not belong in every checkpoint."""
 MAX_DEPTH = 50
-_BYTES_OF_ONE = 256  # of a number or a name, encoded
+_BYTES_OF_ONE = 256  # estimate for an encoded number or name
 
 
 class UnsavableError(ValueError):
@@ -68,7 +68,7 @@ def restore(env: Environment, state: Mapping[str, Any]) -> None:
     """Restores the state that :func:`state_of` returned in an environment constructed the same way.
 
     Raises:
-        UnsavableError: the environment is not made like the one that was saved.
+        UnsavableError: the environment was constructed differently from the saved one.
     """
     _restore_attributes(env, state, type(env).__name__)
 
@@ -79,7 +79,7 @@ def _reading(path: str) -> Iterator[None]:
         yield
     except UnsavableError:
         raise
-    except Exception as error:  # objects of environments may raise anything when they are looked at
+    except Exception as error:  # reading the attributes of a foreign object may raise anything
         raise UnsavableError(f"reading {path} raised {type(error).__name__}") from error
 
 
@@ -120,7 +120,7 @@ class _StateEncoder:
         if issubclass(type(value), (np.ndarray, np.generic)) and value.dtype.kind in "biufUS":
             self._spend(value.nbytes, path)
             kind = "array" if isinstance(value, np.ndarray) else "scalar"
-            # torch has no text.
+            # torch has no dtype for text.
             numbers = value.dtype.kind in "biuf"
             return (kind, torch.from_numpy(np.array(value)) if numbers else value.tolist(), value.dtype.str)
         return None
@@ -137,7 +137,7 @@ class _StateEncoder:
         kind = _KINDS.get(type(value))
         if kind is None:
             return None
-        # Before a list of the items is made.
+        # Spent before the list of items is made, which may not fit.
         self._spend(len(value) * _BYTES_OF_ONE, path)
         items = [item for pair in value.items() for item in pair] if kind == "dict" else list(value)
         encoded = [self.encoded(item, f"{path}[…]") for item in items]
@@ -151,7 +151,7 @@ class _StateEncoder:
         return (kind, encoded, getattr(value, "maxlen", None))
 
     def _object(self, value: Any, path: str) -> Any:
-        # A larger instance holds more than its attributes: slots, or state of C code.
+        # A larger instance has state beyond its attributes: slots, or fields of C code.
         if hasattr(value, "__dict__") and type(value).__basicsize__ <= _PLAIN_SIZE:
             return ("object", type(value).__qualname__, self.attributes(value, path))
         return None

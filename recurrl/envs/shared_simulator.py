@@ -12,10 +12,10 @@ _simulators: list[tuple[EnvConfig, SimulatorEnv]] = []
 
 
 def simulator(source: Source) -> SimulatorEnv:
-    """The simulator that a source makes at its first request; one with other options is closed first.
+    """The simulator of a source, made at the first call. A simulator with other options is closed first.
 
     Raises:
-        ConfigError: it cannot be made as configured.
+        ConfigError: the simulator cannot be made as configured.
     """
     options = source.options
     if not _simulators or _simulators[0][0] != options:

@@ -1,4 +1,4 @@
-"""One environment of TorchRL with Gymnasium's interface."""
+"""A TorchRL environment with Gymnasium's interface."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ from recurrl.keys import ACTION, ACTION_MASK, OBSERVATION
 
 
 class SingleEnv(gymnasium.Env[Any, Any]):
-    """The first environment of a batch, as a Gymnasium environment; any others take its actions too."""
+    """The first environment of a batch, as a Gymnasium environment; the others, if any, get the same actions."""
 
     def __init__(self, env: EnvBase) -> None:
         self._env = env if isinstance(env, BatchedEnv) else TorchRLEnv(env)
@@ -42,11 +42,11 @@ class SingleEnv(gymnasium.Env[Any, Any]):
 
     def close(self) -> None:
         """Closes the environment."""
-        self._env.close(raise_if_closed=False)  # as TorchRL's are before they are reset
+        self._env.close(raise_if_closed=False)  # TorchRL's are closed before their first reset
 
 
 def _shown(entries: Tensors) -> tuple[Any, dict[str, Any]]:
-    """The observation, and in the info the mask of actions if the environment has one."""
+    """The observation, and an info with the action mask if the environment has one."""
     info = {ACTION_MASK: _array(entries[ACTION_MASK])} if ACTION_MASK in entries else {}
     return _array(observation_in(entries)), info
 

@@ -1,4 +1,4 @@
-"""Sources of environments: the bases of the choices of ``env.source``."""
+"""The base classes of sources of environments, the choices of ``env.source``."""
 
 import inspect
 import json
@@ -23,13 +23,13 @@ _ALWAYS = (
     *("name", "source", "id", "ids", "num_envs", "mask", "previous_reward"),
     *("reward_scale", "normalize_observation", "normalize_reward"),
 )
-"""Options that every source supports. Others have the values of ``env=gym`` when they are not used."""
+"""Options that every source supports. Any other option is unused if it has its value in ``env=gym``."""
 
 
 class Source(ABC):
     """Makes the environments of a run. A custom one needs only :meth:`make`.
 
-    For further options, its constructor's first parameter is annotated with a dataclass derived from ``EnvConfig``.
+    To add options, annotate the constructor's first parameter with a dataclass derived from ``EnvConfig``.
 
     Args:
         options: the environment's options.
@@ -37,8 +37,8 @@ class Source(ABC):
     Attributes:
         options: the environment's options.
         supported_options: the options of ``env=gym`` that this source supports. Others are rejected.
-        is_simulator: true if it makes a :class:`recurrl.envs.vec_env.SimulatorEnv` of ``env.num_envs`` environments,
-            once in a process, which training, checks and evaluation use in turn.
+        is_simulator: true if :meth:`make` returns a :class:`recurrl.envs.vec_env.SimulatorEnv`. It is made once per
+            process, with ``env.num_envs`` environments, and training, checks and evaluation use it in turn.
     """
 
     supported_options: Collection[str] = ()
@@ -51,11 +51,11 @@ class Source(ABC):
     def make(self, num_envs: int) -> EnvBase:
         """An environment of batch size ``[num_envs]`` with the entries ``observation``, ``action`` and ``reward``.
 
-        It gives and takes its own values; :class:`recurrl.envs.policy_env.PolicyEnv` hides, adds and scales them.
-        A :class:`recurrl.envs.BatchedEnv` is several times as fast as other environments of TorchRL.
+        Its values are raw: a :class:`recurrl.envs.policy_env.PolicyEnv` around it hides and adds entries and scales
+        actions. A :class:`recurrl.envs.BatchedEnv` is several times as fast as other environments of TorchRL.
 
         Raises:
-            ConfigError: it cannot be made as configured.
+            ConfigError: the environment cannot be made as configured.
         """
 
     def plain(self) -> gymnasium.Env[Any, Any]:
@@ -66,7 +66,7 @@ class Source(ABC):
         """Rejects unsupported options, before any environment is made.
 
         Raises:
-            ConfigError: with what to do.
+            ConfigError: an option is unsupported; the message says what to set.
         """
         for name, unused in yaml_values("env", "gym").items():
             value = getattr(self.options, name)
@@ -108,10 +108,10 @@ class GymnasiumSource(Source):
         return InlineEnv([self.wrap(env) for env in envs], options.id, options.action_mask_from_info)
 
     def plain(self) -> gymnasium.Env[Any, Any]:
-        """One environment as the user defined it, within the configured time limit and wrappers.
+        """One environment as the user defined it, within the configured wrappers and time limit.
 
         Raises:
-            ConfigError: a package is missing, a wrapper does not fit, or it has no spaces.
+            ConfigError: a package is missing, a wrapper does not fit, or the environment declares no spaces.
             EnvError: the environment's constructor raised.
         """
         return self.wrap(self.create_named())
@@ -123,7 +123,7 @@ class GymnasiumSource(Source):
             return self.create(**arguments)
 
     def wrap(self, env: gymnasium.Env[Any, Any]) -> gymnasium.Env[Any, Any]:
-        """The environment within the configured time limit and wrappers, the last wrapper outermost."""
+        """The environment within the configured wrappers, the last one outermost, and then the time limit."""
         options = self.options
         for name, wrapper, arguments in _load_wrappers(options.wrappers):
             with making(f"env.wrappers={name} around env.id={options.id}"):

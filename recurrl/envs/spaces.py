@@ -1,4 +1,4 @@
-"""The Gymnasium spaces that policies support, and TorchRL's specs of them."""
+"""The Gymnasium spaces that policies support, and the corresponding specs of TorchRL."""
 
 import logging
 from collections.abc import Callable, Iterator
@@ -34,9 +34,9 @@ def parts_of(space: Space) -> dict[str, Space]:
 
 
 def named(space: Space, text: bool = True) -> Space:
-    """The space with dicts for tuples, its entries in their order; without those of text if ``text`` is False.
+    """The space with tuples replaced by dicts; the order of entries is kept. Text is left out if ``text`` is False.
 
-    A space of nothing but text stays whole.
+    A dict or tuple of nothing but text keeps it.
     """
     if not isinstance(space, spaces.Dict | spaces.Tuple):
         return space
@@ -63,17 +63,17 @@ def leaves(space: Space, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str
 def raw_specs(
     env_id: str, observation: Space, action: Space, count: int, masked: bool = False
 ) -> tuple[dict[str, TensorSpec], TensorSpec]:
-    """The specs of what ``count`` environments give, and of their action; the log names text, which is left out.
+    """The specs of the raw entries and of the action of ``count`` environments. Text is left out, which is logged once.
 
     Args:
         env_id: their id, for messages.
         observation: the space of one environment's observation.
-        action: the space of its action.
+        action: the space of one environment's action.
         count: the number of environments.
-        masked: the info has a mask of actions.
+        masked: true if the info has an action mask.
 
     Raises:
-        ConfigError: no policy supports these spaces; with what to do.
+        ConfigError: policies do not support these spaces; the message lists the supported ones.
     """
     seen, acted = named(observation, text=False), named(action)
     _check_supported(f"{env_id} has unsupported observations", seen, _unsupported_observation, OBSERVATIONS)
@@ -108,7 +108,7 @@ def _spec(space: Any) -> TensorSpec:
         return Composite({key: _spec(entry) for key, entry in space.spaces.items()})
     dtype = torch.from_numpy(np.empty(0, space.dtype)).dtype
     if isinstance(space, spaces.Box):
-        # Policies take numbers without dimensions as vectors of one.
+        # Policies take a scalar as a vector of one entry.
         low, high = (torch.from_numpy(bound.reshape(space.shape or 1)) for bound in (space.low, space.high))
         return box_spec(low, high)
     if isinstance(space, spaces.MultiBinary):
@@ -143,7 +143,7 @@ def space_of(spec: TensorSpec) -> Space:
 
 
 def without_names(space: Space, value: Any) -> Any:
-    """An action whose dicts that stand for tuples are turned back into the tuples of ``space``."""
+    """The action, with dicts turned back into tuples where ``space`` has tuples."""
     if isinstance(space, spaces.Tuple):
         return tuple(without_names(part, value[str(i)]) for i, part in enumerate(space.spaces))
     if isinstance(space, spaces.Dict):

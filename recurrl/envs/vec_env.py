@@ -1,4 +1,4 @@
-"""Environments that are stepped in one call, and simulators among them, on tensors of their device.
+"""Environments that are stepped in one call, among them simulators with tensors on their own device.
 
 Shape legend: N environments.
 """
@@ -28,27 +28,27 @@ from recurrl.runtime.serialization import Stateful
 logger = logging.getLogger(__name__)
 
 ACTOR, CRITIC = ("policy", "actor"), ("critic",)
-"""The groups of observations that the policy sees, and the critic, if the configuration names none."""
+"""The default groups of observations: the policy sees the first of ``ACTOR`` that exists, the critic ``CRITIC``."""
 
 
 class VecEnv(BatchedEnv):
     """N environments that are stepped in one call.
 
-    When they begin their next episode is ``resets``:
+    ``resets`` says when they begin the next episode:
 
-    - ``same_step``: within an episode's last step, which returns the next one's first observation. The last one is in
-      ``info["final_obs"]``.
-    - ``disabled``: on request, by the argument ``env_ids`` of ``reset``, which has indices, or ``mask``, or
-      ``options={"reset_mask": mask}``, whichever ``reset`` has.
+    - ``same_step``: within an episode's last step, which returns the next episode's first observation. The episode's
+      own last observation is in ``info["final_obs"]``.
+    - ``disabled``: on request. ``reset`` is called with ``env_ids``, the indices of environments, or ``mask``, or
+      ``options={"reset_mask": mask}``, whichever parameter it has.
     - ``next_step``: in the step after the last, whose action has no effect. That step is marked by the entry
-      ``inserted``; it is a whole episode, which terminates.
+      ``inserted``, and counts as an episode of its own, which terminates.
 
     Args:
         env: the environments, an object with ``reset`` and ``step``.
-        resets: when the next episode begins, one of the three.
+        resets: ``same_step``, ``disabled`` or ``next_step``.
         specs: the number of environments, the specs of observations and of actions, and the device, as for
             :class:`~recurrl.envs.batched.BatchedEnv`.
-        is_array: the environments take NumPy's arrays.
+        is_array: true if the environments take NumPy arrays.
     """
 
     def __init__(self, env: Any, resets: str, *specs: Any, is_array: bool = True) -> None:
@@ -57,7 +57,7 @@ class VecEnv(BatchedEnv):
         self._reset_some = _partial_reset(env, is_array) if resets == DISABLED else None
         self._observed: Tensors = {}
         none = torch.zeros(*self.batch_size, 1, dtype=torch.bool, device=self.device)
-        # Where the last step ended an episode, and where the next one only begins one, ``[N, 1]``.
+        # Where the last step ended an episode, and where the next step only begins an episode, ``[N, 1]``.
         self._ended, self._inserted_next = none, none
 
     @abstractmethod
@@ -66,15 +66,15 @@ class VecEnv(BatchedEnv):
 
     @abstractmethod
     def _results(self, returned: Any) -> tuple[Any, Tensors, Any]:
-        """What a step returned: the observation, the entries of the results, and the info."""
+        """Splits what a step returned into the observation, the entries of the results, and the info."""
 
     @abstractmethod
     def _read(self, observation: Any, info: Any) -> Tensors:
-        """The raw entries ``[N, ...]``, in new memory, checked."""
+        """The checked raw entries ``[N, ...]``, in new memory."""
 
     @abstractmethod
     def _final_observations(self, before: Tensors, step: Tensors, info: Any) -> Tensors:
-        """With resets in the same step, what replaces the next episodes' first observations among a step's entries."""
+        """For ``same_step``: the entries that replace the next episodes' first observations in what a step returns."""
 
     def reset_tensors(self, mask: Tensor | None) -> Tensors:
         """Resets environments on request. Those that reset themselves are only read, except for a full reset."""
@@ -118,7 +118,7 @@ class VecEnv(BatchedEnv):
 
     @property
     def stateful(self) -> Stateful:
-        """The object that is stepped if it has a state, else this environment."""
+        """The wrapped environment object if it has a state, else this environment."""
         return self._env if isinstance(self._env, Stateful) else self
 
     def _set_seed(self, seed: int | None) -> None:
@@ -128,10 +128,10 @@ class VecEnv(BatchedEnv):
             self._env.seed(seed)
 
     def close(self, **kwargs: Any) -> None:
-        """Leaves the simulator to its next user."""
+        """Does nothing, because the simulator is left to its next user; :meth:`shut_down` closes it."""
 
     def shut_down(self) -> None:
-        """Closes the simulator, if it can be."""
+        """Closes the environments, if they have a method ``close``."""
         if hasattr(self._env, "close"):
             self._env.close()
         super().close()
@@ -152,8 +152,8 @@ class SimulatorEnv(VecEnv):
         options: the environment's options.
 
     Raises:
-        ConfigError: its observations or actions are of a kind that is not supported.
-        UnnamedEnvError: it lacks what is described here.
+        ConfigError: policies do not support its observations or actions.
+        UnnamedEnvError: it does not have the interface described here.
     """
 
     def __init__(self, env: Any, options: VecEnvConfig) -> None:
@@ -172,10 +172,10 @@ class SimulatorEnv(VecEnv):
         self._cut_unknown, self._warned = self._inserted_next, False
 
     def show_hidden(self) -> None:
-        """Gives the groups of the critic, concatenated, as the entry ``hidden``.
+        """Adds the concatenated groups of the critic to observations, as the entry ``hidden``.
 
         Raises:
-            ConfigError: there are none.
+            ConfigError: there are no such groups.
         """
         if not self._privileged:
             raise ConfigError(
@@ -191,7 +191,7 @@ class SimulatorEnv(VecEnv):
             self._shows_hidden = True
 
     def _final_observations(self, before: Tensors, step: Tensors, info: Any) -> Tensors:
-        """The last observations of episodes that ended, in place of those of the next ones, and where it is unknown."""
+        """Ended episodes' last observations, in place of the next episodes' first ones, and where they are unknown."""
         final = info.get("final_obs")
         done, last = step["done"], before if final is None else self._entries(final)
         unknown = done if final is None else torch.zeros_like(done)
@@ -293,7 +293,7 @@ def _start_episodes(env: Any, **arguments: Any) -> tuple[Any, Any]:
 
 
 def _partial_reset(env: Any, is_array: bool) -> Callable[[Tensor], tuple[Any, Any] | None]:
-    """Like :func:`_start_episodes`, for the environments in a mask ``[N]``; None if there are none."""
+    """A function like :func:`_start_episodes` for a mask ``[N]`` of environments; it may return None for none."""
     parameters = parameters_of(env.reset) or {}
 
     def by_indices(mask_N: Tensor) -> tuple[Any, Any] | None:
@@ -313,7 +313,7 @@ def _partial_reset(env: Any, is_array: bool) -> Callable[[Tensor], tuple[Any, An
 
 
 def _groups(options: VecEnvConfig, names: list[str]) -> tuple[list[str], list[str]]:
-    """The groups of observations that the policy sees, none where there is but one observation; and the critic's."""
+    """The groups of observations that the policy sees, and those of the critic; empty without groups."""
     critic = options.critic_groups or [name for name in names if name in CRITIC]
     actor = options.actor_groups or [name for name in ACTOR if name in names][:1]
     if unknown := [name for name in (*actor, *critic) if name not in names]:
@@ -336,7 +336,7 @@ def _is_dict(value: Any) -> bool:
 
 
 def _leaves(path: tuple[str, ...], value: Any) -> Iterator[tuple[NestedKey, Any]]:
-    """The keys and values of nested dicts; a key of one name is that name."""
+    """The keys and values of the leaves of nested dicts; a path of one name is that name."""
     if not _is_dict(value):
         yield path[0] if len(path) == 1 else path, value
         return
@@ -345,7 +345,7 @@ def _leaves(path: tuple[str, ...], value: Any) -> Iterator[tuple[NestedKey, Any]
 
 
 def _observation_space(env: Any, observation: Any) -> spaces.Space[Any]:
-    """The declared space, if it is one of Gymnasium; else that of numbers like those observed."""
+    """The declared space, if it is one of Gymnasium's; else one derived from the shapes and dtypes observed."""
     space = getattr(env, "single_observation_space", None)
     return space if isinstance(space, spaces.Space) else _space_like(observation)
 

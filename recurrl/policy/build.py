@@ -52,7 +52,7 @@ def make_policy(config: TrainConfig, observation_spec: Composite, action_spec: T
         if critic != "shared":
             own = cell if critic == "recurrent" else None
             critic_trunk = _make_trunk(config, observation, own, previous, prefix="critic_")
-    # Only for continuous actions of a single part: that is a condition of the option.
+    # The option is only accepted for continuous actions of a single part.
     correlation = config.policy.noise_correlation
     noise = CorrelatedNoise(actor_head.noise_size, correlation) if correlation else None
     policy = Policy(trunk, actor_head, critic_head, critic_trunk, noise, config.algorithm.critic_only, previous)
@@ -100,10 +100,10 @@ def cell_from_options(options: CellConfig) -> Cell | None:
 
 
 def make_backend(options: BackendConfig) -> str | Backend:
-    """The configured backend: a name of the package's, or a custom one.
+    """The configured backend: the name of a built-in one, or a custom object.
 
     Raises:
-        ConfigError: there is no such backend, or it is not one.
+        ConfigError: there is no such backend, or it lacks an attribute of :class:`Backend`.
     """
     if not is_custom(options.name):
         return options.name
@@ -118,7 +118,7 @@ def make_backend(options: BackendConfig) -> str | Backend:
 
 
 def _sees_action(config: TrainConfig, action: TensorSpec) -> bool:
-    """Whether the policy sees its previous action."""
+    """True if the policy sees its previous action: by default, if that is discrete and there is a cell."""
     is_discrete = not any(spec.dtype.is_floating_point for _, spec in leaves_of(action))
     wanted = config.policy.previous_action
     return is_discrete and config.cell.name != NO_CELL if wanted is None else wanted
@@ -134,7 +134,7 @@ def _make_trunk(
         observation: the spec of an unbatched observation.
         cell: the recurrent cell; None puts a feed-forward network in its place.
         previous: the previous action, if the trunk sees it.
-        prefix: put before the names of its states, which tells them from those of another trunk.
+        prefix: precedes the names of its states, to distinguish them from those of another trunk.
 
     Raises:
         ConfigError: the observation is of a kind that the configured encoders cannot handle.
@@ -167,7 +167,7 @@ def _recurrent(config: TrainConfig, width: int, cell: Cell, prefix: str) -> Recu
         out_keys=["features", *(("next", state) for state in states)],
         device=config.device,
     )
-    # What a cell defines as its initial values is kept.
+    # A cell that defines its own initial values keeps them.
     if isinstance(cell, GatedCell) and type(cell).initialize is Cell.initialize:
         for _, parameter in module.layers.named_parameters():
             orthogonal(parameter.data, cell.hidden_size)
@@ -175,7 +175,7 @@ def _recurrent(config: TrainConfig, width: int, cell: Cell, prefix: str) -> Recu
 
 
 def conditions_met(options: AlgorithmConfig, observation: TensorSpec, action: TensorSpec) -> set[Condition]:
-    """The conditions of options that the spaces of what the networks read, and of actions, meet.
+    """The conditions of options that the actions, and the observations that the networks read, meet.
 
     Args:
         options: the algorithm's options.
@@ -185,7 +185,7 @@ def conditions_met(options: AlgorithmConfig, observation: TensorSpec, action: Te
     Raises:
         ConfigError: the options name entries that the observation does not have.
     """
-    if options.critic_kind in (None, "shared"):  # no network reads what only a critic on its own, or a teacher, sees
+    if options.critic_kind in (None, "shared"):  # then no network reads these entries
         observation = _without(observation, options.critic_only)
     met = set()
     for path, spec in leaves_of(observation):

@@ -1,7 +1,7 @@
 """Action distributions that torch lacks: masked, squashed, over vectors, and joint over several parts.
 
-Each has ``action_from_noise``, which makes a random action of standard normal numbers, and as its ``mode`` the action
-of a deterministic policy.
+Each has ``action_from_noise``, which turns standard normal numbers into a random action, and ``mode``, the action of a
+deterministic policy.
 
 Shape legend: B batch (any number of dimensions), K discrete choices.
 """
@@ -24,7 +24,7 @@ _POINTS, _WEIGHTS = np.polynomial.hermite_e.hermegauss(QUADRATURE_POINTS)
 
 
 class LazyCategorical(Categorical):
-    """torch's Categorical in fewer operations, with its probabilities on demand.
+    """torch's Categorical with fewer operations: probabilities are computed only on demand.
 
     Args:
         unnormalized: ``[B, K]``, log-probabilities up to a constant.
@@ -37,18 +37,18 @@ class LazyCategorical(Categorical):
         Distribution.__init__(self, unnormalized.shape[:-1], validate_args=False)
 
     def log_prob(self, value: Tensor) -> Tensor:
-        """Log-probabilities of choices ``[..., B]``."""
+        """Log-probabilities ``[..., B]`` of choices ``[..., B]``."""
         return self.logits.expand(*value.shape, -1).gather(-1, value.long().unsqueeze(-1)).squeeze(-1)
 
     def entropy(self) -> Tensor:
-        """Entropies ``[B]``, of finite log-probabilities."""
+        """Entropies ``[B]``, in nats. Log-probabilities must be finite, as :func:`allowed` leaves them."""
         return -(self.logits.exp() * self.logits).sum(-1)
 
     def action_from_noise(self, noise: Tensor) -> Tensor:
         """Choices ``[B]`` from standard normal numbers, K for each, by the Gumbel trick.
 
         Of independent E_k ~ Exp(p_k), the k-th is the smallest with probability p_k. With Φ the normal distribution
-        function, −log Φ(noise) is Exp(1), and divided by p_k it is E_k. Where a probability is NaN or Inf, so is the
+        function, −log Φ(noise) ~ Exp(1), so E_k is −log Φ(noise) / p_k. Where a probability is NaN or Inf, so is the
         log-probability of the choice.
         """
         exponential = torch.special.log_ndtr(noise.reshape(self.unnormalized.shape)).neg()
@@ -70,14 +70,14 @@ class MultiCategorical(Independent):  # type: ignore[type-arg]
     """Several independent choices.
 
     Args:
-        sizes: K of each.
+        sizes: the number of values of each choice.
         logits: ``[B, sum(sizes)]``.
         mask: a tensor of the same shape; choices where it is zero have probability zero. None to allow all.
     """
 
     def __init__(self, sizes: Sequence[int], logits: Tensor, mask: Tensor | None = None) -> None:
         widest, lowest = max(sizes), torch.finfo(logits.dtype).min
-        # As one distribution over equally many choices, with those that do not exist masked.
+        # One distribution over choices of equal size, with the values that do not exist masked.
         parts = [
             functional.pad(part, (0, widest - size), value=lowest)
             for size, part in zip(sizes, allowed(logits, mask).split(list(sizes), -1), strict=True)
@@ -90,12 +90,12 @@ class MultiCategorical(Independent):  # type: ignore[type-arg]
 
 
 class DiagonalGaussian(Independent):  # type: ignore[type-arg]
-    """Independent normal entries.
+    """Independent normally distributed entries.
 
     Args:
         loc: means ``[B, *event]``.
         scale: standard deviations of the same shape.
-        event_dims: dimensions of an action.
+        event_dims: the number of dimensions of an action.
     """
 
     def __init__(self, loc: Tensor, scale: Tensor, event_dims: int = 1) -> None:
@@ -110,10 +110,11 @@ class DiagonalGaussian(Independent):  # type: ignore[type-arg]
 class ClippedGaussian(DiagonalGaussian):
     """Independent normal entries that the environment clips to −1 and 1.
 
-    An action at or beyond a bound has the probability of that bound in place of a density: how far beyond it was drawn
-    makes no difference to the environment, and so none to the gradient, whose variance is lower (Fujita and Maeda 2018,
-    https://arxiv.org/abs/1802.07564). The entropy is that of the clipped action, in which each bound is one point. With
-    a mean of zero it is highest at a standard deviation of 1.5, so that a bonus does not widen the normal without end.
+    An action at or beyond a bound has the probability of that bound in place of a density. How far beyond it was drawn
+    makes no difference to the environment, so it makes none to the gradient either, which lowers its variance (Fujita
+    and Maeda 2018, https://arxiv.org/abs/1802.07564). The entropy is that of the clipped action, in which each bound is
+    one point. For a mean of zero it peaks at a standard deviation of 1.5, so an entropy bonus cannot widen the normal
+    without end.
     """
 
     def log_prob(self, value: Tensor) -> Tensor:
@@ -125,7 +126,7 @@ class ClippedGaussian(DiagonalGaussian):
     def entropy(self) -> Tensor:
         """Entropy ``[B]``, in nats."""
         normal: Any = self.base_dist
-        # Of both bounds: how many standard deviations they are from the mean, outwards.
+        # The distance of each bound from the mean, outwards, in standard deviations.
         distance = torch.stack([1 + normal.loc, 1 - normal.loc]) / normal.scale
         log_beyond = torch.special.log_ndtr(-distance)
         beyond, density = log_beyond.exp(), (-0.5 * distance**2).exp() / math.sqrt(2 * math.pi)
@@ -138,7 +139,7 @@ class Binary(Independent):  # type: ignore[type-arg]
 
     Args:
         logits: the logits of each bit being one.
-        event_dims: dimensions of an action.
+        event_dims: the number of dimensions of an action.
     """
 
     def __init__(self, logits: Tensor, event_dims: int = 1) -> None:
@@ -170,7 +171,7 @@ class SquashedGaussian(Distribution):
     Args:
         loc: mean before squashing, ``[B, *event]``.
         scale: standard deviation before squashing.
-        event_dims: dimensions of an action.
+        event_dims: the number of dimensions of an action.
     """
 
     arg_constraints: dict[str, Any] = {}  # noqa: RUF012 (as torch's Distribution declares it)
@@ -235,11 +236,11 @@ def _log_slope_of_tanh(x: Tensor) -> Tensor:
 class Joint(Distribution):
     """Independent parts of an action, sampled together; log-probability and entropy are sums over the parts.
 
-    Whether tensordict's CompositeDistribution sums them depends on a process-wide setting; every loss needs the sum.
+    Unlike tensordict's CompositeDistribution, which sums over parts only under a process-wide setting, it always does.
 
     Args:
         parts: the distribution of each part, by its key within the action.
-        noise_sizes: how many normal numbers each part's action is made of.
+        noise_sizes: how many standard normal numbers make an action of each part.
     """
 
     arg_constraints: dict[str, Any] = {}  # noqa: RUF012

@@ -1,4 +1,4 @@
-"""Heads: from features to the distribution of each kind of action.
+"""Heads, which map features to the distribution of each kind of action.
 
 Shape legend: B batch (any number of dimensions), A action entries.
 """
@@ -23,14 +23,14 @@ from recurrl.specs import choices, finite_bounds
 
 
 class ActionHead(nn.Module):
-    """Features to the distribution of an action of one part.
+    """Maps features to the distribution of an action of one part.
 
     Args:
-        network: features to the distribution's parameters, one tensor or several.
-        distribution: makes the distribution from them.
+        network: maps features to the distribution's parameters, one tensor or several.
+        distribution: makes the distribution from these parameters.
         masked: pass the observation's entry ``action_mask`` to ``distribution`` as ``mask``.
-        noise_size: how many standard normal numbers ``distribution.action_from_noise`` makes an action of; 0 for a
-            distribution without that method, from which actions are drawn by torch.
+        noise_size: how many standard normal numbers ``action_from_noise`` of the distribution takes per action; 0 for
+            a distribution without that method, whose actions torch draws.
     """
 
     def __init__(
@@ -51,10 +51,10 @@ class ActionHead(nn.Module):
 
 
 class JointHead(nn.Module):
-    """Features to the distribution of an action of several parts.
+    """Maps features to the distribution of an action of several parts.
 
     Args:
-        heads: by the key of the part within the action.
+        heads: the head of each part, by the part's key within the action.
     """
 
     def __init__(self, heads: dict[NestedKey, ActionHead]) -> None:
@@ -73,7 +73,7 @@ class JointHead(nn.Module):
 def make_actor(
     options: PolicyConfig, width: int, observation: TensorSpec, action: TensorSpec
 ) -> ActionHead | JointHead:
-    """The head of the actor.
+    """Makes the actor's head for an action spec.
 
     Args:
         options: the policy's options.
@@ -110,7 +110,7 @@ def _check_mask(mask: TensorSpec, action: TensorSpec) -> None:
 
 
 def _make_head(options: PolicyConfig, width: int, action: TensorSpec, masked: bool = False) -> ActionHead:
-    # TorchRL's specs of bits and of several choices derive from that of one choice.
+    # In this order, because TorchRL's Binary and MultiCategorical derive from Categorical.
     if isinstance(action, Binary):
         bits: nn.Module = linear(width, action.shape.numel(), HEAD_GAIN)
         if len(action.shape) > 1:

@@ -11,14 +11,14 @@ from torchrl.data import Unbounded
 from torchrl.envs import TensorDictPrimer
 
 NOISE = "action_noise"
-"""The last step's noise; the environment passes it from step to step like a recurrent state."""
+"""Entry: the last step's noise, which is passed from step to step like a recurrent state."""
 
 
 class CorrelatedNoise(nn.Module):
-    """The deviations of Gaussian actions from their means, in standard deviations, as an autoregressive process.
+    """Autoregressive noise of Gaussian actions: their deviations from the means, in standard deviations.
 
-    Independent deviations cancel out within a few steps and never move a heavy system far from its start. These
-    persist, yet each is marginally standard normal, so log-probabilities, entropies and losses are those of the
+    Independent deviations cancel out within a few steps and never move a heavy system far from its start. Correlated
+    ones persist, yet each is marginally standard normal, so log-probabilities, entropies and losses are those of the
     policy's Gaussian (Hollenstein et al. 2024, https://arxiv.org/abs/2312.11091).
 
     Args:
@@ -31,7 +31,7 @@ class CorrelatedNoise(nn.Module):
         self.size, self.correlation = size, correlation
 
     def forward(self, last_BX: Tensor, drawn_BX: Tensor) -> Tensor:
-        """The next step's noise ``[B, X]``; independent of the last where that is zero, as at an episode's start.
+        """The next step's noise ``[B, X]``; a fresh draw where the last noise is zero, as at an episode's start.
 
         Args:
             last_BX: the last step's noise.

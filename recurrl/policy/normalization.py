@@ -42,7 +42,7 @@ class RunningMoments(nn.Module):
         """Adds samples ``[B, *shape]``.
 
         Raises:
-            NonFiniteError: one of them is not finite; the statistics are unchanged.
+            NonFiniteError: a sample is not finite; the statistics are unchanged.
         """
         count, mean, square = statistics.moments(samples.reshape(-1, *self.mean.shape))
         if not (mean.isfinite() & square.isfinite()).all():
@@ -79,7 +79,7 @@ class ObservationNormalizer(nn.Module):
 
     @torch.no_grad()
     def observe(self, observations: Tensor) -> None:
-        """Adds observations ``[B, *shape]``, which take effect once their number has doubled."""
+        """Adds observations ``[B, *shape]``. They take effect once the total number has doubled."""
         self.moments.update(observations)
         if self.moments.count >= 2 * self.replaced_at:
             self.mean.copy_(self.moments.mean)
@@ -107,7 +107,7 @@ class RunningScale(nn.Module):
 
     @torch.no_grad()
     def update(self, samples: Tensor) -> None:
-        """Adds a batch to the average, unless it holds NaN or Inf; its gradient steps are skipped too."""
+        """Adds a batch to the average, unless it holds NaN or Inf: gradient steps on such a batch are skipped too."""
         square = world().gathered(samples.double().square().mean()).mean()
         rate = torch.where(square.isfinite(), self.RATE, 0.0)
         self.square.lerp_(square.nan_to_num(), rate)
@@ -116,7 +116,7 @@ class RunningScale(nn.Module):
     @property
     def value(self) -> Tensor:
         """The scale."""
-        # An average that starts at zero lacks this weight at first.
+        # Corrects the bias of an average that starts at zero, as Adam does.
         return torch.where(self.weight > 0, self.square / self.weight, 1.0).sqrt()
 
 
@@ -148,8 +148,7 @@ class RewardScaler(nn.Module):
 
         Args:
             reward_NT: the environments' rewards.
-            is_init_NT: true at episode starts, also where the previous episode was abandoned: after an error or on
-                resume.
+            is_init_NT: true at episode starts, including those after an episode was abandoned by an error or a resume.
             mask_NT: true where a step counts; None for all.
         """
         if self.moments is None:
@@ -166,5 +165,5 @@ class RewardScaler(nn.Module):
         scaled = reward * self.scale
         if self.moments is None:
             return scaled
-        # Rare rewards barely vary: divided by less than 1, they would swamp the trunk that actor and critic share.
+        # At least 1: rare rewards barely vary, and scaled up they would swamp the trunk that actor and critic share.
         return (scaled / self.moments.variance.sqrt().clamp(min=1.0).to(scaled.dtype)).clamp(-10, 10)

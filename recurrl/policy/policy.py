@@ -31,15 +31,16 @@ NewState = dict[NestedKey, Tensor]
 
 
 class Trunk(nn.Module):
-    """Observations to features, with the states of a recurrent cell if there is one.
+    """Maps observations to features, with the states of a recurrent cell if there is one.
 
     Args:
-        encoder: observations ``[B, ...]`` to vectors ``[B, width]``: any module. Sequences are flattened to one batch
-            dimension for it. If it has a method ``observe``, that is called with each batch after learning from it,
+        encoder: any module that maps observations ``[B, ...]`` to vectors ``[B, width]``. Sequences are flattened to
+            one batch dimension. Its method ``observe``, if it has one, is called with each rollout after the update,
             for running statistics.
-        core: from these vectors to features: a :class:`RecurrentModule`, or any other module, which has no states.
+        core: maps these vectors to features: a :class:`RecurrentModule`, or any other module, which then has no states.
+            None to use the vectors as features.
         preprocess: applied to observations before the encoder; None for nothing.
-        sees_action: the core reads the previous action together with the encoder's vectors.
+        sees_action: true if the core reads the previous action together with the encoder's vectors.
 
     Attributes:
         state_shapes: the shape ``[layers, ...]`` of each state, by its name.
@@ -90,7 +91,7 @@ class Trunk(nn.Module):
 
 
 class StepOutput(NamedTuple):
-    """What one step of a policy returns.
+    """The output of a policy for one step.
 
     Attributes:
         action: ``[B, ...]``; a TensorDict for actions of several parts.
@@ -110,13 +111,13 @@ class StepOutput(NamedTuple):
 
 
 class SequenceOutput(NamedTuple):
-    """What a policy returns for sequences of steps.
+    """The output of a policy for sequences of steps.
 
     Attributes:
         distribution: the distribution of the actions ``[B, T]``.
         value: ``[B, T, 1]``; None without a critic.
-        state: ``[B, T, layers, ...]`` each, after the last step of each episode and of each sequence; at other steps it
-            may be anything.
+        state: ``[B, T, layers, ...]`` each: the states after each step. Only those after the last step of an episode or
+            of a sequence are defined; others may be anything.
         features: ``[B, T, F]``, which the actor's head reads.
     """
 
@@ -127,7 +128,7 @@ class SequenceOutput(NamedTuple):
 
 
 class Policy(nn.Module):
-    """A policy and its critic, on a shared trunk or on one each; or a policy alone.
+    """A policy and its critic, with a shared trunk or one each; or a policy alone.
 
     Nothing is remembered between calls: states are passed in and returned. Observations are tensors or nested mappings
     of tensors, and so are actions of several parts. A state is a mapping from the names in :attr:`state_shapes` to
@@ -135,24 +136,24 @@ class Policy(nn.Module):
     that does not read the previous action has no state and needs no ``is_init``.
 
     Args:
-        trunk: observations to features: a :class:`Trunk`, or any module, which then has no states. A critic without its
-            own trunk shares it, and it runs once for both.
-        actor_head: ``(features, observation)`` to the distribution of actions. A head with an attribute ``noise_size``
-            returns a distribution with a method ``action_from_noise(noise_BZ)``, as those of
-            :mod:`recurrl.policy.distributions` have. The actions of other heads are drawn by the distribution's
-            ``sample``, with torch's global generator.
-        critic_head: features to values ``[B, 1]``; None without a critic.
+        trunk: maps observations to features: a :class:`Trunk`, or any module, which then has no states. A critic
+            without its own trunk shares it, so that it runs once for both.
+        actor_head: maps ``(features, observation)`` to the distribution of actions. A head with an attribute
+            ``noise_size`` must return a distribution with a method ``action_from_noise(noise_BZ)``, like those of
+            :mod:`recurrl.policy.distributions`. The actions of other heads are drawn by the distribution's ``sample``,
+            with torch's global generator.
+        critic_head: maps features to values ``[B, 1]``; None without a critic.
         critic_trunk: the critic's own trunk; None if it shares the actor's.
-        noise: the noise of actions, if it is correlated from step to step.
+        noise: correlates the noise of actions from step to step; None for independent noise.
         critic_only: the entries of observations that only the critic reads.
-        previous_action: makes the previous action from an action, if a trunk reads it.
+        previous_action: encodes an action for the next step; None if no trunk reads the previous action.
 
     Attributes:
         observation_spec: the spec of one environment's observation, set by :func:`recurrl.policy.build.make_policy`.
-        action_spec: the spec of its action, set there too.
-        noise_size: how many standard normal numbers a sampled action is made of, Z; 0 where torch draws it.
+        action_spec: the spec of one environment's action, set there too.
+        noise_size: the number of standard normal numbers that make a sampled action, Z; 0 if torch draws actions.
         state_keys: keys of the recurrent states.
-        state_shapes: the shape ``[layers, ...]`` of each of them, and ``[A]`` of the previous action, by name.
+        state_shapes: the shape ``[layers, ...]`` of each recurrent state, and ``[A]`` of the previous action, by key.
         input_keys: keys of the state that :meth:`step` and :meth:`sequence` read: recurrent states, previous action.
         carried_keys: keys of what a step passes to the next: ``input_keys``, and the noise of actions if correlated.
 
@@ -196,7 +197,7 @@ class Policy(nn.Module):
         self.carried_keys = [*self.input_keys, *([] if noise is None else [NOISE])]
 
     def actor(self) -> Policy:
-        """The policy without its critic, on the same modules: it needs neither the critic's entries nor its states."""
+        """The policy without its critic, sharing its modules. It needs neither the critic's entries nor its states."""
         return Policy(self.trunk, self.actor_head, noise=self.noise, previous_action=self.previous_action)
 
     @property
@@ -211,7 +212,7 @@ class Policy(nn.Module):
         return core.backend_in_use if isinstance(core, RecurrentModule) else None
 
     def initial_state(self, batch: int) -> dict[NestedKey, Tensor]:
-        """The zero states ``[B, layers, ...]`` that episodes start from."""
+        """The zero states ``[batch, ...]`` that episodes start from, by key."""
         like = next(self.parameters())
         return {key: like.new_zeros(batch, *shape) for key, shape in self.state_shapes.items()}
 
@@ -226,7 +227,7 @@ class Policy(nn.Module):
         return data[OBSERVATION], {key: data[key] for key in self.input_keys}, data[IS_INIT].squeeze(-1)
 
     def reset(self, state: State, is_init_B: Tensor) -> NewState:
-        """The state that enters a step: zero where an episode starts.
+        """The state that enters a step: ``state``, but zero where an episode starts.
 
         Args:
             state: ``[B, ...]`` each: what the last step returned, or :meth:`initial_state`.
@@ -237,14 +238,14 @@ class Policy(nn.Module):
     def step(
         self, observation: Any, state: State, is_init_B: Tensor | None = None, noise_BZ: Tensor | None = None
     ) -> StepOutput:
-        """Acts for one step. A pure function: it draws no random numbers and remembers nothing.
+        """Acts for one step. It remembers nothing, and draws random numbers only for a head without ``noise_size``.
 
         Args:
             observation: ``[B, ...]``.
-            state: ``[B, layers, ...]`` each: what the last step returned, or :meth:`initial_state`.
+            state: ``[B, ...]`` each: what the last step returned, or :meth:`initial_state`.
             is_init_B: bool; true where an episode starts, which resets the state. None for nowhere.
-            noise_BZ: standard normal numbers, :attr:`noise_size` for each action, to sample the actions with; None for
-                the most probable actions.
+            noise_BZ: standard normal numbers to sample the actions with, :attr:`noise_size` for each; None for the most
+                probable actions.
         """
         if is_init_B is not None:
             state = self.reset(state, is_init_B)
@@ -267,20 +268,20 @@ class Policy(nn.Module):
         return StepOutput(action, distribution.log_prob(action), value, new_state, distribution, features)
 
     def action(self, distribution: Any, noise_Z: Tensor | None) -> Any:
-        """The most probable action of a distribution, or with noise ``[..., Z]`` a random one."""
+        """The most probable action of a distribution, or a random one with standard normal noise ``[..., Z]``."""
         if noise_Z is None:
             return most_probable(distribution)
         return distribution.action_from_noise(noise_Z) if self.noise_size else distribution.sample()
 
     def sequence(self, observation: Any, state: State, is_init_BT: Tensor | None = None) -> SequenceOutput:
-        """Runs sequences of steps, for learning.
+        """Runs sequences of steps, for the update.
 
         Args:
             observation: ``[B, T, ...]``.
-            state: ``[B, T, layers, ...]`` each: the stored state of each step. It is read at ``t = 0`` and where
-                ``is_init`` is true; other steps start from the state that the previous step produced. The previous
+            state: ``[B, T, ...]`` each: the stored state of each step. It is read at ``t = 0`` and where
+                ``is_init_BT`` is true; other steps start from the state that the previous step produced. The previous
                 action is read at all steps.
-            is_init_BT: bool; true where an episode starts. None for a feed-forward policy.
+            is_init_BT: bool; true where an episode starts. None for a policy without states.
         """
         features, new_state = self.trunk.sequence(observation, state, is_init_BT)
         distribution = self.actor_head(features, observation)

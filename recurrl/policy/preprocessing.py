@@ -23,10 +23,10 @@ def make_preprocessing(observation: TensorSpec, normalize: bool) -> tuple[nn.Mod
 
     Args:
         observation: the spec of an unbatched observation.
-        normalize: normalise by running statistics what is neither an index, a bit, an image nor the previous action.
+        normalize: normalise by running statistics what is neither an index, a bit nor an image.
 
     Raises:
-        ConfigError: there is nothing but an action mask.
+        ConfigError: the observation holds only an action mask.
     """
     if not isinstance(observation, Composite):
         return _prepare(observation, normalize)
@@ -57,7 +57,7 @@ class PerEntry(nn.Module):
     """One module for each entry of a nested mapping.
 
     Args:
-        entries: modules by the path to the entry. Entries without one are ignored.
+        entries: modules by the path to the entry. Entries without a module are ignored.
     """
 
     def __init__(self, entries: Mapping[tuple[str, ...], nn.Module]) -> None:
@@ -66,7 +66,7 @@ class PerEntry(nn.Module):
         self.entries = nn.ModuleList(entries.values())
 
     def outputs(self, observation: Any) -> list[Tensor]:
-        """What each module returns for its entry."""
+        """The output of each module for its entry."""
         pairs = zip(self.entries, self.paths, strict=True)
         return [entry(reduce(getitem, path, observation)) for entry, path in pairs]
 
@@ -85,7 +85,7 @@ class Preprocessing(PerEntry):
 
 
 class ToFloat(nn.Module):
-    """Numbers of any type to the default floating-point type."""
+    """Converts numbers of any type to the default floating-point type."""
 
     def forward(self, observation: Tensor) -> Tensor:
         """The values in the default floating-point type."""

@@ -15,21 +15,21 @@ from recurrl.policy.encoders.mlp import OneHot
 from recurrl.specs import bounds_of, leaves_of, limit_of
 
 SCALE = 0.1
-"""The factor with which it enters the recurrent layer: with 1, tasks learned without it are learned more slowly
-(docs/measurements/recipe.md)."""
+"""The factor by which the previous action is multiplied before it enters the recurrent layer: with 1, tasks that can be
+learned without it take longer (docs/measurements/recipe.md)."""
 FLOAT32 = torch.finfo(torch.float32)
 
 
 class PreviousAction(nn.Module):
-    """What a policy did in its last step, which it cannot infer from observations if it samples.
+    """Encodes what a policy did in its last step, which it cannot infer from observations if its actions are sampled.
 
-    It passes from step to step like a recurrent state, zero where an episode begins.
+    The encoded action is passed from step to step like a recurrent state, and is zero where an episode begins.
 
     Args:
         spec: the spec of one environment's action, as the policy chooses it.
 
     Attributes:
-        size: how many numbers it has, A.
+        size: the number of entries of the encoded action, A.
     """
 
     def __init__(self, spec: TensorSpec) -> None:
@@ -40,12 +40,12 @@ class PreviousAction(nn.Module):
         self._parts, self.size = nn.ModuleList(parts), sum(part.size for part in parts)
 
     def forward(self, action: Any) -> Tensor:
-        """``[B, A]``: numbers, clipped to their bounds, and choices as one-hot vectors; the parts are concatenated."""
+        """The encoded action ``[B, A]``: its parts, concatenated; numbers clipped to their bounds, choices one-hot."""
         seen = [part(action[path] if path else action) for path, part in zip(self._paths, self._parts, strict=True)]
         return torch.cat(seen, -1) if len(seen) > 1 else seen[0]
 
     def make_tensordict_primer(self) -> TensorDictPrimer:
-        """A transform that adds it to an environment: its spec, and zeros at resets."""
+        """A transform that adds the previous action to an environment: its spec, and zeros at resets."""
         return TensorDictPrimer({PREVIOUS_ACTION: Unbounded((self.size,))}, default_value=0.0, expand_specs=True)
 
 

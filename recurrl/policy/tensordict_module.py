@@ -23,7 +23,7 @@ from recurrl.recurrent.segments import only_ends
 class PolicyModule(TensorDictModuleBase):
     """A policy as a TensorDict module. It writes the action, its log-probability, the value if any, and the states.
 
-    It does one step, or sequences under TorchRL's ``set_recurrent_mode(True)``. Actions are sampled under
+    It runs one step, or sequences under TorchRL's ``set_recurrent_mode(True)``. Actions are sampled under
     ``ExplorationType.RANDOM``, as in TorchRL's collectors, and deterministic otherwise.
     """
 
@@ -51,7 +51,7 @@ class PolicyModule(TensorDictModuleBase):
             action, log_prob = output.action, output.log_prob
         written: dict[NestedKey, Any] = {ACTION: action, LOG_PROB: log_prob, VALUE: output.value}
         written |= {("next", key): state for key, state in output.state.items()}
-        # Only a step has them.
+        # Sequences do not return these.
         passed = [("next", key) for key in (PREVIOUS_ACTION, NOISE) if key in output.state]
         for key in (*self.out_keys, *passed):
             tensordict.set(key, written[key].reshape((*batch, *written[key].shape[log_prob.ndim :])))

@@ -14,7 +14,7 @@ _OURS = re.compile(rf"{re.escape(UNFINISHED)}.+-[0-9a-f]{{32}}", re.DOTALL)
 
 
 def unfinished(path: Path) -> Path:
-    """A new name in the folder of ``path``, for the file that replaces it once complete."""
+    """A new name in the folder of ``path``, for a file or folder that replaces ``path`` once complete."""
     return path.with_name(f"{UNFINISHED}{path.name}-{uuid.uuid4().hex}")
 
 
@@ -61,5 +61,5 @@ def remove_unfinished(folder: Path) -> None:
 
 
 def unfinished_in(folder: Path) -> list[Path]:
-    """The paths in a folder that have a name by :func:`unfinished`."""
+    """The paths in a folder whose names :func:`unfinished` made."""
     return [path for path in folder.glob(f"{UNFINISHED}*") if _OURS.fullmatch(path.name)]

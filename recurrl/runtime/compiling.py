@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from hoptorch.scan import ensure_scan_backward
 from torch import Tensor
-from torch.utils._pytree import tree_map_only  # what compiled functions return is a tree of these nodes; none is public
+from torch.utils._pytree import tree_map_only  # torch has no public function for this
 
 logger = logging.getLogger(__name__)
 Function = Callable[..., Any]
@@ -23,7 +23,7 @@ def compiled(function: Function, device: torch.device, cuda_graph: bool = False)
     Args:
         function: takes and returns tensors, or mappings and tuples of tensors.
         device: the device of the tensors.
-        cuda_graph: replays the kernels as CUDA graphs, by torch's "reduce-overhead".
+        cuda_graph: replay the kernels as CUDA graphs, by torch's mode "reduce-overhead".
     """
     # Step-only cells run through hoptorch's scan, whose availability cannot be checked while tracing.
     ensure_scan_backward(device)
@@ -31,7 +31,7 @@ def compiled(function: Function, device: torch.device, cuda_graph: bool = False)
     graph: Function = torch.compile(function, fullgraph=True, dynamic=False, mode=mode)
 
     def replayed(*args: Any) -> Any:
-        # The next replay overwrites the graph's results; the caller has copies of them.
+        # The next replay overwrites the graph's outputs, so the caller gets copies.
         torch.compiler.cudagraph_mark_step_begin()
         return tree_map_only(Tensor, Tensor.clone, graph(*args))
 

@@ -1,4 +1,4 @@
-"""Metrics by name, of several parts of a run."""
+"""Metrics by name, from several parts of a run."""
 
 from collections.abc import Mapping, Sequence
 from typing import TypeVar
@@ -9,10 +9,10 @@ Value = TypeVar("Value")
 
 
 def floats(metrics: Mapping[str, float]) -> dict[str, float]:
-    """Metrics as checkpoints can hold them: custom parts give integers, NumPy's numbers or tensors too.
+    """Converts metrics to floats, which checkpoints can hold; custom code may also return integers, arrays or tensors.
 
     Raises:
-        ConfigError: one is not a number.
+        ConfigError: a metric is not a number.
     """
     numbers = {}
     for name, value in metrics.items():
@@ -33,7 +33,7 @@ def means(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 
 def merged(*parts: Mapping[str, Value]) -> dict[str, Value]:
-    """The metrics of several parts together.
+    """Merges the metrics of several parts of a run.
 
     Raises:
         ConfigError: two parts have a metric of the same name.

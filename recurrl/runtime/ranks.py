@@ -1,7 +1,7 @@
-"""The processes of a run that ``torchrun`` started: its ranks. Each collects, and they learn together.
+"""The ranks of a run: the processes that ``torchrun`` started. Each collects its own rollouts, and all learn together.
 
-Code that needs something of all ranks calls the methods of :func:`world`. In a run of one process these return their
-arguments, and ``torch.distributed`` is not used.
+The methods of :func:`world` exchange values between ranks. In a run of one process they return their arguments, and
+``torch.distributed`` is not used.
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ Values = TypeVar("Values")
 
 _VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _REASON = "reason"
-"""The key in torchrun's store under which the first rank to fail, or to lose another one, says why."""
+"""The key in torchrun's store under which the first rank that fails, or loses another one, publishes why."""
 
 
 class RankLostError(RunError):
-    """Another rank failed, whose error the message has; or it ended without a message, or does not respond."""
+    """Another rank failed, ended or does not respond. The message has its error, if it published one."""
 
 
 class World:
     """The ranks of a run, seen from one of them.
 
-    All ranks call the collective methods, in the same order. These raise :class:`RankLostError` if another rank ended
-    or does not respond in time.
+    All ranks must call the methods that exchange values, in the same order. These raise :class:`RankLostError` if
+    another rank ended or does not respond in time.
 
     Attributes:
         rank: this process's rank; rank 0 also logs, evaluates and writes.
-        local_rank: among the ranks on this machine.
+        local_rank: this process's rank among those on this machine.
         size: the number of ranks.
-        has_joined: whether the ranks are connected, or were.
+        has_joined: true if the ranks are, or were, connected.
     """
 
     def __init__(self) -> None:
@@ -50,14 +50,14 @@ class World:
         self._lost: RankLostError | None = None
 
     def sum_(self, tensor: Tensor) -> Tensor:
-        """Replaces a tensor by its sum over ranks, the same bits on all of them, and returns it."""
+        """Replaces a tensor by its sum over ranks, which is bitwise the same on all of them, and returns it."""
         if self.size > 1:
             with self._lost_rank_named():
                 self._dist.all_reduce(tensor, group=self._gradients)
         return tensor
 
     def gathered(self, tensor: Tensor) -> Tensor:
-        """A small tensor of each rank ``[ranks, ...]``, on all of them."""
+        """Gathers a small tensor from each rank, as ``[ranks, ...]`` on all of them."""
         if self.size == 1:
             return tensor.unsqueeze(0)
         with self._lost_rank_named():
@@ -77,7 +77,7 @@ class World:
         return means(of_ranks)
 
     def gather(self, values: Values) -> list[Values]:
-        """Plain values of each rank, on rank 0; on the others, only their own."""
+        """Gathers plain values from each rank on rank 0. Other ranks get only their own."""
         if self.size == 1:
             return [values]
         gathered: list[Any] | None = [None] * self.size if self.rank == 0 else None
@@ -86,7 +86,7 @@ class World:
         return gathered or [values]
 
     def broadcast(self, values: Any = None) -> Any:
-        """Plain values of rank 0, on all ranks."""
+        """Sends plain values of rank 0 to all ranks, and returns them."""
         if self.size == 1:
             return values
         message = [values]
@@ -144,7 +144,11 @@ class World:
 
     @contextmanager
     def _lost_rank_named(self) -> Iterator[None]:
-        """Says why a rank was lost if the exchange within the block fails; later exchanges fail at once."""
+        """Turns a failed exchange within the block into a :class:`RankLostError`; later exchanges fail at once.
+
+        Raises:
+            RankLostError: the message says why the rank was lost.
+        """
         if self._lost is not None:
             raise self._lost
         try:
@@ -162,8 +166,8 @@ class World:
             raise self._lost from error
 
     def _publish(self, reason: str) -> str:
-        """Publishes why the run ends, unless a rank has done so before, and returns the published reason."""
-        with suppress(RuntimeError):  # torchrun, which has the store, may have ended too
+        """Publishes why the run ends, unless another rank already has, and returns the published reason."""
+        with suppress(RuntimeError):  # torchrun, which hosts the store, may have ended too
             return str(self._store.compare_set(_REASON, "", reason).decode())
         return reason
 

@@ -24,7 +24,7 @@ def resource_errors_as_messages() -> Iterator[None]:
     except OSError as error:
         raise RunError(os_error_message(error)) from error
     except (MemoryError, RuntimeError) as error:
-        import torch  # which a command without a run does not wait for
+        import torch  # here, so that commands without a run need not wait for it
 
         if not isinstance(error, MemoryError | torch.OutOfMemoryError) and _OUT_OF_MEMORY not in str(error):
             raise
@@ -36,7 +36,7 @@ def resource_errors_as_messages() -> Iterator[None]:
 
 
 def os_error_message(error: OSError) -> str:
-    """The operating system's error, and what to do."""
+    """The message for an error of the operating system, with what to do."""
     what, advice = "The operating system says", _DIRECTORY if error.filename else "HYDRA_FULL_ERROR=1 shows where."
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         what, advice = "The disk is full", _FREE

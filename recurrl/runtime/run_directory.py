@@ -1,4 +1,4 @@
-"""The directory of a run: finding it, safely reading files that anybody may have put there, and its lock."""
+"""The directory of a run: finding it, checking it, reading its files safely, and locking it."""
 
 import errno
 import fcntl
@@ -20,9 +20,9 @@ CONFIG_FILE = "config.yaml"
 SUMMARY, METRICS, CURVE = "summary.json", "metrics.csv", "learning_curve.png"
 CHECKPOINTS = "checkpoints"
 REPLACED = "replaced"
-"""Checkpoints that a run had after the one from which it was continued."""
+"""The folder of checkpoints that are later than the one from which the run was continued."""
 VIDEOS, EXPORTS = "video", "export"
-"""Written by commands after the run."""
+"""Folders that commands write after the run."""
 
 FILES = (CONFIG_FILE, SUMMARY, METRICS, CURVE, "recurrl.log")
 FOLDERS = (CHECKPOINTS, REPLACED, "tensorboard", "wandb", ".hydra")
@@ -34,7 +34,7 @@ LOCK = "run.lock"
 _IN_USE = (errno.EACCES, errno.EAGAIN)
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 _MAX_LOCK_BYTES = 4096
-"""The lock's file is not read beyond this."""
+"""No more than this is read from the lock's file."""
 
 _CHECKPOINT = re.compile(r"frames_[0-9]+")
 _PARTS = ("manifest.json", "state-policy.pt")
@@ -43,7 +43,7 @@ logger = logging.getLogger(__name__)
 
 
 def run_directory_of(path: Path) -> Path:
-    """The run directory a resume or evaluation path points into: itself, or the one its checkpoint lies in.
+    """The run directory of a path: the path itself, or the directory of the run whose checkpoint it is.
 
     Raises:
         ConfigError: the path is neither a run directory nor a checkpoint in one.
@@ -61,7 +61,7 @@ def read_text(path: Path, max_bytes: int | None = None) -> str:
     """The text of a regular file. Reading never blocks, as a pipe would.
 
     Raises:
-        ConfigError: it is missing, something other than a file, larger than ``max_bytes``, or not UTF-8.
+        ConfigError: the file is missing, not a regular file, larger than ``max_bytes``, or not UTF-8.
     """
     try:
         status = path.stat()
@@ -88,14 +88,14 @@ def looks_like_checkpoint(path: Path) -> bool:
 
 
 def check_unused(run_dir: Path, is_resumed: bool) -> None:
-    """Rejects a directory that holds another run, or what a run would overwrite.
+    """Rejects a directory that holds another run, or other files that this run would overwrite.
 
     Args:
         run_dir: the directory of a run that begins.
-        is_resumed: the run continues the one in the directory, if there is one.
+        is_resumed: true if the run continues the one in the directory.
 
     Raises:
-        ConfigError: with the offending path.
+        ConfigError: the message names the offending path.
     """
     check_writable_places(run_dir)
     checkpoints = any(map(looks_like_checkpoint, (run_dir / CHECKPOINTS).glob("*")))
@@ -118,7 +118,7 @@ def check_writable_places(run_dir: Path) -> None:
     """Rejects a directory in which something blocks the run's files, before it trains for hours.
 
     Raises:
-        ConfigError: with the offending path.
+        ConfigError: the message names the offending path.
     """
     places: list[tuple[Path, str, Callable[[Path], bool]]] = [
         *((run_dir / name, "a regular file", Path.is_file) for name in FILES),
@@ -139,11 +139,11 @@ def check_writable_places(run_dir: Path) -> None:
 
 @contextmanager
 def locked(run_dir: Path) -> Iterator[None]:
-    """Keeps an existing run directory to this process while the block runs.
+    """Locks an existing run directory for this process while the block runs.
 
-    The operating system's lock on a file in the directory is released when its process ends, however that happens, and
-    works across machines if the network file system supports locks (NFS does; Lustre if mounted with ``flock``); on
-    others it logs a warning. The file names the holder, and is empty when the run has ended.
+    The lock is the operating system's, on a file in the directory: it is released when the process ends, however that
+    happens, and works across machines if the network file system supports locks (NFS does; Lustre if mounted with
+    ``flock``). If it does not, a warning is logged. The file names the holder, and is empty when the run has ended.
 
     Raises:
         ConfigError: another process has locked it; the message says which.

@@ -16,7 +16,7 @@ EVALUATED = (
     *("return_mean", "return_std", "episodes", "return_mean_zeroed_state", "return_mean_shuffled_state"),
     *("return_mean_random", "return_std_random"),
 )
-"""The metrics of an evaluation that the summary has, with the prefix ``eval_``."""
+"""The metrics of an evaluation that are in the summary, with the prefix ``eval_``."""
 _KINDS: dict[str, tuple[type, str]] = {
     **dict.fromkeys(("device", "cell", "status", "error", "backend", "checkpoint"), (str, "text")),
     "warnings": (dict, "a mapping"),
@@ -37,7 +37,7 @@ class RunSummary:
         error: the error of a failed run.
         frames: environment steps summed over environments, including those before a resume.
         frames_here: frames of this process; not part of the summary.
-        has_begun: the configuration was accepted, the policy made and a checkpoint loaded; not part of the summary.
+        has_begun: true once configuration, policy and checkpoint are accepted; not part of the summary.
         resume_command: the command that resumes the run, for messages; not part of the summary.
         startup_time_s: time before the first iteration.
         collect_time_s: time spent collecting; with ``learn_time_s`` it adds up to ``train_time_s``.
@@ -47,9 +47,9 @@ class RunSummary:
         train_return_mean: mean return of the last 100 episodes.
         evaluation: the metrics of the last evaluation.
         best_eval_return_mean: the best of all evaluations, including those before a resume.
-        restarts: restarts of environments after errors.
+        restarts: the number of restarts of environments after errors.
         backend: the recurrent backend that ran.
-        checkpoint: the last one written, relative to the run directory.
+        checkpoint: the last checkpoint written, relative to the run directory.
         warnings: reasons to think that the run does not learn, by title.
     """
 
@@ -79,7 +79,7 @@ class RunSummary:
 
     @contextmanager
     def timing(self, phase: str) -> Iterator[None]:
-        """Adds the time a block takes to ``collect`` or ``learn``."""
+        """Measures the time that a block takes, as the iteration's time for ``collect`` or ``learn``."""
         began = time.perf_counter()
         yield
         self._seconds[phase] = time.perf_counter() - began
@@ -89,7 +89,7 @@ class RunSummary:
 
         Args:
             frames: the iteration's frames.
-            compile_time_s: the run's compile time so far; it does not count as learning.
+            compile_time_s: the run's compile time so far, which does not count as learning; None before compilation.
         """
         if compile_time_s is not None and self.compile_time_s is None:
             self.compile_time_s = compile_time_s

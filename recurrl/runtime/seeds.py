@@ -10,7 +10,7 @@ from torchrl.checkpoint import GlobalRNGState
 
 
 def seeds(seed: int, count: int) -> list[int]:
-    """The first ``count`` of a chain of seeds, which begins with ``seed``: each determines the next one."""
+    """The first ``count`` seeds of a chain that begins with ``seed``, in which each seed determines the next."""
     chain = [seed]
     for _ in range(count - 1):
         chain.append(_hashed(chain[-1]))
@@ -42,7 +42,10 @@ def seed_process(seed: int) -> None:
 
 @contextmanager
 def random_numbers_restored() -> Iterator[None]:
-    """Isolates training from what the block draws, such as an evaluation, which a resumed run may repeat."""
+    """Restores the process's random number generators after the block.
+
+    So what the block draws does not affect training; a resumed run may repeat an evaluation, for example.
+    """
     state = GlobalRNGState().state_dict()
     try:
         yield

@@ -11,24 +11,24 @@ from recurrl.errors import RunError
 
 @runtime_checkable
 class Stateful(Protocol):
-    """An object with a state."""
+    """An object whose state can be saved and restored."""
 
     def state_dict(self) -> Any:
-        """Tensors and plain values."""
+        """The state, of tensors and plain values."""
 
     def load_state_dict(self, state: Any, /) -> Any:
         """Restores what ``state_dict`` returned."""
 
 
 def state_copy(owner: Stateful, name: str) -> Any:
-    """A copy of the state of a user's object.
+    """A copy of an object's state, on the CPU. The object may be a user's, so its state is checked.
 
     Args:
         owner: the object.
         name: its name, for errors.
 
     Raises:
-        RunError: the state is not of tensors and plain values.
+        RunError: the state holds something other than tensors and plain values.
     """
     state = owner.state_dict()
     if isinstance(state, Mapping) and not state:

@@ -10,8 +10,8 @@ from types import FrameType
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 _SAME_S = 5.0
-"""Signals to a rank within this time count as one: SLURM and systemd signal all processes of a job, and torchrun, one
-of them, passes its signal on to the ranks."""
+"""Signals to a rank within this time count as one: SLURM and systemd signal all processes of a job, including torchrun,
+which passes the signal on to the ranks."""
 
 
 class Interrupted(KeyboardInterrupt):
@@ -43,7 +43,7 @@ class StopRequest:
         self._same_until = 0.0
 
     def record(self, number: int) -> None:
-        """Records a signal, also one that another process of the run received, unless there was one before."""
+        """Records a signal that this or another process of the run received, unless one is recorded already."""
         if self.number:
             return
         self.number = number
@@ -88,7 +88,7 @@ class StopRequest:
 def stop_request() -> Iterator[StopRequest]:
     """Handles the signals while the block runs.
 
-    In other threads than the main one it does nothing.
+    Outside the main thread it handles none, because Python allows that only there.
     """
     request = StopRequest()
     if threading.current_thread() is not threading.main_thread():
@@ -105,7 +105,7 @@ def stop_request() -> Iterator[StopRequest]:
 
 
 def ignore_signals() -> None:
-    """Ignores signals in a worker process: a terminal sends them to it too, but the main process handles them."""
+    """Ignores signals in a worker process: a terminal sends them to workers too, but the main process handles them."""
     for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)
 

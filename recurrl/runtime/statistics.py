@@ -24,7 +24,7 @@ def masked(samples: Tensor, mask: Tensor | None) -> Tensor:
 
 
 def summary(samples: Tensor) -> Summary:
-    """The statistics of samples; the deviation divides by their number."""
+    """The statistics of the samples of all ranks; ``std`` divides by their number."""
     count, mean, square = moments(samples.reshape(-1))
     if not count:
         return Summary(*[math.nan] * 4)
@@ -34,13 +34,13 @@ def summary(samples: Tensor) -> Summary:
 
 
 def mean_and_std(samples: Tensor) -> tuple[Tensor, Tensor]:
-    """The mean, and the unbiased standard deviation."""
+    """The mean and the unbiased standard deviation of the samples of all ranks."""
     count, mean, square = moments(samples.reshape(-1))
     return mean.to(samples.dtype), (square / (count - 1)).sqrt().to(samples.dtype)
 
 
 def variance(samples: Tensor) -> Tensor:
-    """The unbiased variance."""
+    """The unbiased variance of the samples of all ranks."""
     count, _, square = moments(samples.reshape(-1))
     return square / (count - 1)
 

@@ -56,17 +56,17 @@ _limit = _Limit()
 
 @contextmanager
 def time_limit(seconds: float | None, due: Array | None = None) -> Iterator[None]:
-    """Limits each block of :func:`limited` to a number of seconds while this one runs.
+    """Limits each block of :func:`limited` to a number of seconds, while the block of this function runs.
 
-    One that takes longer raises :class:`TimeLimitError` from within, wherever it is in Python. Native code is not
-    interrupted, but raises it as soon as it returns, or where it waits for the operating system.
+    In a block that takes longer, :class:`TimeLimitError` is raised wherever it is in Python. Native code is interrupted
+    only where it waits for the operating system; else the error is raised once it returns.
 
     Only the main thread of a process can have a limit; other threads log a warning.
 
     Args:
         seconds: None for no limit.
-        due: shared memory ``[1]`` for the deadline of the current call, by the monotonic clock: another process sees
-            there that native code does not return. Infinity between calls.
+        due: shared memory ``[1]`` for the deadline of the current call, by the monotonic clock, infinity between calls.
+            It lets another process detect native code that does not return.
     """
     if seconds is None:
         yield

@@ -1,6 +1,6 @@
 """Environments of Gymnasium's interface, or TorchRL's: by a registered id, or by the class or function that makes them.
 
-What is made decides how it is stepped: single environments in turn, a vector environment in one call.
+Single environments are stepped in turn, a vector environment in one call.
 """
 
 import logging
@@ -33,7 +33,7 @@ def make(options: EnvConfig) -> Source:
     """The source of ``env.id``: a registered id, also as ``module:Id``; or ``module:Name``, a class or function.
 
     Raises:
-        ConfigError: a package is missing, or there is no such name in the module.
+        ConfigError: a package is missing, or the module has no such name.
     """
     maker = maker_of(options)
     return RegisteredSource(options) if maker is None else CallableSource(options, maker)
@@ -63,16 +63,16 @@ _warn_once = cache(partial(logger.warning, "MuJoCo: %s"))
 
 
 def _log_warnings_of_mujoco() -> None:
-    """Logs each warning of MuJoCo once, which would write them all to MUJOCO_LOG.TXT in the working folder."""
+    """Logs each MuJoCo warning once; MuJoCo would write all of them to MUJOCO_LOG.TXT in the working folder."""
     if mujoco := sys.modules.get("mujoco"):  # imported with the class or entry point
         mujoco.set_mju_user_warning(_warn_once)
 
 
 class CallableSource(GymnasiumSource):
-    """What a class or function makes.
+    """Environments that a class or function makes.
 
-    With a parameter ``num_envs`` it makes all environments at once: a vector environment of Gymnasium, or an
-    environment of TorchRL with that batch size. Without one it makes a single environment at each call.
+    If it has a parameter ``num_envs``, it makes all environments at once: a vector environment of Gymnasium, or an
+    environment of TorchRL with that batch size. Otherwise it makes a single environment at each call.
 
     Args:
         options: the environment's options.
@@ -100,12 +100,12 @@ class CallableSource(GymnasiumSource):
         return self._batched(env)
 
     def plain(self) -> gymnasium.Env[Any, Any]:
-        """One environment as its user knows it, within the configured wrappers."""
+        """One environment with Gymnasium's interface, within the configured wrappers and time limit."""
         env = self.create_named()
         return self.wrap(env) if isinstance(env, gymnasium.Env) else SingleEnv(self._batched(env))
 
     def _batched(self, env: VectorEnv[Any, Any, Any] | EnvBase) -> EnvBase:
-        """The batched environment of environments that are stepped in one call."""
+        """Makes a batched environment of environments that are stepped in one call."""
         options, is_vector = self.options, isinstance(env, VectorEnv)
         kind = "vector environment" if is_vector else "environment of TorchRL"
         for name in ("wrappers", "max_episode_steps"):
@@ -116,7 +116,7 @@ class CallableSource(GymnasiumSource):
         return GymnasiumVectorEnv(env, options.id, options.action_mask_from_info) if is_vector else env
 
     def create(self, num_envs: int = 1) -> Any:
-        """What the class or function makes, checked to be of a kind and number that can be stepped."""
+        """Calls the class or function, and checks the kind and number of environments that it makes."""
         kwargs = self.options.kwargs
         _log_warnings_of_mujoco()
         env = self._maker(num_envs=num_envs, **kwargs) if self._takes_count else self._maker(**kwargs)
@@ -139,7 +139,7 @@ class CallableSource(GymnasiumSource):
 
 
 class RegisteredSource(GymnasiumSource):
-    """Registered ids, ``Id-v0`` or ``module:Id-v0``: single environments."""
+    """Single environments by their registered id, ``Id-v0`` or ``module:Id-v0``."""
 
     supported_options = SUPPORTED_OPTIONS
 
@@ -147,7 +147,7 @@ class RegisteredSource(GymnasiumSource):
         """Rejects ids that are not registered, missing packages, and arguments that do not fit.
 
         Raises:
-            ConfigError: with similar names, or the pip command.
+            ConfigError: the message suggests similar names, or the pip command to run.
         """
         super().check()
         spec, setting = self.spec(), f"env.id={self.options.id}"

@@ -1,4 +1,4 @@
-"""Memory tasks in torch: thousands of environments in a few tensor operations, on any device.
+"""Memory tasks in torch, on any device: a few tensor operations step thousands of environments.
 
 Shape legend: N environments, C cards.
 """
@@ -24,7 +24,7 @@ from recurrl.keys import HIDDEN, OBSERVATION
 
 
 class MemoryTaskSource(Source):
-    """The tasks of :data:`TASKS`, and ``module:Class`` for a custom one."""
+    """Makes a task of :data:`TASKS`, or a custom one named by ``module:Class``."""
 
     supported_options = ("kwargs", "max_episode_steps")
 
@@ -50,7 +50,7 @@ class MemoryTaskSource(Source):
         check_arguments(self.task(), kwargs, f"env.id={self.options.id}", "env.kwargs.", ours)
 
     def make(self, num_envs: int) -> BatchedEnv:
-        """The task, ``num_envs`` times."""
+        """The task, with ``num_envs`` environments."""
         make: Any = self.task()
         try:
             task: MemoryTask = make(num_envs, max_steps=self.options.max_episode_steps, **self.options.kwargs)
@@ -65,7 +65,8 @@ make = MemoryTaskSource
 class MemoryTask(BatchedEnv):
     """The base of the tasks: a clock, a time limit, seeds, and partial resets.
 
-    The environment has its own generator, and every reset draws equally many numbers, whichever environments it resets.
+    It has its own random number generator. Every reset draws the same amount of numbers, whichever environments it
+    resets.
 
     Args:
         num_envs: environments, N.
@@ -86,10 +87,10 @@ class MemoryTask(BatchedEnv):
         self._privileged = False
 
     def show_hidden(self) -> None:
-        """Gives what :meth:`hidden` returns as the entry ``hidden``.
+        """Adds what :meth:`hidden` returns to observations, as the entry ``hidden``.
 
         Raises:
-            ConfigError: the task does not say what that is.
+            ConfigError: the task does not define :meth:`hidden`.
         """
         hidden = self.hidden()
         if hidden is None:
@@ -107,14 +108,17 @@ class MemoryTask(BatchedEnv):
 
     @abstractmethod
     def move(self, action: Tensor) -> tuple[Tensor, Tensor]:
-        """Acts; time counts from 1. Returns the rewards ``[N]`` and which episodes end ``[N]``."""
+        """Applies actions ``[N]``. Returns the rewards ``[N]`` and which episodes terminate ``[N]``.
+
+        ``time`` already includes this step: it is 1 at the first.
+        """
 
     @abstractmethod
     def observe(self) -> Tensor:
-        """The observation ``[N, ...]`` as of now, in new memory."""
+        """The current observation ``[N, ...]``, in new memory."""
 
     def hidden(self) -> Tensor | None:
-        """What the observation hides ``[N, ...]``, in float32 and new memory, for a critic that sees it."""
+        """What the observation hides ``[N, ...]``, for a critic: float32, in new memory; None if undefined."""
         return None
 
     def _observed(self) -> Tensors:
@@ -169,16 +173,16 @@ class TMaze(MemoryTask):
 
     Bakker 2001, "Reinforcement learning with long short-term memory". Actions are north, east, south and west. The
     agent sees three bits: 011 at a sign to the north, 110 at one to the south, 101 in the corridor, 010 at the
-    junction. A turn at the junction ends the episode, with reward 4 where it is the sign's and −0.1 where not; standing
-    still, against a wall, costs 0.1. In the active task the agent starts a step east of the sign, and has to go and
-    look.
+    junction. A turn at the junction ends the episode, with reward 4 in the direction of the sign and −0.1 otherwise;
+    standing still, against a wall, costs 0.1. In the active task the agent starts a step east of the sign, and has to
+    go and look.
 
     Args:
         num_envs: environments, N.
         length: steps from the sign to the junction.
-        active: the agent has to look for the sign.
-        max_steps: as for :class:`MemoryTask`.
-        device: as for :class:`MemoryTask`.
+        active: true if the agent has to look for the sign.
+        max_steps: steps after which an episode is truncated; None for no limit.
+        device: the device of all tensors.
     """
 
     def __init__(
@@ -220,18 +224,19 @@ class TMaze(MemoryTask):
 
 
 class MemoryChain(MemoryTask):
-    """Bits that are seen at the beginning, one of which is queried ``length`` steps later.
+    """The agent sees bits at the beginning, and is asked for one of them ``length`` steps later.
 
     The task of bsuite (Osband et al. 2020, https://arxiv.org/abs/1908.03568), step for step: the observation is the
     time left, the index of the queried bit (seen before the last action, otherwise zero) and the bits as ±1 (seen
-    before the first two, otherwise zero). The last of ``length`` + 1 actions is to be the bit's value: reward 1 or −1.
+    before the first two, otherwise zero). The last of ``length`` + 1 actions should be the bit's value: its reward is 1
+    if it is, else −1.
 
     Args:
         num_envs: environments, N.
         length: bsuite's ``memory_length``.
-        bits: how many.
-        max_steps: as for :class:`MemoryTask`.
-        device: as for :class:`MemoryTask`.
+        bits: the number of bits.
+        max_steps: steps after which an episode is truncated; None for no limit.
+        device: the device of all tensors.
     """
 
     def __init__(
@@ -271,17 +276,17 @@ class MemoryChain(MemoryTask):
 
 
 class RepeatPrevious(MemoryTask):
-    """Cards are dealt one by one; each action is to be the suit of the card seen ``k`` − 1 steps before.
+    """Cards are dealt one by one; each action should be the suit of the card seen ``k`` − 1 steps before.
 
     The task of POPGym (Morad et al. 2023, https://arxiv.org/abs/2303.01859): 52 cards a deck, without replacement;
     rewards of ±1 / (cards − k) from the k-th action on, so that the return is between −1 and 1.
 
     Args:
         num_envs: environments, N.
-        k: 1 is the card that is seen now. POPGym's easy task has 4, medium 32, hard 64.
-        decks: these tasks have 1, 2 and 3.
-        max_steps: as for :class:`MemoryTask`.
-        device: as for :class:`MemoryTask`.
+        k: 1 asks for the card that is seen now. POPGym's easy task has 4, medium 32, hard 64.
+        decks: the number of decks. POPGym's easy task has 1, medium 2, hard 3.
+        max_steps: steps after which an episode is truncated; None for no limit.
+        device: the device of all tensors.
     """
 
     def __init__(
@@ -313,7 +318,7 @@ class RepeatPrevious(MemoryTask):
         return self.cards.gather(1, self.time.unsqueeze(-1)).squeeze(-1)
 
     def hidden(self) -> Tensor:
-        """The suit that is to be named next, as a one-hot vector; zeros before the first."""
+        """The suit that the next action should name, as a one-hot vector; zeros before the first such action."""
         place = self.time + 1 - self.k
         suit = self.cards.gather(1, place.clamp(min=0).unsqueeze(-1)).squeeze(-1)
         return functional.one_hot(suit, 4).float() * (place >= 0).unsqueeze(-1)

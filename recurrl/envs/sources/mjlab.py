@@ -28,7 +28,7 @@ class MjlabSource(SimulatorSource):
         return configuration
 
     def create(self, num_envs: int) -> Any:
-        """The task, ``num_envs`` times."""
+        """The task, with ``num_envs`` environments."""
         configuration = self._configuration()
         configuration.scene.num_envs, configuration.auto_reset = num_envs, self.options.resets != DISABLED
         envs = import_custom("mjlab.envs", f"env={self.options.name}")

@@ -1,4 +1,4 @@
-"""Environments of TorchRL that a class or function makes, with keys by name."""
+"""Environments of TorchRL that a class or function makes, with configurable keys."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -14,12 +14,12 @@ from recurrl.keys import OBSERVATION, name_of, path_of
 
 
 class TorchRLSource(CallableSource):
-    """What ``env.id=module:Name`` makes, whose observations, action and reward have the configured keys."""
+    """A TorchRL environment that ``env.id=module:Name`` makes, with its entries under the configured keys."""
 
     options: TorchRLConfig
 
     def create(self, num_envs: int = 1) -> Any:
-        """What is made, if it is an environment of TorchRL."""
+        """Calls the class or function, and checks that it makes an environment of TorchRL."""
         env = super().create(num_envs)
         require(
             isinstance(env, EnvBase),
@@ -38,7 +38,7 @@ class TorchRLSource(CallableSource):
 
 
 def _checked(option: str, keys: list[str], present: Iterable[NestedKey]) -> list[NestedKey]:
-    """The keys that an option names, if they are present."""
+    """The keys that an option names. Rejects keys that the environment does not have."""
     known = {name_of(key): key for key in sorted(present, key=name_of)}
     for key in keys or [""]:
         require(
@@ -53,7 +53,7 @@ def make(options: TorchRLConfig) -> TorchRLSource:
     """The source of ``env.id=module:Name``.
 
     Raises:
-        ConfigError: there is no such name in the module.
+        ConfigError: the module has no such name.
     """
     maker = maker_of(options)
     if maker is None:

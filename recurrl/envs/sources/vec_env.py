@@ -1,4 +1,4 @@
-"""Simulators that ``module:function`` makes: environments of Isaac Lab, the ``VecEnv`` of rsl_rl, others on tensors."""
+"""Simulators that ``module:function`` makes: Isaac Lab's environments, rsl_rl's ``VecEnv``, and others on tensors."""
 
 from collections.abc import Collection
 from typing import Any
@@ -22,7 +22,7 @@ from recurrl.runtime.ranks import world
 class SimulatorSource(Source):
     """The simulator that ``env.id=module:function`` makes.
 
-    Its arguments are ``num_envs``, ``device`` if it has that one, and ``env.kwargs``.
+    The function is called with ``num_envs``, ``env.kwargs``, and ``device`` if it has that parameter.
     """
 
     supported_options: Collection[str] = ("packages", "kwargs")
@@ -75,7 +75,7 @@ class SimulatorSource(Source):
         return env
 
     def plain(self) -> gymnasium.Env[Any, Any]:
-        """The first environment of the simulator; the others take its actions too."""
+        """The first environment of the simulator; the others get the same actions."""
         return SingleEnv(simulator(self))
 
 

@@ -1,4 +1,4 @@
-"""Encoders: from an observation to the vector that enters the cell, with one network for each of its entries.
+"""Encoders, which map an observation to the vector that enters the cell, with one network per entry.
 
 Shape legend: B batch.
 """
@@ -17,16 +17,16 @@ from recurrl.specs import leaves_of
 
 
 def per_entry(observation: TensorSpec, make_network: Callable[[TensorSpec], nn.Module]) -> nn.Module:
-    """The encoder of an observation from networks for tensors: one, or for a mapping one per entry.
+    """Builds an encoder from networks for tensors: one network, or for a mapping one per entry.
 
-    The previous reward of a mapping reaches the cell as it is.
+    The previous reward in a mapping is passed on to the cell as it is.
 
     Args:
         observation: the spec of an unbatched observation.
         make_network: the network ``[B, *shape]`` to ``[B, width]`` for the spec of a tensor.
 
     Raises:
-        ConfigError: as ``make_network`` does; the message names the entry.
+        ConfigError: ``make_network`` raised it; the message names the entry.
     """
     if not isinstance(observation, Composite):
         return make_network(observation)
@@ -41,5 +41,5 @@ class DictEncoder(PerEntry):
     """One network per entry of a nested mapping; their outputs are concatenated."""
 
     def forward(self, observation: Any) -> Tensor:
-        """``[B, sum of widths]``."""
+        """The concatenated features ``[B, sum of widths]``."""
         return torch.cat(self.outputs(observation), -1)

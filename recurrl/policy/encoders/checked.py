@@ -1,4 +1,4 @@
-"""Makes the configured encoder and tries it out, so that a custom one fails before training and by name."""
+"""Makes the configured encoder and tries it out, so that errors of a custom one are reported before training."""
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +19,7 @@ def make_encoder(options: EncoderConfig, observation: TensorSpec) -> tuple[nn.Mo
         observation: the spec of an unbatched observation, preprocessed.
 
     Raises:
-        ConfigError: the encoder cannot be made for this observation, or does not return one vector for each.
+        ConfigError: the encoder cannot be made for this observation, or does not return one vector per observation.
     """
     takes = (
         f"encoder.name={options.name} must map observations {_described(observation)} with a batch dimension to "

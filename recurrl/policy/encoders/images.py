@@ -14,7 +14,7 @@ NATURE_MIN_SIZE = 36
 """Height and width below which nothing is left after the three convolutions of the Nature CNN."""
 
 GRID_CELLS = 200
-"""Height times width up to which ``encoder.images=auto`` takes bytes for the symbols of a grid."""
+"""Up to this height × width, ``encoder.images=auto`` treats an image of bytes as a grid of symbols."""
 
 
 def image_network(images: str, spec: TensorSpec) -> str:
@@ -32,8 +32,8 @@ def make_image_network(kind: str, spec: TensorSpec) -> nn.Sequential:
 
     Args:
         kind: ``nature`` or ``impala``.
-        spec: the spec of an image ``[H, W]``, ``[H, W, C]`` or ``[C, H, W]``; the smaller one of the first and the
-            last dimension counts channels.
+        spec: the spec of an image ``[H, W]``, ``[H, W, C]`` or ``[C, H, W]``; the smaller of the first and the last
+            dimension is taken for the channels.
 
     Raises:
         ConfigError: the image is too small for the convolutions.
@@ -52,11 +52,11 @@ def make_image_network(kind: str, spec: TensorSpec) -> nn.Sequential:
 
 
 class ChannelsFirst(nn.Module):
-    """Images of any layout to floating-point images ``[B, C, H, W]``.
+    """Converts images of any layout to floating-point images ``[B, C, H, W]``.
 
     Args:
         shape: the shape of the image: ``[H, W]``, ``[H, W, C]`` or ``[C, H, W]``.
-        scale: what the values are multiplied by.
+        scale: factor that the values are multiplied by.
 
     Attributes:
         shape: ``(C, H, W)``.
@@ -70,7 +70,7 @@ class ChannelsFirst(nn.Module):
         self.shape = tuple(self(torch.empty(1, *shape)).shape[1:])
 
     def forward(self, image: Tensor) -> Tensor:
-        """``[B, C, H, W]``, where possible a view: convolutions accept both memory formats."""
+        """The images ``[B, C, H, W]``, permuted without a copy: convolutions accept both memory formats."""
         values = image.to(torch.get_default_dtype()) * self.scale
         if self.without_channels:
             return values.unsqueeze(-3)
@@ -97,7 +97,7 @@ def _impala(channels: int, height: int, width: int) -> list[nn.Module]:
 
 
 def _dense(width: int, size: int) -> list[nn.Module]:
-    """Images to features of a size that does not grow as the network learns: large ones saturate a cell's gates."""
+    """Flattens images to normalised features, because features that grow in training saturate a cell's gates."""
     normal = nn.LayerNorm(size, elementwise_affine=False)
     return [nn.Flatten(), linear(width, size, RELU_GAIN), normal, nn.ReLU()]
 

@@ -21,7 +21,7 @@ ONE_HOT_LIMIT = 1024
 """Discrete observations of more values than this use an embedding table rather than one-hot vectors."""
 _ACTIVATIONS = {"tanh": nn.Tanh, "relu": nn.ReLU, "elu": nn.ELU, "silu": nn.SiLU, "gelu": nn.GELU}
 EMBEDDING = 64
-"""Width of that table if ``encoder.sizes`` is empty."""
+"""Width of the embedding table if ``encoder.sizes`` is empty."""
 
 
 def make(options: MLPConfig, observation: TensorSpec) -> nn.Module:
@@ -32,7 +32,7 @@ def make(options: MLPConfig, observation: TensorSpec) -> nn.Module:
         observation: the spec of an unbatched observation.
 
     Raises:
-        ConfigError: an image is too small for the configured convolutions, or is not of bytes, whose bits it takes.
+        ConfigError: an image is too small for the configured convolutions, or is not of bytes with ``images=bits``.
     """
     return per_entry(observation, partial(_make_network, options))
 
@@ -67,7 +67,7 @@ def _to_vector(options: MLPConfig, spec: TensorSpec) -> tuple[nn.Module, int]:
 
 
 class Bits(nn.Module):
-    """The bits of bytes, from which a dense layer can tell symbols apart and can also read numbers."""
+    """Unpacks bytes into bits, from which a dense layer can tell symbols apart and can also read numbers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -80,22 +80,22 @@ class Bits(nn.Module):
 
 
 class OneHot(nn.Module):
-    """Choices ``[B]``, or several ``[B, len(sizes)]``, to concatenated one-hot vectors.
+    """Converts choices ``[B]`` or ``[B, len(sizes)]`` to concatenated one-hot vectors.
 
     Args:
-        sizes: the number of values of each.
+        sizes: the number of values of each choice.
     """
 
     def __init__(self, sizes: tuple[int, ...]) -> None:
         super().__init__()
         self.count = len(sizes)
-        # For each entry of the vectors: the place of its choice among them all, and the value that it stands for.
+        # For each entry of the output: the index of its choice, and the value that it stands for.
         place = torch.arange(self.count).repeat_interleave(torch.tensor(sizes))
         self.place = nn.Buffer(place, persistent=False)
         self.value = nn.Buffer(torch.cat([torch.arange(size) for size in sizes]), persistent=False)
 
     def forward(self, chosen: Tensor) -> Tensor:
         """One at each chosen value, zero elsewhere, ``[B, sum(sizes)]``."""
-        # Compared, because torch's one_hot first checks the values, for which it reads them.
+        # Not torch's one_hot, which checks the values first and so waits for a GPU.
         of_entries = chosen.reshape(-1, self.count).index_select(1, self.place)
         return (of_entries == self.value).to(torch.get_default_dtype())
