@@ -13,7 +13,7 @@ from torchrl.checkpoint import GlobalRNGState
 from recurrl import __version__
 from recurrl.algorithms import Algorithm
 from recurrl.checkpoint import files, rank_states
-from recurrl.config.keys import differences, flat
+from recurrl.config.keys import described, differences, flat
 from recurrl.errors import ConfigError, require
 from recurrl.policy import Policy
 from recurrl.runtime.metrics import floats
@@ -140,8 +140,7 @@ class Checkpoint:
             if key.startswith(("env.", "collector.")) and key not in KEEPS_EPISODES
         }
         if changes:
-            changed = ", ".join(f"{key} is {now} and was {was}" for key, (was, now) in changes.items())
-            logger.warning("Unfinished episodes are restarted: %s.", changed)
+            logger.warning("Unfinished episodes are restarted: %s.", described(changes))
             if flat(self.settings).get("collector.ahead"):
                 logger.warning("The rows that workers had collected ahead are dropped.")
             into = {name: component for name, component in into.items() if name != rank_states.EPISODES}

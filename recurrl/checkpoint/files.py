@@ -19,16 +19,14 @@ from typing import Any, NamedTuple
 
 import torch
 
+from recurrl.config.keys import described
 from recurrl.errors import ConfigError, RunError, message_of
 from recurrl.runtime.atomic import atomic_write, remove_unfinished, sync, unfinished, unfinished_in
 from recurrl.runtime.metrics import floats
-from recurrl.runtime.run_directory import looks_like_checkpoint, read_text
+from recurrl.runtime.run_directory import MANIFEST, PREFIX, looks_like_checkpoint, read_text
 from recurrl.runtime.serialization import Stateful
 
-PREFIX = "frames_"
-MANIFEST = "manifest.json"
-"""Holds the metadata, the checksums of the states, the evaluation once it is added, and a checksum of itself."""
-_OURS = re.compile(r"manifest\.json|state-\w+\.pt")
+_OURS = re.compile(rf"{re.escape(MANIFEST)}|state-\w+\.pt")
 """The files of a checkpoint. All others in its directory are foreign."""
 _MAX_MANIFEST_BYTES = 2**24
 _INCOMPATIBLE = (
@@ -123,9 +121,7 @@ def load(path: Path, components: Mapping[str, Stateful], changes: Mapping[str, t
         except RunError:
             raise
         except _INCOMPATIBLE as error:
-            reason = f"{name}: {message_of(error)}"
-            if changes:
-                reason = ", ".join(f"{key} is {now} and was {was}" for key, (was, now) in changes.items())
+            reason = described(changes) if changes else f"{name}: {message_of(error)}"
             raise ConfigError(
                 f"The checkpoint {path} does not fit this configuration: {reason}. Use its run's settings (network, "
                 f"environment), or start a new run with the weights that fit: init_from={path} instead of resume."

@@ -99,6 +99,11 @@ def differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str
     return {key: (old, new) for key, old, new in both if was.get(key) != now.get(key)}
 
 
+def described(changes: Mapping[str, tuple[Any, Any]]) -> str:
+    """The :func:`differences` as text."""
+    return ", ".join(f"{key} is {now} and was {was}" for key, (was, now) in changes.items())
+
+
 def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Nested dictionaries as one with dotted keys."""
     leaves: dict[str, Any] = {}

@@ -36,8 +36,10 @@ _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 _MAX_LOCK_BYTES = 4096
 """No more than this is read from the lock's file."""
 
-_CHECKPOINT = re.compile(r"frames_[0-9]+")
-_PARTS = ("manifest.json", "state-policy.pt")
+PREFIX = "frames_"
+"""A checkpoint's name is this and its frames."""
+MANIFEST = "manifest.json"
+"""A checkpoint's metadata, the checksums of its states, its evaluation once added, and a checksum of itself."""
 
 logger = logging.getLogger(__name__)
 
@@ -81,9 +83,9 @@ def read_text(path: Path, max_bytes: int | None = None) -> str:
 def looks_like_checkpoint(path: Path) -> bool:
     """True if a path has the name and the parts of a checkpoint, intact or damaged."""
     return (
-        _CHECKPOINT.fullmatch(path.name) is not None
+        re.fullmatch(rf"{PREFIX}[0-9]+", path.name) is not None
         and path.is_dir()
-        and any(os.path.lexists(path / part) for part in _PARTS)
+        and any(os.path.lexists(path / part) for part in (MANIFEST, "state-policy.pt"))
     )
 
 
@@ -125,7 +127,7 @@ def check_writable_places(run_dir: Path) -> None:
         *((run_dir / name, "a folder", Path.is_dir) for name in FOLDERS),
         *(
             (path, "a checkpoint", looks_like_checkpoint)
-            for path in (run_dir / CHECKPOINTS).glob(f"frames_{12 * '[0-9]'}")
+            for path in (run_dir / CHECKPOINTS).glob(f"{PREFIX}{12 * '[0-9]'}")
         ),
     ]
     for path, kind, fits in places:
