@@ -1,4 +1,4 @@
 """The console commands, one file each.
 
-``train`` answers help, versions and mistyped commands without torch.
+``train`` prints help, its version and errors about mistyped commands without importing torch.
 """

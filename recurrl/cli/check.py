@@ -48,7 +48,7 @@ def _checked(overrides: Sequence[str], config_dir: Path | None) -> str:
     from recurrl.validation import check_config
 
     logging.getLogger("torchrl").setLevel(logging.WARNING)
-    # Nothing is trained, so that any number of frames will do.
+    # Nothing is trained, so any number of frames will do.
     config.total_frames = max(config.total_frames, config.frames_per_batch)
     with time_limit(config.collector.timeout_s):
         check_config(resolved(config), explicit_keys)

@@ -58,7 +58,7 @@ def video_files(runs: Sequence[Path], path: Path | None) -> list[Path]:
     """The files of a video, by default in the folder ``video`` of the run.
 
     Args:
-        runs: to evaluate; one.
+        runs: the runs to evaluate; there must be one.
         path: a file or a folder.
 
     Raises:

@@ -1,4 +1,4 @@
-"""The text of ``--help``, and configurations with a comment on each key, in the words of its schema."""
+"""The text of ``--help``, and configurations in which a comment explains each key; the words are the schema's."""
 
 import textwrap
 from collections.abc import Iterator, Mapping

@@ -27,12 +27,12 @@ from recurrl.video.writing import files_of
 def write_hub_folder(
     run: Path, folder: Path, which: str = "best", formats: Collection[str] | None = None, trust_packages: bool = False
 ) -> tuple[list[str], str | None]:
-    """Writes a run's policy with its model card, evaluation, exports and video into a new folder, or nothing.
+    """Writes a run's policy with its model card, evaluation, exports and video into a new folder; nothing if it fails.
 
-    The folder is a run directory of one checkpoint, which holds only the policy: :func:`recurrl.load` and
-    ``recurrl-evaluate`` take it as any other, with the same care for what strangers may have put there.
+    The folder is a run directory with one checkpoint, which holds only the policy. :func:`recurrl.load` and
+    ``recurrl-evaluate`` open it like any other run, and trust the code that it names as little.
 
-    Returns its files without the checkpoint, and why there is no video; None if there is one.
+    Returns the folder's files without the checkpoint, and the reason why there is no video; None if there is one.
 
     Args:
         run: a run directory or a checkpoint.
@@ -81,11 +81,11 @@ def write_hub_folder(
 
 
 def _evaluated(stage: Path, seed: int) -> tuple[list[float], str | None]:
-    """The returns that the folder's policy has, and the reason if no video could be made of them."""
+    """Evaluates the folder's policy: its returns, and the reason why no video could be made; None if there is one."""
     # The run's packages were trusted when it was opened, and the folder names the same ones.
     play = partial(open_run(stage, checkpoint.LAST, "cpu", trust_packages=True).evaluate, seed=seed)
     try:
         return play(video=files_of(stage))[KEPT], None
     except ConfigError as error:
-        # Whatever else is wrong is raised again.
+        # An error that is not about the video is raised again.
         return play()[KEPT], str(error)

@@ -1,4 +1,4 @@
-"""What commands say: errors that end them, and help that several have."""
+"""Messages of the commands: errors that end one, and help that several share."""
 
 import os
 import signal
@@ -11,7 +11,7 @@ from recurrl.runtime.resources import resource_errors_as_messages
 from recurrl.runtime.signals import Interrupted
 
 TRUST_HELP = "import the packages that the run's configuration names, which runs their code"
-"""Of ``--trust-packages``."""
+"""The help of ``--trust-packages``."""
 
 
 @contextmanager

@@ -31,7 +31,7 @@ def search(options: Mapping[str, Any], arguments: Sequence[str], config: DictCon
 
     Args:
         options: the values of ``configs/hydra/sweeper/optuna.yaml``.
-        arguments: the overrides of the command line; those with several values are searched, too.
+        arguments: the overrides of the command line; keys with several values are searched, too.
         config: the sweep's configuration.
         launcher: runs the jobs.
 
@@ -62,7 +62,7 @@ def search(options: Mapping[str, Any], arguments: Sequence[str], config: DictCon
 
 
 def _space(overrides: Sequence[str]) -> tuple[list[str], dict[str, BaseDistribution]]:
-    """The overrides that all trials have, and for the other keys what is searched; the last one of a key counts."""
+    """The overrides that all trials share, and the distribution of each other key; a key's last override counts."""
     last: dict[str, Override] = {}
     for override in parsed(overrides):
         last[override.get_key_element().lstrip("+")] = override
@@ -89,7 +89,7 @@ def _study(folder: Path, options: Mapping[str, Any], at_once: int, fixed: list[s
     study = optuna.create_study(
         study_name=_NAME, storage=f"sqlite:///{folder}/study.db", direction="maximize", load_if_exists=True
     )
-    # Another seed when it resumes, which would otherwise repeat its first proposals.
+    # A resumed search takes another seed: with the same one it would repeat its first proposals.
     seed = options["seed"] + len(study.trials)
     study.sampler = optuna.samplers.TPESampler(
         n_startup_trials=_STARTUP_TRIALS, seed=seed, multivariate=True, constant_liar=at_once > 1
@@ -108,7 +108,7 @@ def _study(folder: Path, options: Mapping[str, Any], at_once: int, fixed: list[s
 
 
 def _ended(study: optuna.Study) -> list[FrozenTrial]:
-    """The trials whose jobs have ended, however that was."""
+    """The trials whose jobs have ended, well or not."""
     return [trial for trial in study.trials if "status" in trial.user_attrs]
 
 
@@ -123,7 +123,7 @@ def _proposed(study: optuna.Study, space: dict[str, BaseDistribution]) -> Trial:
 
 
 def _overrides(trial: Any) -> list[str]:
-    """The values of a trial, with all digits: fewer would run another trial than the one that is recorded."""
+    """The values of a trial as overrides, with all digits: rounded, they would differ from the values recorded."""
     return [f"{key}={value}" for key, value in trial.params.items()]
 
 
@@ -135,7 +135,7 @@ def _tell(study: optuna.Study, trial: Trial, job: Result) -> None:
 
 
 def _report(study: optuna.Study, fixed: Sequence[str]) -> None:
-    """Prints the best trial and the command line that repeats it; the sweep's own table has them all."""
+    """Prints the best trial and the command line that repeats it; the sweep's own table lists all trials."""
     ended = _ended(study)
     failed = [trial.number for trial in ended if trial.state == TrialState.FAIL]
     if len(failed) < len(ended):

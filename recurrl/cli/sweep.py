@@ -1,4 +1,4 @@
-"""A sweep as a whole: what is set up before its jobs, and the tables at its end.
+"""What is done once per sweep: the set-up before its jobs, and the tables at its end.
 
 The jobs may run in other processes or on other machines, so their results are read from their directories.
 """
@@ -22,20 +22,20 @@ from recurrl.runtime.run_summary import write_summary
 from recurrl.tracking.progress import SWITCH
 
 SWEEP = ExitStack()
-"""Undone when the command ends, however it does; a sweep that started is then reported."""
+"""Closed when the command ends, however it ends; a sweep that has started is then reported."""
 
 
 class BeforeSweep(Callback):
-    """Gives joblib a number of processes that suits the machine, and begins to follow the sweep."""
+    """Gives joblib a number of processes that suits the machine, and has the sweep reported at its end."""
 
     def on_multirun_start(self, config: DictConfig, **_: Any) -> None:
-        """Called with the configuration of the sweep, before its first job."""
+        """Called by Hydra with the configuration of the sweep, before its first job."""
         # joblib starts a process for each core by default, however many threads each has.
         if OmegaConf.select(config, "hydra.launcher.n_jobs") == -1:
             config.hydra.launcher.n_jobs = jobs_at_once(config.num_threads)
         folder = Path(config.hydra.sweep.dir).absolute()
         SWEEP.callback(_report, folder)
-        # Jobs in other processes, at the same time, would draw over each other.
+        # The progress lines of jobs in parallel processes would overwrite each other.
         SWEEP.enter_context(env_override({SWITCH: str(os.getpid())}))
 
 

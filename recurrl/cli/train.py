@@ -41,7 +41,7 @@ def main() -> None:
 
 
 def _command() -> None:
-    """Trains or explains; the whole program of rank 0."""
+    """Trains, or prints help or a configuration; the whole program of rank 0."""
     arguments = arguments_of(sys.argv[1:])
     shows_only = arguments.help or arguments.cfg is not None
     require(
@@ -65,7 +65,7 @@ def _command() -> None:
 
 
 def _follow() -> None:
-    """The whole run of a rank above 0."""
+    """Takes part in the run of rank 0; the whole program of every other rank."""
     from recurrl.runs.job import run_rank  # imports torch
 
     try:
@@ -107,7 +107,7 @@ def _job(composed: DictConfig) -> float | None:
 
 
 def _name_group(composed: DictConfig) -> None:
-    """Names the group of a sweep's runs at the logger, unless it has one: the last two folders of the sweep's path."""
+    """Sets the logger's group of a sweep's runs, if it has none, to the last two folders of the sweep's path."""
     logger = composed.logger
     if "group" in logger and logger.group is None:
         logger.group = "/".join(Path(HydraConfig.get().sweep.dir).resolve().parts[-2:])

@@ -31,7 +31,7 @@ def upload_main() -> None:
 
 
 def _uploaded(run: Path, trust_packages: bool) -> str:
-    """Makes files of a run artifacts of its wandb run, and returns their kinds and where they are.
+    """Adds a run's files to its wandb run as artifacts, and returns a line that says which and where they are.
 
     Raises:
         ConfigError: the run was not logged to wandb, or is running.
@@ -54,7 +54,7 @@ def _uploaded(run: Path, trust_packages: bool) -> str:
     with locked(run_dir):
         artifacts: dict[str, tuple[Path, Mapping[str, Any]]] = {CHECKPOINT: checkpoint.best(run_dir)}
         artifacts |= {kind: (run_dir / kind, {}) for kind in (EXPORTS, VIDEOS) if (run_dir / kind).is_dir()}
-        # The training run's, which wandb shows as the state of its run.
+        # The exit code of training, which wandb shows as the state of its run.
         exit_code = 0 if read_summary(run_dir).get("status") in ("completed", "stopped") else 1
         where = upload(options, run_id, run_dir, plain(found.config), artifacts, exit_code)
     return f"{', '.join(artifacts)}: artifacts of the run's wandb run. {where}\n"

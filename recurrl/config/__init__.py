@@ -1,6 +1,6 @@
-"""The configuration of a run: its schema, the choices of each group, and plug-ins. Nothing here imports torch.
+"""The configuration of a run: its schema, the choices of each group, and plug-ins. Importing it does not import torch.
 
-The dataclasses below are those that the options of custom choices derive from.
+The options of custom choices derive from the dataclasses below.
 """
 
 from recurrl.config.algorithm import AlgorithmConfig, ClippedConfig, DistillConfig, GRPOConfig, PPOConfig

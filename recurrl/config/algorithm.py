@@ -17,7 +17,7 @@ REFERENCE = Condition("algorithm.kl_to_ref_coeff above 0", lambda run: run.algor
 
 @dataclass
 class AlgorithmConfig:
-    """The options of every algorithm; a custom one derives a dataclass with more."""
+    """The options that all algorithms have; an algorithm with further options derives a dataclass from this one."""
 
     name: str = option("the algorithm")
     gamma: float = option("discount per step", options.FRACTION)
@@ -28,7 +28,7 @@ class AlgorithmConfig:
 
     @property
     def critic_kind(self) -> str | None:
-        """``shared`` (on the actor's trunk), ``recurrent`` or ``feedforward`` (on its own); None without a critic."""
+        """``shared`` (on the actor's trunk), ``recurrent`` or ``feedforward`` (on its own); None without one."""
         return None
 
     @property
@@ -48,7 +48,7 @@ class AlgorithmConfig:
 
     @property
     def corrects_for_old_weights(self) -> bool:
-        """True if the advantages are right for batches that older weights collected."""
+        """True if the advantages are correct for batches that older weights collected."""
         return False
 
 
@@ -86,13 +86,13 @@ class PPOConfig(ClippedConfig):
         choices=("shared", "recurrent", "feedforward"),
     )
     critic_observation: list[str] = option(
-        "entries of the observation that only the critic sees; hidden is the entry of what env.mask hides, or of the "
-        "state of a memory task",
+        "entries of the observation that only the critic sees; hidden: what env.mask hides, or the hidden state of a "
+        "memory task",
         only_with=OWN_CRITIC,
     )
     advantage: str = option(
-        "gae (generalised advantage estimation, with the values of collection), vtrace (with the newest weights' "
-        "values; corrects for what older ones collected) or auto (vtrace with collector.ahead or "
+        "gae (generalised advantage estimation, with the values stored at collection), vtrace (with the newest "
+        "weights' values; corrects for frames that older weights collected) or auto (vtrace with collector.ahead or "
         "buffer=replay, else gae)",
         choices=("auto", "gae", "vtrace"),
     )
@@ -131,7 +131,7 @@ class DistillConfig(PPOConfig):
 
     critic_observation: list[str] = option(
         "entries of the observation that the teacher and a critic on its own trunk see, and the student does not; "
-        "hidden is the entry of what env.mask hides, or of the state of a memory task"
+        "hidden: what env.mask hides, or the hidden state of a memory task"
     )
     entropy_coeff: float = option(
         "weight of the entropy bonus, in units of the advantages' running root mean square",
@@ -148,7 +148,7 @@ class DistillConfig(PPOConfig):
     )
     teacher: str = option("what to imitate: a run, module:function, or a policy as .onnx or TorchScript .pt")
     weight: float = option(
-        "weight of imitation; PPO's objective and entropy bonus have 1 less this weight", options.RATE
+        "weight of imitation; PPO's objective and entropy bonus have 1 minus this weight", options.RATE
     )
     weight_final_fraction: float = option("fraction of weight at the end; 1: constant", options.FRACTION)
 
@@ -169,19 +169,19 @@ class GRPOConfig(ClippedConfig):
 
     group_size: int = option("environments that start from one state and are compared; must divide env.num_envs")
     advantage: str = option(
-        "outcome (an episode's return less the group's mean) or process (at each step, the return from there on, less "
-        "its mean)",
+        "outcome (an episode's return minus the group's mean) or process (at each step, the return from there on minus "
+        "its mean over the group)",
         choices=("outcome", "process"),
     )
     divide_by_std: bool = option("also divide by the group's standard deviation")
     drop_flat_groups: bool = option("leave out groups whose members all have the same return")
     aggregation: str = option(
-        "step (mean over steps) or episode (mean over episodes of the mean over their steps)",
+        "how the loss is averaged: step (over all steps) or episode (over each episode's steps, then over episodes)",
         choices=("step", "episode"),
     )
     kl_to_ref_coeff: float = option("weight of the KL from the reference policy; 0: no reference", options.WEIGHT)
     ref_refresh_updates: int | None = option(
-        "iterations between updates of the reference to the policy; null: the first policy remains",
+        "iterations after which the reference becomes the current policy; null: it stays the first one",
         options.STEPS,
         only_with=REFERENCE,
     )

@@ -23,62 +23,62 @@ class CellConfig:
 
 @dataclass
 class MinGRUConfig(CellConfig):
-    """minGRU."""
+    """Options of minGRU."""
 
-    highway: bool = option("let the input bypass each layer, by a gate; for several layers")
+    highway: bool = option("let the input bypass each layer through a gate; helps to train several layers")
 
 
 @dataclass
 class LMUConfig(CellConfig):
-    """Legendre memory unit."""
+    """Options of the Legendre memory unit."""
 
-    signals: int = option("signals that the memory holds", FEATURES)
-    order: int = option("Legendre polynomials of each signal", FEATURES)
-    theta: float = option("steps that the memory reaches back", Range(1, 10**6))
+    signals: int = option("number of signals that the memory holds", FEATURES)
+    order: int = option("number of Legendre polynomials for each signal", FEATURES)
+    theta: float = option("number of steps that the memory reaches back", Range(1, 10**6))
 
 
 @dataclass
 class LRUConfig(CellConfig):
-    """Cells with a complex diagonal state: LRU and S5."""
+    """Options of cells with a complex diagonal state: LRU and S5."""
 
-    state_size: int = option("complex numbers of the state", FEATURES)
+    state_size: int = option("number of complex entries in the state", FEATURES)
 
 
 @dataclass
 class FFMConfig(CellConfig):
-    """Fast and forgetful memory."""
+    """Options of fast and forgetful memory."""
 
-    memory_size: int = option("traces, each with its rate of forgetting", FEATURES)
-    context_size: int = option("contexts, each with its frequency", FEATURES)
+    memory_size: int = option("number of traces, each with its own decay rate", FEATURES)
+    context_size: int = option("number of contexts, each with its own frequency", FEATURES)
 
 
 @dataclass
 class MatrixMemoryConfig(CellConfig):
-    """Cells with matrices as memory: mLSTM, Gated DeltaNet and Mamba-2."""
+    """Options of cells with matrices as memory: mLSTM, Gated DeltaNet and Mamba-2."""
 
-    heads: int = option("matrices of memory", FEATURES)
-    key_size: int = option("rows of each, which keys and queries address", FEATURES)
-    value_size: int = option("columns of each, a value's features", FEATURES)
+    heads: int = option("number of memory matrices", FEATURES)
+    key_size: int = option("rows of each matrix: features of a key or a query", FEATURES)
+    value_size: int = option("columns of each matrix: features of a value", FEATURES)
 
 
 @dataclass
 class StackConfig(CellConfig):
-    """The last inputs, concatenated."""
+    """Options of the cell ``stack``: the last inputs, concatenated."""
 
     length: int = option("inputs that the output is computed from, including the current one", Range(2, 2**16, True))
 
 
 @dataclass
 class GTrXLConfig(StackConfig):
-    """Attention over the last inputs."""
+    """Options of GTrXL: attention over the last inputs."""
 
-    heads: int = option("heads of the attention", FEATURES)
-    key_size: int = option("features of a head", FEATURES)
+    heads: int = option("number of attention heads", FEATURES)
+    key_size: int = option("features per attention head", FEATURES)
 
 
 @dataclass
 class BackendConfig:
-    """The implementation of the recurrent layer."""
+    """The backend: the implementation of the recurrent layer."""
 
     name: str = option("the recurrent layer's implementation; auto: native (CPU), pad (GPU) or scan", only_with=A_CELL)
 
@@ -96,9 +96,9 @@ class MLPConfig(EncoderConfig):
 
     sizes: list[int] = option("widths of the layers before the cell", FEATURES, only_with=NO_IMAGES)
     activation: str = option(
-        "tanh, relu, elu, silu or gelu after each of them", choices=ACTIVATIONS, only_with=NO_IMAGES
+        "activation after each of these layers: tanh, relu, elu, silu or gelu", choices=ACTIVATIONS, only_with=NO_IMAGES
     )
-    layer_norm: bool = option("normalise these layers before their activation", only_with=NO_IMAGES)
+    layer_norm: bool = option("layer normalisation before each of these activations", only_with=NO_IMAGES)
     images: str = option(
         "convolutions: nature (Mnih et al. 2015, from 36×36 pixels) or impala (Espeholt et al. 2018); or bits, dense "
         "layers on the bits of bytes; auto: bits for up to 200 cells of bytes, nature from 36×36, impala between",

@@ -7,10 +7,10 @@ from recurrl.config.options import SECONDS, STEPS, WORKERS, Range, option
 
 @dataclass
 class CollectorConfig:
-    """The options of every collector; one with further options derives a dataclass."""
+    """The options that all collectors have; a collector with further options derives a dataclass from this one."""
 
     name: str = option("where environments run: in this process, in workers, or on a Ray cluster")
-    timeout_s: float | None = option("seconds after which a step or reset has failed; null: no limit", SECONDS)
+    timeout_s: float | None = option("seconds after which a step or reset counts as failed; null: no limit", SECONDS)
     on_env_error: str = option(
         "when environments or a worker fail: raise, or restart with new ones", choices=("raise", "restart")
     )
@@ -27,7 +27,7 @@ class WorkersConfig(CollectorConfig):
 
     num_workers: int = option("worker processes that share the environments", WORKERS)
     ahead: int = option(
-        "rollouts ahead of learning; weights are that many updates stale; 0: collection and learning take turns",
+        "rollouts to collect ahead of learning, with weights as many updates stale; 0: collect and learn in turns",
         Range(0, 16, integers=True),
     )
 
@@ -45,12 +45,12 @@ class RayConfig(WorkersConfig):
         "auto (this machine's cluster), host:port or ray://host:port; null: a temporary cluster"
     )
     cpus_per_worker: float = option("CPU cores that Ray reserves for a worker", Range(0, 2**10))
-    gpus_per_worker: float = option("GPUs that Ray reserves for a worker, whose policy acts there", Range(0, 2**6))
+    gpus_per_worker: float = option("GPUs that Ray reserves for a worker, which runs its policy there", Range(0, 2**6))
 
 
 @dataclass
 class BufferConfig:
-    """The options of every buffer; one with further options derives a dataclass."""
+    """The options that all buffers have; a buffer with further options derives a dataclass from this one."""
 
     name: str = option("the buffer")
 
@@ -65,7 +65,7 @@ class ReplayConfig(BufferConfig):
     """New rows together with rows drawn from earlier iterations."""
 
     frames: int = option("number of most recent frames to keep; at least frames_per_batch", STEPS)
-    replay_ratio: int = option("rows to learn from per new row, itself included", Range(2, 1000, integers=True))
+    replay_ratio: int = option("rows to learn from per new row, including the new one", Range(2, 1000, integers=True))
 
     @property
     def replays(self) -> bool:

@@ -1,4 +1,4 @@
-"""Converts the configuration that Hydra composed to plain dataclasses, which all code behind the command line uses."""
+"""Converts a configuration composed by Hydra to plain dataclasses, which all code behind the command line uses."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import fields, is_dataclass
@@ -33,12 +33,12 @@ def typed(config: DictConfig) -> TrainConfig:
 
 
 def resolved(config: TrainConfig) -> TrainConfig:
-    """The same configuration, in which ``device=auto`` and ``precision=auto`` are replaced by what they stand for.
+    """Replaces ``device=auto`` and ``precision=auto`` in ``config`` by what they stand for, and returns it.
 
     Raises:
         ConfigError: the environment variable that ``precision=auto`` reads has an unknown value.
     """
-    import torch  # only here, so that typos are reported without waiting for it
+    import torch  # only here: it takes seconds, and errors about typos should not wait for it
 
     from recurrl.recurrent import precision
 
@@ -69,11 +69,11 @@ def check_values(options: Any, prefix: str = "") -> None:
     """Rejects values out of range, and names that are not among a key's choices.
 
     Args:
-        options: a dataclass; those within it are checked too.
+        options: a dataclass; dataclasses nested in it are checked too.
         prefix: the prefix of its keys, with a dot at its end.
 
     Raises:
-        ConfigError: with the values that the key takes.
+        ConfigError: a value is rejected; the message says which values the key takes.
     """
     for key, value, meaning in values_in(options, prefix):
         if isinstance(value, str) and meaning.choices:
@@ -88,7 +88,7 @@ def check_values(options: Any, prefix: str = "") -> None:
 
 
 def values_in(options: Any, prefix: str = "") -> Iterator[tuple[str, Any, Meaning]]:
-    """The dotted keys of options, those within them included, with their values and what they mean."""
+    """The dotted keys of a dataclass of options, nested ones included, with their values and meanings."""
     for field in fields(options):
         key, value = prefix + field.name, getattr(options, field.name)
         if is_dataclass(value):
@@ -98,7 +98,7 @@ def values_in(options: Any, prefix: str = "") -> Iterator[tuple[str, Any, Meanin
 
 
 def with_defaults(config: DictConfig) -> DictConfig:
-    """A composed configuration with its types, and for custom choices with the values that their yamls leave out.
+    """A composed configuration with the schema's types, and with the values that the yamls of custom choices leave out.
 
     Raises:
         ConfigError: a key that does not exist, or a value of the wrong type.
@@ -157,7 +157,7 @@ def value_of(config: DictConfig, key: str) -> Any:
     """One value of a composed configuration; None if there is none.
 
     Raises:
-        ConfigError: it refers to a key that does not exist.
+        ConfigError: the value refers to a key that does not exist.
     """
     try:
         return OmegaConf.select(config, key)
@@ -174,7 +174,7 @@ def _converted(value: Any, key: str, keys: Mapping[str, tuple[Any, Meaning]]) ->
     kind = keys[key][0] if key in keys else None
     kinds = (kind, *get_args(kind))
     if bool in kinds and type(value) in (int, float):
-        return f"the number {value}"  # which OmegaConf would take for true or false
+        return f"the number {value}"  # OmegaConf would convert the number itself to true or false
     return int(value) if int in kinds and isinstance(value, float) and value.is_integer() else value
 
 

@@ -17,7 +17,7 @@ class EnvConfig:
     source: str = option("the module of recurrl.envs.sources that makes it, or package.module:Name")
     id: str = option("the environment's id; for Gymnasium's also module:Id, which imports the module first")
     num_envs: int = option("number of parallel environments", COPIES)
-    ids: list[str] = option("patterns of other ids that the values of its yaml fit", only_with=A_YAML)
+    ids: list[str] = option("patterns of other ids for which the values of this yaml are right", only_with=A_YAML)
     packages: list[str] = option("packages to import first, which register ids")
     wrappers: list[Any] = option(
         "Gymnasium wrappers, innermost first: module:Wrapper or {wrapper: module:Wrapper, ...}"
@@ -42,8 +42,8 @@ SAME_STEP, DISABLED, NEXT_STEP = RESETS = ("same_step", "disabled", "next_step")
 class VecEnvConfig(EnvConfig):
     """A simulator that steps all environments in one call, on tensors of its device."""
 
-    launcher: str | None = option("module:function that is called before torch is imported, such as Isaac's app")
-    device: str = option("where the simulator runs: the argument device of what makes it, if it has one")
+    launcher: str | None = option("module:function to call before torch is imported, such as one that starts Isaac Sim")
+    device: str = option("where the simulator runs: passed as device to what makes it, if it takes that argument")
     resets: str = option(
         "when a new episode begins: in the last step of the old one (same_step), on request (disabled; reset takes "
         "env_ids, mask or options), or in the step after it (next_step; that step is not learned from)",
@@ -57,18 +57,18 @@ class VecEnvConfig(EnvConfig):
 
 @dataclass
 class TorchRLConfig(EnvConfig):
-    """An environment of TorchRL with any keys. Nested ones are joined by dots."""
+    """An environment of TorchRL with keys of any name. Nested keys are written with dots."""
 
-    observation_keys: list[str] = option("what the policy sees; several are a dict")
-    action_key: str = option("the action")
-    reward_key: str = option("the reward")
+    observation_keys: list[str] = option("keys that the policy sees; several form a dict observation")
+    action_key: str = option("key of the action")
+    reward_key: str = option("key of the reward")
 
 
 def wrapper_and_arguments(entry: Any) -> tuple[str, dict[str, Any]]:
     """The name and the arguments of an entry of ``env.wrappers``.
 
     Raises:
-        ConfigError: it is neither ``package.module:Wrapper`` nor a mapping with that and its arguments.
+        ConfigError: the entry is neither ``package.module:Wrapper`` nor a mapping with such a name and its arguments.
     """
     arguments = dict(entry) if isinstance(entry, dict) else {"wrapper": entry}
     name = arguments.pop("wrapper", None)

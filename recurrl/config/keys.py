@@ -28,12 +28,13 @@ SYNONYMS = {theirs: ours.format(theirs) for ours, names in OTHER_NAMES.items() f
 def keys_of(
     schema: type = TrainConfig, prefix: str = "", chosen: Mapping[str, type] = MappingProxyType({})
 ) -> dict[str, tuple[Any, Meaning]]:
-    """The type and the meaning of each key of a schema, by its dotted path; groups and the keys within them too.
+    """The type and the meaning of each key of a schema, by its dotted path; includes groups and the keys within them.
 
     Args:
         schema: a dataclass.
         prefix: the prefix of its keys, with a dot at its end.
-        chosen: the options of groups whose choice is known; of others, the options that all choices have.
+        chosen: the dataclass of options of each group whose choice is known; other groups have only the options that
+            are common to all their choices.
     """
     hints, keys = {**get_type_hints(schema), **chosen}, dict[str, tuple[Any, Meaning]]()
     for field in fields(schema):
@@ -55,8 +56,8 @@ def check_key(path: str, known: Collection[str], common: Collection[str] | None 
 
     Args:
         path: the key.
-        known: all keys of the run's choices; where these are not known, of all choices.
-        common: the keys that a run has whatever its choices, if these are not known.
+        known: all keys of the run's choices; if the choices are not known, of all choices.
+        common: the keys that every run has, if its choices are not known.
 
     Raises:
         ConfigError: the key is unknown.
@@ -81,7 +82,7 @@ def _advice(path: str, known: Collection[str], common: Collection[str] | None) -
     # Without a group, "name" could be the name of any group.
     names = {key: key.rpartition(".")[2] for key in sorted(known) if group or not key.endswith(".name")}
     name = nearest(last, list(names.values()))
-    # A name that is only similar, in another group, is something else.
+    # A key in another group is suggested only if its name is the same: a similar name there means something else.
     near = [key for key in names if names[key] == name and (name == last or not group or key == f"{group}.{name}")]
     if near:
         return f"Did you mean {' or '.join(near)}?"
@@ -93,7 +94,7 @@ def _advice(path: str, known: Collection[str], common: Collection[str] | None) -
 
 
 def differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """The dotted keys whose values differ between two configurations of plain values, with both; or "absent"."""
+    """The dotted keys that differ between two plain configurations, with both values; "absent" for a missing one."""
     was, now = flat(before), flat(after)
     both = ((key, was.get(key, "absent"), now.get(key, "absent")) for key in was | now)
     return {key: (old, new) for key, old, new in both if was.get(key) != now.get(key)}
@@ -105,7 +106,7 @@ def described(changes: Mapping[str, tuple[Any, Any]]) -> str:
 
 
 def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested dictionaries as one with dotted keys."""
+    """Flattens nested dictionaries into one with dotted keys."""
     leaves: dict[str, Any] = {}
     for key, value in values.items():
         leaves |= flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}

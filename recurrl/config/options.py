@@ -1,6 +1,6 @@
-"""The fields of options: the meaning of each key of the configuration, and the values it takes.
+"""Fields of the options dataclasses: what each key of the configuration means, and which values it takes.
 
-The schema, its validation, ``--help`` and docs/configuration.md are made from them.
+The schema, its validation, ``--help`` and docs/configuration.md are generated from these fields.
 """
 
 import math
@@ -66,7 +66,7 @@ class Condition(NamedTuple):
 
     Attributes:
         words: the condition in words, which follow "only with".
-        holds: true for a run's configuration that meets it; None for what the environment's spaces decide, see
+        holds: true for a run's configuration that meets it; None if it depends on the environment's spaces, see
             :func:`recurrl.policy.build.conditions_met`.
     """
 
@@ -86,8 +86,8 @@ class Meaning(NamedTuple):
     """The metadata of a field of options.
 
     Attributes:
-        text: what it sets, for ``--help`` and the documentation.
-        range: the numbers it takes; of a list, each of its entries.
+        text: what the option sets, for ``--help`` and the documentation.
+        range: the numbers it takes; for a list, the range of each entry.
         choices: the names it takes.
         only_with: what it needs to have an effect.
     """
@@ -108,11 +108,11 @@ def option(
     """A field of an options dataclass.
 
     Args:
-        text: what it sets, in a line or two, without its type.
-        range: the numbers it takes, such as :data:`FRACTION`; of a list, each of its entries.
+        text: what the option sets, in a line or two, without its type.
+        range: the numbers it takes, such as :data:`FRACTION`; for a list, the range of each entry.
         choices: the names it takes, for a string.
-        only_with: what it needs to have an effect; without that, a value that the user sets is an error.
-        default: the value if no yaml has one. Those of the package are in ``configs/``.
+        only_with: what it needs to have an effect; if this is not met, a value that the user sets is an error.
+        default: the value if no yaml has one. The package's own values are in ``configs/`` instead.
     """
     text = text if only_with is None else f"{text}; only with {only_with.words}"
     metadata = {"meaning": Meaning(text, range, choices, only_with)}

@@ -59,13 +59,13 @@ PACKAGED_OPTIONS: dict[str, dict[str, type]] = {
     "buffer": {"replay": ReplayConfig},
     "logger": {"wandb": WandbConfig},
 }
-"""The options of the package's choices, by group and name; those that are not here have the options of their group."""
+"""The options of the package's choices, by group and name; choices not listed here have the options of their group."""
 
 PRESETS = ("experiment", "hparams_search")
 """Groups whose choices set values of other groups, or of Hydra."""
 
 EXTRAS = {"popgym": "popgym", "minigrid": "minigrid", "ale_py": "atari", "mjlab": "mjlab", "envpool": "envpool"}
-"""The extras of recurrl, by the package that registers environments."""
+"""The extra of recurrl that installs a package, for each package that registers environments."""
 
 _NAME = r"[^\W\d]\w*(\.[^\W\d]\w*)*"
 _CUSTOM = re.compile(f"{_NAME}:{_NAME}")
@@ -78,13 +78,13 @@ def key_of(group: str) -> str:
 
 
 def _typed_key(group: str) -> str:
-    """The key of a choice on the command line."""
+    """The key that sets a group's choice on the command line."""
     return "env.source" if group == "env" else group
 
 
 def choice_names(group: str) -> tuple[str, ...]:
     """The package's factories of a group, in alphabetical order."""
-    # By their files: importing the sources of environments would import torch.
+    # Read from file names: importing the sources of environments would import torch.
     return _stems("envs/sources", ".py") if group == "env" else yaml_names(group)
 
 
@@ -124,14 +124,14 @@ def yaml_values(group: str, name: str) -> dict[str, Any]:
 
 
 def is_declared_for(env_id: str, declared: Mapping[str, Any]) -> bool:
-    """True if an environment's id is one that a yaml of ``env`` is for: its own, or one of its patterns ``ids``."""
+    """True if a yaml of ``env`` is for an environment: its id is the yaml's own, or matches a pattern in ``ids``."""
     name = env_id.rpartition(":")[2]
     own, patterns = declared.get("id", "???"), declared.get("ids", ())
     return own in ("???", env_id) or any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
 def choice_for(env_id: str) -> str:
-    """The package's choice of ``env`` that declares a pattern of an id; else ``gym``."""
+    """The package's choice of ``env`` that declares a pattern which matches an id; else ``gym``."""
     others = (name for name in yaml_names("env") if name != "gym")
     return next((name for name in others if is_declared_for(env_id, yaml_values("env", name) | {"id": None})), "gym")
 
@@ -139,8 +139,8 @@ def choice_for(env_id: str) -> str:
 def custom_values(group: str, name: str) -> dict[str, Any]:
     """The values of a custom choice that has no yaml.
 
-    An option without a default in its dataclass has the value of the package's choice whose options it derives from, or
-    else of the group's default (for environments: of ``gym``); "???" if that has none.
+    An option without a default in its dataclass gets its value from the package's choice whose options the dataclass
+    derives from, or else from the group's default (for environments: from ``gym``); "???" if that has no value.
 
     Raises:
         ConfigError: there is no such choice, or its factory does not name its options.
@@ -168,7 +168,7 @@ def check_name(group: str, name: str) -> None:
     """Rejects a name that is neither one of the package's choices nor of the form of a custom one.
 
     Raises:
-        ConfigError: with the choices.
+        ConfigError: the name is neither; the message lists the choices.
     """
     if name not in choice_names(group) and not is_custom(name):
         raise unknown_choice(group, _typed_key(group), name, choice_names(group))
@@ -266,7 +266,7 @@ def base_options(group: str) -> type:
 def options_class(group: str, name: str) -> type:
     """The dataclass of a choice's options.
 
-    Those of the package's choices are in :data:`PACKAGED_OPTIONS`, so that they are known without importing torch.
+    The options of the package's choices are in :data:`PACKAGED_OPTIONS`, so that finding them does not import torch.
 
     Raises:
         ConfigError: there is no such choice, or its factory does not name its options.
@@ -279,13 +279,17 @@ def options_class(group: str, name: str) -> type:
 
 
 def merged_options(classes: Sequence[type]) -> type:
-    """The dataclass with the options of several."""
+    """One dataclass with the options of several, for a list of choices."""
     first, *others = sorted(dict.fromkeys(classes), key=lambda each: len(each.__mro__), reverse=True)
     return make_dataclass(f"{first.__name__}AndOthers", (), bases=(first, *others)) if others else first
 
 
 def _annotation(make: Callable[..., Any], base: type, setting: str) -> type:
-    """The annotation of a factory's first parameter."""
+    """The dataclass with which a factory's first parameter is annotated.
+
+    Raises:
+        ConfigError: the annotation is not a dataclass derived from ``base``.
+    """
     try:
         hints = get_type_hints(make.__init__ if inspect.isclass(make) else make)
         options = next((hints.get(name) for name in inspect.signature(make).parameters), None)

@@ -1,6 +1,6 @@
 """The schema of a training run.
 
-Values live in ``configs/``, the rules between them in :mod:`recurrl.validation`.
+The values are in ``configs/``, the rules that relate several of them in :mod:`recurrl.validation`.
 """
 
 from dataclasses import dataclass
@@ -82,13 +82,13 @@ class PolicyConfig:
         "clip (a Gaussian clipped to the bounds) or tanh (a squashed one)", choices=("clip", "tanh"), only_with=BOUNDED
     )
     previous_action: bool | None = option(
-        "show the policy its previous action; null: if it is discrete, and there is a recurrent layer"
+        "show the policy its previous action; null: only if actions are discrete and there is a recurrent layer"
     )
 
 
 @dataclass
 class CheckpointConfig:
-    """Checkpoints are also written before evaluations, at the end and on interruption."""
+    """When checkpoints are written, besides before evaluations, at the end and on interruption; how many are kept."""
 
     every_frames: int | None = option("frames between checkpoints; null: only before evaluations and at the end", STEPS)
     keep_last: int | None = option("checkpoints to keep in addition to the best evaluated one; null: all", STEPS)
@@ -98,10 +98,10 @@ class CheckpointConfig:
 class EvaluationConfig:
     """Evaluation in deterministic episodes."""
 
-    episodes: int = option("number of deterministic episodes; 0: the last ones of training instead", EPISODES)
+    episodes: int = option("number of deterministic episodes; 0: use the last ones of training instead", EPISODES)
     every_frames: int | None = option("frames between evaluations; null: only at the end", STEPS)
-    memory: bool = option("at the end, also with zeroed states and with another episode's", only_with=A_CELL)
-    random: bool = option("at the end, also with random actions; a warning if the policy is no better")
+    memory: bool = option("at the end, also evaluate with states zeroed or from another episode", only_with=A_CELL)
+    random: bool = option("at the end, also evaluate random actions, and warn if the policy is no better")
 
 
 @dataclass
@@ -138,22 +138,22 @@ class TrainConfig:
     ranks: RanksConfig
     seed: int = option("seed of all random numbers", SEED)
     device: str = option("auto (cuda if available), cpu, or a CUDA device such as cuda:1")
-    num_threads: int | None = option("torch's threads; null: torch's default; one is best for small networks", WORKERS)
+    num_threads: int | None = option("torch's threads; null: torch's default; 1 is best for small networks", WORKERS)
     precision: str = option(
-        "the recurrent layer's products: auto (TORCHRL_RNN_PRECISION, else as torch multiplies: ieee), ieee (single "
-        "precision), tf32 (on a GPU), tf32x3 (three of these, nearly single precision, by backend=triton), bf16 (by "
-        "backend=triton), fast (tf32, on a CPU ieee) or high-prec (tf32x3, on a CPU ieee)",
+        "precision of the recurrent layer's matmuls: auto (TORCHRL_RNN_PRECISION, else torch's setting, by default "
+        "ieee), ieee (single precision), tf32 (on a GPU), tf32x3 (three tf32 matmuls, nearly single precision; "
+        "backend=triton), bf16 (backend=triton), fast (tf32; on a CPU ieee) or high-prec (tf32x3; on a CPU ieee)",
         choices=PRECISIONS,
         only_with=A_CELL,
     )
     recompute: str = option(
-        "full computes the recurrent layer's activations again in the backward pass instead of storing them",
+        "full: recompute the recurrent layer's activations in the backward pass instead of storing them",
         choices=("none", "full"),
         only_with=A_CELL,
     )
     compile: str = option(
-        "loss: torch.compile the loss, a slow start, then faster or slower, depending on the cell; cudagraphs: on a "
-        "GPU, replay loss and gradient and the policy's steps as CUDA graphs",
+        "loss: torch.compile the loss (starts slowly, then is faster or slower, depending on the cell); cudagraphs: on "
+        "a GPU, also replay loss, gradient and the policy's steps as CUDA graphs",
         choices=("none", "loss", "cudagraphs"),
     )
     total_frames: int = option("environment steps, summed over environments; never exceeded", STEPS)
@@ -168,13 +168,13 @@ class TrainConfig:
     frames_per_batch: int = option("frames per iteration: a row of frames_per_batch / env.num_envs steps each", STEPS)
     slice_len: int = option("steps per slice, the length of backpropagation through time; must divide a row", STEPS)
     state: str = option(
-        "first states of slices: stored (the rollout's), zero, burn_in (recomputed from half a slice before it) or "
+        "first states of slices: stored (the rollout's), zero, burn_in (recomputed from half a slice earlier) or "
         "refresh (all recomputed before each epoch)",
         choices=STATE_POLICIES,
     )
-    epochs: int = option("passes over each batch, at most", STEPS)
+    epochs: int = option("maximum number of passes over each batch", STEPS)
     min_epochs_fraction: float = option(
-        "fraction of epochs to take where gradients are mostly noise (optim/signal); 1: always all", FRACTION
+        "fraction of the epochs to take where gradients are mostly noise (optim/signal); 1: always all", FRACTION
     )
     minibatch_slices: int = option("slices per gradient step; must divide frames_per_batch / slice_len", STEPS)
     optimizer: str = option("adam or adamw (with a weight decay of 0.01)", choices=("adam", "adamw"))
@@ -189,7 +189,7 @@ class TrainConfig:
     resume: str | None = option(
         "a run directory, continued in place, or a checkpoint; auto: the newest in hydra.run.dir"
     )
-    init_from: str | None = option("a run directory or checkpoint whose weights, where they fit, a new run starts with")
+    init_from: str | None = option("a run directory or checkpoint, from which a new run takes the weights that fit")
 
     @property
     def steps_per_row(self) -> int:
@@ -212,7 +212,7 @@ class TrainConfig:
         return self.buffer.replays or self.collector.collects_ahead
 
     def progress(self, frames: int) -> float:
-        """The progress of schedules after ``frames``; constant from their last iteration on."""
+        """The progress of schedules after ``frames``, from 0 to below 1; constant from their last iteration on."""
         over = self.schedule_frames or self.total_frames
         last = (over // self.frames_per_batch - 1) * self.frames_per_batch
         return min(frames, last) / over

@@ -18,7 +18,7 @@ from recurrl.keys import ACTION_MASK, PREVIOUS_ACTION, PREVIOUS_REWARD
 from recurrl.recurrent.module.keys import IS_INIT
 
 TOLERANCE = 1e-5
-"""Largest difference of an output, relative to the largest value it had, or to 1."""
+"""Largest allowed difference of an output, relative to its largest magnitude, or to 1 if that is smaller."""
 RESETS = 0.02
 """Probability that a step begins an episode."""
 
@@ -46,7 +46,7 @@ def recorded_inputs(agent: Agent, steps: int) -> Tensors:
 
 
 def examples(step: Step, pool: Tensors, batch: int, sampled: bool = False) -> Iterator[Tensors]:
-    """Endless inputs of ``batch`` environments: random rows of the pool, and states as at the beginning."""
+    """Endless inputs of ``batch`` environments: random rows of the pool, with the states of an episode's first step."""
     generator = torch.Generator().manual_seed(0)
     while True:
         rows_B = torch.randint(len(pool[IS_INIT]), (batch,), generator=generator)
@@ -62,13 +62,13 @@ def examples(step: Step, pool: Tensors, batch: int, sampled: bool = False) -> It
 
 @torch.no_grad()
 def largest_difference(step: Call, call: Call, inputs_of_steps: Iterable[Tensors]) -> float:
-    """The largest difference of any number that two steps return, each going on from its own states.
+    """The largest difference between the outputs of two steps, each continuing from its own states.
 
-    It is relative to the largest value of its output, or to 1. Actions that are choices are counted instead, because
-    rounding may decide a tie either way.
+    It is relative to the largest magnitude of an output, or to 1 if that is smaller. Discrete actions that differ are
+    counted instead, because rounding may decide a tie either way.
 
     Raises:
-        ConfigError: the choices differ more often than ties do.
+        ConfigError: discrete actions differ more often than ties explain.
     """
     differences: dict[str, float] = {}
     scales: dict[str, float] = {}
@@ -76,7 +76,7 @@ def largest_difference(step: Call, call: Call, inputs_of_steps: Iterable[Tensors
     theirs: Tensors = {}
     wrong = choices = 0
     for inputs in inputs_of_steps:
-        # The previous action is an input here: where a tie fell the other way, all that follows would differ.
+        # Both get the exported step's previous action: after a tie that fell the other way, all else would differ.
         previous = {name: value for name, value in theirs.items() if name == PREVIOUS_ACTION}
         ours, exported = step({**inputs, **states, **previous}), call({**inputs, **theirs})
         for name, value in ours.items():

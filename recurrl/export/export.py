@@ -45,21 +45,21 @@ def export(
     formats: Collection[str] = FORMATS,
     layout: str | None = None,
 ) -> dict[str, Any]:
-    """Writes ``policy.onnx``, ``policy.pt2`` and ``policy.json`` into a folder, and returns what the latter says.
+    """Writes ``policy.onnx``, ``policy.pt2`` and ``policy.json`` into a folder, and returns the content of the last.
 
     Each file is one step of :class:`recurrl.agent.step.Step`, in float32 and for any batch size.
 
     Args:
-        agent: on the CPU.
+        agent: the policy to export, on the CPU.
         folder: made if it does not exist; earlier files of these names are replaced.
         run: where the policy comes from, for ``policy.json``.
-        sampled: actions are drawn with an input of noise, instead of taking the most probable ones.
+        sampled: sample actions with noise, which is then another input, instead of taking the most probable ones.
         formats: some of :data:`FORMATS`.
-        layout: ``rsl_rl`` for its names and shapes, in ONNX; None for recurrl's.
+        layout: ``rsl_rl`` for the names and shapes that rsl_rl uses, in ONNX; None for recurrl's.
 
     Raises:
-        ConfigError: a package is missing, the layout cannot hold the policy, or what was exported does not do what the
-            policy does; nothing is written.
+        ConfigError: a package is missing, the layout cannot hold the policy, or the exported step differs from the
+            policy; nothing is written.
     """
     _check_request(formats, sampled, layout)
     rsl_rl = None if layout is None else RslRlLayout(agent.step)
@@ -72,7 +72,7 @@ def export(
 
     inputs = next(inputs_of_steps(BATCH))
     with TemporaryDirectory() as temporary, torch.no_grad(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the exporter's remarks on packages that it does not need
+        warnings.simplefilter("ignore")  # the exporter warns about packages that it does not need
         logging.getLogger("torch.onnx").setLevel(logging.ERROR)
         outputs = step(inputs)
         batch = torch.export.Dim("batch", min=1)
@@ -120,7 +120,7 @@ def _check_request(formats: Collection[str], sampled: bool, layout: str | None) 
 
 
 def load_onnx(path: Path) -> Call:
-    """An exported step in onnxruntime, on one core."""
+    """Loads an exported step into onnxruntime, with one thread."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
@@ -136,7 +136,7 @@ def load_onnx(path: Path) -> Call:
 
 
 def load_pt2(path: Path) -> Call:
-    """An exported step in torch."""
+    """Loads an exported step into torch."""
     module = torch.export.load(path).module()
     return lambda inputs: module(inputs)
 
@@ -156,7 +156,7 @@ def _write_pt2(program: Any, path: Path) -> Call:
 
 
 def _described(agent: Agent, inputs: Tensors, outputs: Tensors, run: Mapping[str, Any]) -> dict[str, Any]:
-    """``policy.json``, for those who write the program around the policy."""
+    """The content of ``policy.json``, for those who write the program around the policy."""
     states = outputs_by_state(outputs)
     meanings = dict.fromkeys(inputs, "as the environment returns it, with its hidden entries, not scaled")
     meanings |= {name: f"state: the output {output} of the last step" for name, output in states.items()} | _MEANINGS

@@ -1,4 +1,4 @@
-"""The names and shapes of a file's inputs and outputs that other runtimes expect.
+"""The names and shapes that other runtimes expect of an exported file's inputs and outputs.
 
 Shape legend: B batch, L layers.
 """
@@ -14,13 +14,13 @@ from recurrl.recurrent.module.keys import IS_INIT
 
 RSL_RL = "rsl_rl"
 STATES = {"h_in": "h_out", "c_in": "c_out"}
-"""The output that the next step takes for each input of a state."""
+"""For each state input, the output whose value the next step takes as that input."""
 LAYERS_FIRST = (*STATES, *STATES.values())
 """The inputs and outputs whose second dimension is the batch."""
 
 
 def outputs_by_state(outputs: Tensors) -> dict[str, str]:
-    """The output that the next step takes for each input of a state, in either layout."""
+    """For each state input, the output whose value the next step takes as that input, in either layout."""
     names = STATES | {name.removeprefix(NEXT): name for name in outputs if name.startswith(NEXT)}
     return {state: name for state, name in names.items() if name in outputs}
 
@@ -29,13 +29,13 @@ class RslRlLayout(nn.Module):
     """A step as rsl_rl exports its policies: ``obs, h_in, c_in`` to ``actions, h_out, c_out``.
 
     Observations ``[B, ...]`` are raw and actions the environment's own. States are ``[L, B, ...]``; a cell with one
-    state has no ``c_in``. Nothing resets them: zeros are passed at the beginning of an episode.
+    state has no ``c_in``. The step does not reset them: pass zeros at the beginning of an episode.
 
     Args:
         step: the policy's step.
 
     Attributes:
-        states: h and c, by the names of states.
+        states: ``h`` or ``c``, by the name of the policy's state.
 
     Raises:
         ConfigError: the layout cannot hold the policy.
@@ -66,7 +66,7 @@ class RslRlLayout(nn.Module):
         return {"actions": outputs[ACTION], **new}
 
     def inputs_of(self, inputs: Tensors) -> Tensors:
-        """This layout's inputs for those of a step."""
+        """Converts the inputs of the policy's step to this layout's."""
         states = {f"{short}_in": inputs[name].transpose(0, 1).contiguous() for name, short in self.states.items()}
         return {"obs": inputs[OBSERVATION], **states}
 

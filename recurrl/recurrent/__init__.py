@@ -1,6 +1,6 @@
 """Recurrent layers for reinforcement learning: mid-sequence resets, stored states, several backends.
 
-Self-contained: plain arguments, no configuration, no training code.
+Independent of the configuration and of the training code: everything is passed as plain arguments.
 """
 
 from torchrl.modules import GRU, LSTM, GRUCell, LSTMCell, recurrent_mode, set_recurrent_mode

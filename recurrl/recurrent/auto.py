@@ -1,4 +1,4 @@
-"""Which backend runs a layer: the named one if it can, or for ``auto`` the preferred one if it can, else ``scan``."""
+"""Chooses a layer's backend: the one named, or for ``auto`` the preferred one where it is supported, else ``scan``."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _log = logging.getLogger(__name__)
 def resolve(
     owner: str, cell: Cell, backend: str | Backend, options: Options, device: torch.device, dtype: torch.dtype
 ) -> str | Backend:
-    """The backend for these layers: never ``auto``.
+    """Resolves the requested backend to a concrete one, never ``auto``.
 
-    Logs ``auto``'s first choice of each kind in a process, and warns once about options that the backend ignores;
-    neither while it is compiled.
+    Logs each distinct choice of ``auto`` once per process, and warns once about each option that the backend ignores.
+    Under ``torch.compile`` it does neither, and does not check that a named backend is supported.
 
     Args:
         owner: the name of the module in messages.
@@ -51,10 +51,10 @@ def resolve(
 def check_supported(
     owner: str, backend: str | Backend, cell: Cell, options: Options, device: torch.device | None
 ) -> None:
-    """Checks that a backend supports a cell and options, on a device or, without one, on any.
+    """Checks that a backend supports a cell with these options on a device; for None, on any device at all.
 
     Raises:
-        ValueError: it does not.
+        ValueError: the backend does not support them.
     """
     reason = unsupported_reason(backend, cell, options, device)
     if reason is not None:
@@ -62,7 +62,7 @@ def check_supported(
 
 
 def preferred(device: torch.device) -> str:
-    """The backend that ``auto`` chooses if it supports the layer, instead of ``scan``, which supports every one."""
+    """The backend that ``auto`` tries first; it falls back to ``scan``, which supports every layer."""
     # Only native and scan compile without graph breaks. triton is left out until it has been run on a GPU.
     return "native" if torch.compiler.is_compiling() or device.type == "cpu" else "pad"
 

@@ -14,24 +14,25 @@ from typing import Any, ClassVar
 from torch import Tensor, nn
 
 Weights = Mapping[str, Tensor]
-"""The parameters of one layer in one direction, by the names of :meth:`Cell.parameters`."""
+"""The parameters of one layer in one direction, under the names that :meth:`Cell.parameters` declares."""
 
 States = tuple[Tensor, ...]
 """The states of one layer in one direction, in the order of :meth:`Cell.states`."""
 
 
 class Cell(ABC):
-    """The maths of one layer. Layers, directions, resets, stored states and sequences are handled for it.
+    """The maths of one recurrent layer; stacking, directions, resets, stored states and sequences are added around it.
 
-    A cell declares its ``parameters`` and ``states`` and computes one ``step``. It may also have ``project`` (what a
-    step computes from its input alone) and ``initialize``. Weights and states are arguments: a cell holds no tensors.
-    Autograd differentiates its step; a custom derivative is a ``torch.autograd.Function`` within it. A cell that can
-    compute all steps at once is a :class:`ParallelCell`, one whose states are a linear recurrence a
-    :class:`~recurrl.recurrent.linear.LinearCell`, a cell made of gates a :class:`~recurrl.recurrent.gated.GatedCell`.
+    A cell declares its ``parameters`` and ``states`` and computes one ``step``. It may also define ``project`` (the
+    part of a step that depends on the input alone) and ``initialize``. Weights and states are passed as arguments: a
+    cell holds no tensors. Autograd differentiates the step; for a custom derivative, use a
+    ``torch.autograd.Function`` in it. Derive from :class:`ParallelCell` if all steps can be computed at once, from
+    :class:`~recurrl.recurrent.linear.LinearCell` if the states follow a linear recurrence, and from
+    :class:`~recurrl.recurrent.gated.GatedCell` if the cell is made of gates.
 
     Attributes:
         hidden_size: features of the output, O.
-        TORCH: the equivalent torch.nn module, if there is one; it then holds the parameters.
+        TORCH: the equivalent ``torch.nn`` module, which then holds the parameters; None if there is none.
     """
 
     hidden_size: int
@@ -48,19 +49,19 @@ class Cell(ABC):
 
     @abstractmethod
     def states(self) -> dict[str, tuple[int, ...]]:
-        """The shape of each state, by the suffix of its name: ``_h`` is kept as ``recurrent_state_h``.
+        """The shape of each state, under the suffix of its key: ``_h`` is stored as ``recurrent_state_h``.
 
-        The state of one row, without a batch dimension. Episodes start from zeros.
+        A shape is that of one row, without a batch dimension. Every state is zero when an episode starts.
         """
 
     @abstractmethod
     def step(self, weights: Weights, x_BX: Tensor, states: States) -> tuple[Tensor, States]:
-        """One step.
+        """Computes one step.
 
         Args:
             weights: the parameters by name.
-            x_BX: what ``project`` returned; without one, the input ``[B, I]``.
-            states: before the step, ``[B, ...]`` each.
+            x_BX: what ``project`` returned; if the cell does not define it, the input ``[B, I]``.
+            states: the states before the step, ``[B, ...]`` each.
 
         Returns:
             The output ``[B, O]``, and the states after the step.
@@ -83,15 +84,15 @@ class ParallelCell(Cell):
 
     @abstractmethod
     def parallel(self, weights: Weights, x_BTX: Tensor, starts_BT: Tensor, stored: States) -> tuple[Tensor, States]:
-        """The outputs ``[B, T, O]`` and the states ``[B, T, ...]`` of all steps.
+        """The outputs ``[B, T, O]`` and the states ``[B, T, ...]`` after all steps.
 
-        A step begins with the stored state at that step where ``starts`` is true, else with the state after the
-        previous step. At other steps stored states may hold anything, NaN included.
+        A step begins with the state stored at that step where ``starts_BT`` is true, else with the state after the
+        previous step. Stored states at other steps may hold anything, NaN included.
         """
 
 
 def factory_of(cell: Callable[..., Cell]) -> Callable[[Any], Cell]:
-    """``make(options)`` of a cell's module: passes the options of the cell's arguments; the others keep defaults."""
+    """The ``make(options)`` of a cell's module: passes each argument of ``cell`` the option of its name, if any."""
     names = inspect.signature(cell).parameters
 
     def make(options: Any) -> Cell:

@@ -1,10 +1,10 @@
-"""Cells made of gates: each a linear map of the input plus one of the state, which a cell combines.
+"""Gated cells: each gate is a linear map of the input plus a linear map of the state; the cell combines the gates.
 
-GRU and LSTM are such cells. In return for that form they get torch's layout of parameters, one matmul for the input
-projections of all steps, and optionally a hand-written derivative and torch's fused kernels.
+GRU and LSTM are gated cells. The common form gives them torch's parameter layout, one matmul for the input projections
+of all steps, and optionally a hand-written derivative and torch's fused kernels.
 
 Shape legend: B rows, T steps, P steps of all rows, X size of a projected input, H hidden size, O output size (H, or
-that of the projection), G gate rows (H of each gate), A columns that memory is kept for (see :class:`AnalyticCell`).
+that of the projection), G gate rows (H of each gate), A columns of the gate buffer (see :class:`AnalyticCell`).
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ class GatedCell(Cell):
 
     Args:
         hidden_size: features of each state, H.
-        bias: has the two biases.
-        proj_size: features of the output and the first state, which a further matrix projects; 0 for no projection.
+        bias: whether the cell has the two biases.
+        proj_size: size to which a further matrix projects the output and the first state; 0 for no projection.
 
     Attributes:
         GATES: rows of each weight matrix, in units of the hidden size.
@@ -61,7 +61,7 @@ class GatedCell(Cell):
         return shapes
 
     def states(self) -> dict[str, tuple[int, ...]]:
-        """Vectors of ``hidden_size``; the first may be projected."""
+        """A vector of ``hidden_size`` for each state; the first has ``proj_size`` if there is a projection."""
         first, *further = self.STATES
         return {first: (self.proj_size or self.hidden_size,), **dict.fromkeys(further, (self.hidden_size,))}
 
@@ -85,10 +85,10 @@ class GatedCell(Cell):
 class AnalyticCell(GatedCell):
     """A gated cell with an in-place step and a hand-written derivative, for loops outside autograd.
 
-    In their shared memory ``gates [P, A × H]`` each gate holds the sum of its two projections, except the last
-    ``SPLIT_GATES`` gates, whose projections stay separate. First come the recurrent projections of these gates, then
-    the sums, then their input projections. So the first ``GATES`` of the A columns take the recurrent matmul, and the
-    last ``GATES`` that of the input.
+    Both work on one gate buffer ``[P, A]`` of ``GATES + SPLIT_GATES`` blocks of H columns. A gate's block holds the
+    sum of its two projections, but the last ``SPLIT_GATES`` gates keep theirs apart: the buffer begins with their
+    recurrent projections, then come the sums of the other gates, and last their input projections. So the recurrent
+    matmul writes the first ``GATES`` blocks, and the matmul of the input the last ``GATES``.
 
     Attributes:
         SPLIT_GATES: number of final gates that keep their two projections separate.
@@ -98,7 +98,7 @@ class AnalyticCell(GatedCell):
 
     @abstractmethod
     def forward_step(self, gates_BA: Tensor, states: Sequence[Tensor], out_states: Sequence[Tensor]) -> None:
-        """Writes ``out_states`` from the projections in ``gates``, which it replaces by what ``derivatives`` reads."""
+        """Writes ``out_states`` from the projections in ``gates_BA``, and overwrites these for ``derivatives``."""
 
     @abstractmethod
     def derivatives(
@@ -123,6 +123,6 @@ class AnalyticCell(GatedCell):
             factors: the factors of this step. Those of the gates are overwritten with the gradients of the projections.
             grads_B1H: gradients of the states after the step. All but the first are overwritten with those of the
                 states before it.
-            grad_before_B1H: gradient of the first state before the step. Adds all contributions except that of the
-                recurrent matmul.
+            grad_before_B1H: gradient of the first state before the step. All contributions except that of the
+                recurrent matmul are added to it.
         """

@@ -20,7 +20,7 @@ from recurrl.recurrent.cell import Cell, States, Weights
 from recurrl.recurrent.segments import Segments, mirrored
 
 SUFFIXES = ("_l{}", "_l{}_reverse")
-"""Suffixes of the names of a layer's parameters, forwards and backwards, in torch's modules."""
+"""The suffixes of torch's parameter names, for a layer's forward and backward direction."""
 
 
 class StackedParameters(nn.Module):
@@ -29,7 +29,7 @@ class StackedParameters(nn.Module):
     It has no forward: :func:`run_sequence` and :func:`run_step` read its parameters.
 
     Raises:
-        ConfigError: the cell's step does not return what the cell declares.
+        ConfigError: the cell's code fails, or its step does not do what the cell declares.
     """
 
     def __init__(
@@ -103,11 +103,11 @@ def _check_step(cell: Cell, parameters: Parameters) -> None:
 
 
 Names = Sequence[Mapping[str, str]]
-"""For each layer and direction, the attributes that hold its parameters, by the cell's names."""
+"""For each layer and direction, the attribute that holds each parameter, under the cell's name for it."""
 
 
 def weight_names(cell: Cell, parameters: Parameters) -> Names:
-    """The names of a stack's parameters, layer by layer, in each the forward direction first."""
+    """The names of a stack's parameters, layer by layer, the forward direction of each layer first."""
     suffixes = SUFFIXES[: directions(parameters)]
     return [
         {name: name + suffix.format(layer) for name in cell.parameters(parameters.input_size)}
@@ -117,7 +117,7 @@ def weight_names(cell: Cell, parameters: Parameters) -> Names:
 
 
 def weights_of(parameters: Parameters, names: Mapping[str, str]) -> Weights:
-    """The parameters of one layer in one direction, by the cell's names."""
+    """The parameters of one layer in one direction, under the cell's names for them."""
     return {name: getattr(parameters, attribute) for name, attribute in names.items()}
 
 
@@ -133,7 +133,7 @@ def state_shapes(cell: Cell, parameters: Parameters) -> list[tuple[int, ...]]:
 
 
 def reset_state(state: Tensor, is_init_B: Tensor) -> Tensor:
-    """A state ``[B, ...]`` that enters a step: zero where an episode starts, where ``is_init_B`` is true."""
+    """The state ``[B, ...]`` that enters a step: zeroed where ``is_init_B`` marks the start of an episode."""
     # where, not multiplication: a non-finite state must not survive its reset.
     return torch.where(is_init_B.view(-1, *[1] * (state.ndim - 1)), 0.0, state)
 
@@ -144,9 +144,9 @@ def run_step(cell: Cell, parameters: Parameters, names: Names, x_BI: Tensor, sta
     Args:
         cell: computes a step of one layer.
         parameters: the parameters of all layers.
-        names: what they are called, see :func:`weight_names`.
+        names: the names of the parameters, see :func:`weight_names`.
         x_BI: the input.
-        states: those that enter the step, ``[B, L·D, ...]`` each.
+        states: the states that enter the step, ``[B, L·D, ...]`` each.
 
     Returns:
         The last layer's output ``[B, D·O]`` and the new states.
@@ -171,7 +171,7 @@ def run_sequence(
     """Runs every step of every layer.
 
     A segment starts at step 0 and wherever ``is_init`` is true. Its first step starts from the stored state at that
-    step, every other step from the state after the step before. A layer's backward direction runs each segment from
+    step, every other step from the state after the previous step. A layer's backward direction runs each segment from
     last step to first, starting from the state stored at the segment's start, and returns its final state at the
     segment's end, as ``nn.GRU`` does for a whole sequence.
 
@@ -202,9 +202,9 @@ def _run_layers(
     x: Tensor,
     states: States,
 ) -> tuple[Tensor, States]:
-    """Runs each layer in each direction by ``run(x, states, weights, direction)``, which returns output and states.
+    """Runs all layers and directions by ``run(x, states, weights, direction)``, which returns an output and states.
 
-    The input is ``[B, I]`` or ``[B, T, I]``; the states have the dimension of layers and directions after B, T.
+    The input is ``[B, I]`` or ``[B, T, I]``; in the states, the dimension L·D follows these batch dimensions.
     """
     dim, last = x.ndim - 1, parameters.num_layers - 1
     entering = zip(*[state.unbind(dim) for state in states], names, strict=True)

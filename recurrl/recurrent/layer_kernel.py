@@ -1,8 +1,8 @@
 """One layer of a cell with a hand-written derivative, in one direction.
 
-Shape legend: B rows, T steps, P steps of all rows (B·T), I input size, H hidden size, X size of a state, A columns that
-memory is kept for (see :class:`~recurrl.recurrent.gated.AnalyticCell`): the recurrent product goes into the first of
-them, the product of the input into the last.
+Shape legend: B rows, T steps, P steps of all rows (B·T), I input size, H hidden size, X size of a state, A columns of
+the gate buffer (see :class:`~recurrl.recurrent.gated.AnalyticCell`): the recurrent product goes into the first of them,
+the product of the input into the last.
 """
 
 from __future__ import annotations
@@ -23,14 +23,15 @@ WEIGHTS = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
 
 
 class Layer(NamedTuple):
-    """What both passes of a layer read.
+    """The inputs that both passes of a layer read.
 
     Attributes:
         weights: a tensor or None for each of :data:`WEIGHTS`.
         x_BTI: the input.
         segments: the rows' segments.
         stored: the stored states ``[B, T, ...]``.
-        split: how many columns the product of the input skips: they hold the split gates' recurrent product.
+        split: number of leading columns that the product of the input skips: they hold the split gates' recurrent
+            product.
     """
 
     weights: Tensors
@@ -45,9 +46,9 @@ class Layer(NamedTuple):
         return slice(self.split, self.split + len(self.weights[0]))
 
     def project(self, x_PI: Tensor, gates_PA: Tensor) -> Tensor:
-        """The projections of the input with all biases, as the sums to which the recurrent product is added.
+        """The input projections plus all biases, to which the caller adds the recurrent product.
 
-        They are in ``gates_PA``, or in new memory if that is empty.
+        They are written to ``gates_PA``, or to new memory if it is empty.
         """
         w_ih, w_hh, b_ih, b_hh = self.weights
         sums_PA = gates_PA if len(gates_PA) else x_PI.new_empty(len(x_PI), gates_PA.shape[1])
@@ -72,20 +73,20 @@ class Layer(NamedTuple):
 
 
 class LayerKernel(Kernel):
-    """Both passes of a layer by one backend.
+    """The forward and backward pass of a layer on one backend.
 
     The inputs are :data:`WEIGHTS`, x, ``is_init``, and the stored states. The outputs are the states after every step,
     and the gates, which are empty unless they are kept.
 
     Args:
-        cell: a cell, or the name of one of the package's; under ``torch.compile`` it must be one of the package's.
+        cell: a cell, or the name of a packaged cell; ``torch.compile`` requires a packaged cell.
         precision: concrete matmul precision, for a backend that controls it.
     """
 
     DIFFERENTIATED = len(WEIGHTS)
 
     def __init__(self, cell: AnalyticCell | str, precision: str = "") -> None:
-        # The maths of a cell of the package reads the sizes from its arguments.
+        # A packaged cell reads the sizes from the tensors that it gets, so that any hidden size will do here.
         self.cell = cast(AnalyticCell, make_cell(cell, 1)) if isinstance(cell, str) else cell
         self.precision, self.results = precision, len(self.cell.STATES)
         super().__init__(self.cell.name, precision)
@@ -97,19 +98,19 @@ class LayerKernel(Kernel):
             x_BTI: the input.
             segments: the rows' segments.
             stored: the stored states, read only where segments start.
-            weights: by name.
+            weights: the parameters by name.
         """
         states = self.run(*map(weights.get, WEIGHTS), x_BTI, segments.is_init_BT, *stored)
         return states[0], states
 
     def outputs(self, inputs: Tensors, keep: bool) -> list[Tensor]:
-        """Memory for the outputs."""
+        """Allocates the outputs."""
         _, w_hh, _, _, x_BTI, _, *stored = inputs
         columns = (self.cell.GATES + self.cell.SPLIT_GATES) * w_hh.shape[1]
         states = [x_BTI.new_empty(state.shape) for state in stored]
         return [*states, x_BTI.new_empty(x_BTI.shape[0] * x_BTI.shape[1] if keep else 0, columns)]
 
     def layer(self, inputs: Tensors) -> Layer:
-        """The inputs by name."""
+        """The kernel's inputs as a :class:`Layer`."""
         weights, (x_BTI, is_init_BT, *stored) = inputs[: len(WEIGHTS)], inputs[len(WEIGHTS) :]
         return Layer(weights, x_BTI, Segments(is_init_BT), stored, self.cell.SPLIT_GATES * weights[1].shape[1])

@@ -1,6 +1,6 @@
-"""Cells whose states are a linear recurrence, which one scan over time computes for all of them.
+"""Cells whose states follow a linear recurrence, all computed by the same scan over time.
 
-Shape legend: B rows, T steps, I input size, X size of a projected input, N complex numbers of a state, H hidden size, O
+Shape legend: B rows, T steps, I input size, X size of a projected input, N complex entries of a state, H hidden size, O
 output size.
 """
 
@@ -19,7 +19,7 @@ from recurrl.recurrent.cell import ParallelCell, States, Weights, orthogonal
 from recurrl.recurrent.linear_recurrence import complex_mul, linear_recurrence
 
 Recurrence = Callable[[Tensor, Tensor, Tensor, Tensor, int | None], Tensor]
-"""Computes what :func:`~recurrl.recurrent.linear_recurrence.linear_recurrence` does."""
+"""An implementation of :func:`~recurrl.recurrent.linear_recurrence.linear_recurrence`."""
 
 Terms = tuple[tuple[Tensor, Tensor], ...]
 """The coefficients a and b of each state."""
@@ -31,45 +31,45 @@ class LinearCell(ParallelCell):
     It defines ``coefficients`` and ``read``; its step and its parallel form follow from them.
 
     Attributes:
-        COMPLEX: the states are complex: the first dimension of each, of size 2, has the real and the imaginary parts.
+        COMPLEX: the states are complex: the first dimension of each, of size 2, holds the real and imaginary parts.
     """
 
     COMPLEX: ClassVar[bool] = False
 
     @abstractmethod
     def coefficients(self, weights: Weights, x: Tensor) -> tuple[Terms, Tensor]:
-        """``(a, b)`` of each state, and what ``read`` needs of the input; for one step or for many: x is ``[..., X]``.
+        """``(a, b)`` of each state, and what ``read`` needs of the input, for one step or many: x is ``[..., X]``.
 
-        Each b is ``[..., *shape]``. An a has the same dimensions, with size one where it is the same for all entries;
-        one that is the same at every step may have the dimensions of the state only.
+        Each b is ``[..., *shape]``. Its a has the same number of dimensions, with size one where all entries share a
+        value; if all steps share it, a may have only the state's own dimensions.
         """
 
     @abstractmethod
     def read(self, weights: Weights, read_input: Tensor, states: States) -> Tensor:
-        """The output ``[..., O]`` from the states after the step, and the second result of ``coefficients``."""
+        """The output ``[..., O]``, from the states after the step and the second result of ``coefficients``."""
 
     def step(self, weights: Weights, x_BX: Tensor, states: States) -> tuple[Tensor, States]:
-        """One step of the recurrence, and the output."""
+        """Computes one step of the recurrence, and the output."""
         terms, read_input = self.coefficients(weights, x_BX)
         each = zip(terms, states, self._pairs(), strict=True)
         states = tuple([complex_mul(a, state, pair) + b for (a, b), state, pair in each])
         return self.read(weights, read_input, states), states
 
     def parallel(self, weights: Weights, x_BTX: Tensor, starts_BT: Tensor, stored: States) -> tuple[Tensor, States]:
-        """All steps, by doubling."""
+        """Computes all steps at once, by :func:`~recurrl.recurrent.linear_recurrence.linear_recurrence`."""
         return self.scan(linear_recurrence, weights, x_BTX, starts_BT, stored)
 
     def scan(
         self, recurrence: Recurrence, weights: Weights, x_BTX: Tensor, starts_BT: Tensor, stored: States
     ) -> tuple[Tensor, States]:
-        """All steps, with an implementation of the recurrence; otherwise as ``parallel``."""
+        """Like ``parallel``, with another implementation of the recurrence."""
         terms, read_input = self.coefficients(weights, x_BTX)
         each = zip(terms, stored, self._pairs(), strict=True)
         states = tuple([recurrence(a, b, starts_BT, state, pair) for (a, b), state, pair in each])
         return self.read(weights, read_input, states), states
 
     def _pairs(self) -> list[int | None]:
-        """The dimension of real and imaginary parts in each state, from the end."""
+        """The dimension of each state that holds real and imaginary parts, counted from the end; None if real."""
         return [-len(shape) if self.COMPLEX else None for shape in self.states().values()]
 
 
@@ -77,11 +77,11 @@ class StateSpaceCell(LinearCell):
     """A linear cell with one complex state, which ``B·input`` enters and ``D·input`` bypasses.
 
     Its parameters are ``weight_in``, with B ``[2N, I]`` (its real part first) above D ``[H, I]``; ``weight_out``, which
-    is C with its real part first; and ``weight_gate``, that of the output's gate.
+    is C with its real part first; and ``weight_gate``, the matrix of the output's gate.
 
     Args:
         hidden_size: features of the output, H.
-        state_size: complex numbers of the state, N.
+        state_size: number of complex entries in the state, N.
     """
 
     COMPLEX = True
@@ -90,7 +90,7 @@ class StateSpaceCell(LinearCell):
         self.hidden_size, self.state_size = hidden_size, state_size
 
     def parameters(self, input_size: int) -> dict[str, tuple[int, ...]]:
-        """B and D in one matrix, C, and that of the gate."""
+        """B and D in one matrix, C, and the gate's matrix."""
         hidden, size = self.hidden_size, self.state_size
         return {
             "weight_in": (2 * size + hidden, input_size),
@@ -99,7 +99,7 @@ class StateSpaceCell(LinearCell):
         }
 
     def states(self) -> dict[str, tuple[int, ...]]:
-        """Real and imaginary parts."""
+        """One state, of real and imaginary parts."""
         return {"": (2, self.state_size)}
 
     def initialize(self, name: str, parameter: Tensor) -> None:
@@ -119,7 +119,7 @@ class StateSpaceCell(LinearCell):
 
 
 def gated(y: Tensor, x: Tensor) -> Tensor:
-    """``y ⊙ σ(x)``, with gradients that keep their digits where σ is near one: autograd's have a factor of 1 − σ."""
+    """``y ⊙ σ(x)``, with gradients that stay accurate where σ is near 1: autograd's factor 1 − σ would lose digits."""
     return y * functional.logsigmoid(x).exp()
 
 

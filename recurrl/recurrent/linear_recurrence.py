@@ -1,4 +1,4 @@
-"""The recurrence ``s[t] = a[t] · s[t−1] + b[t]`` without a loop over time, with resets, in real and complex numbers.
+"""The recurrence ``s[t] = a[t] · s[t−1] + b[t]`` without a loop over time: with resets, for real and complex numbers.
 
 A complex number is a pair of reals: its real and imaginary parts are two planes, along a dimension ``pair`` of size 2.
 
@@ -40,7 +40,7 @@ def scan_from_zero(a: Tensor, b: Tensor, pair: int | None = None) -> Tensor:
 
 
 def complex_mul(a: Tensor, b: Tensor, pair: int | None) -> Tensor:
-    """``a · b``, of complex numbers along the dimension ``pair``, of real ones if that is None."""
+    """``a · b`` of complex numbers, with real and imaginary parts along dimension ``pair``; of real ones for None."""
     if pair is None:
         return a * b
     (a_re, a_im), (b_re, b_im) = a.unbind(pair), b.unbind(pair)
@@ -72,7 +72,7 @@ class _LinearRecurrence(torch.autograd.Function):
 
 
 def _shifted(values: Tensor, steps: int) -> Tensor:
-    """Delayed by a number of steps; zero where there is none."""
+    """Moves values ``[B, T, ...]`` later by ``steps``, or earlier if negative, and fills the gap with zeros."""
     kept = values[:, : max(0, values.shape[1] - steps)] if steps > 0 else values[:, -steps:]
     return functional.pad(kept, (0, 0) * (values.ndim - 2) + ((steps, 0) if steps > 0 else (0, -steps)))
 

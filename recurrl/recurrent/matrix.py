@@ -23,7 +23,7 @@ from recurrl.recurrent.windows import convolved, windows
 
 
 class MemoryInputs(NamedTuple):
-    """What the memories take in one step, or in each of many.
+    """The inputs of the memories, in one step or in each of many.
 
     Attributes:
         query: ``[..., N, K]``.
@@ -42,26 +42,26 @@ class MemoryInputs(NamedTuple):
 
 
 Memories = Callable[[MemoryInputs, Tensor, Tensor], tuple[Tensor, Tensor]]
-"""Computes what the queries read ``[B, T, N, V]`` and the memories ``[B, T, N, K, V]`` of all steps, from their
-inputs, the starts of segments ``[B, T]`` and the stored memories.
+"""Computes what the queries read ``[B, T, N, V]`` and the memories ``[B, T, N, K, V]`` after each step, from the
+memories' inputs, the starts of segments ``[B, T]`` and the stored memories.
 """
 
 
 class MatrixCell(Cell):
-    """A cell with a memory ``S`` ``[K, V]`` in each head. Subclasses define its inputs and what follows it.
+    """A cell with a memory ``S`` ``[K, V]`` in each head. Subclasses define the memory's inputs and use its output.
 
     ``S' = αS + k·eᵀ`` with ``e = v``, or ``e = β(v − (αS)ᵀk)`` by the delta rule; read as ``y = S'ᵀq``. The output is
     ``W·read(y) + D·input``.
 
     Args:
         hidden_size: features of the output, O.
-        heads: memories, N.
-        key_size: K.
-        value_size: V.
+        heads: number of memories, N.
+        key_size: size of a key and of a query, K.
+        value_size: size of a value, V.
 
     Attributes:
-        CONVOLVED: how many of the first ``sizes`` are convolved, each feature on its own, with those of the last steps.
-        WINDOW: steps of the convolution.
+        CONVOLVED: number of leading parts in ``sizes`` that are convolved over the last steps, feature by feature.
+        WINDOW: length of the convolution in steps.
     """
 
     CONVOLVED: ClassVar[int]
@@ -72,8 +72,8 @@ class MatrixCell(Cell):
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """How many features of the projected input each of its parts has: here queries, keys, values, two gates of each
-        head, and one of the output.
+        """Number of features in each part of the projected input: here queries, keys, values, two gates per head, and
+        the output's gate.
         """
         keys, values = self.heads * self.key_size, self.heads * self.value_size
         return keys, keys, values, self.heads, self.heads, values
@@ -112,13 +112,13 @@ class MatrixCell(Cell):
             orthogonal(parameter, self.heads * self.value_size)
 
     def project(self, weights: Weights, x: Tensor) -> Tensor:
-        """The parts, of the input divided by its root mean square, and ``D·input``."""
+        """The parts, computed from the input divided by its root mean square, and ``D·input``."""
         normal = functional.rms_norm(x, x.shape[-1:], eps=1e-6)
         parts = functional.linear(normal, weights["weight_in"], weights.get("bias_in"))
         return torch.cat((parts, functional.linear(x, weights["weight_skip"])), -1)
 
     def step(self, weights: Weights, x_BX: Tensor, states: States) -> tuple[Tensor, States]:
-        """One step."""
+        """Computes one step of the memories, and the output."""
         parts, skip = self._split(x_BX)
         window = torch.cat((states[1], parts[:, : self.convolved].unsqueeze(1)), 1)
         (q, k, v, decay, beta), read_input = self.memory_inputs(weights, self._convolve(weights, parts, window))
@@ -132,7 +132,7 @@ class MatrixCell(Cell):
     def scan(
         self, memories: Memories, weights: Weights, x_BTX: Tensor, starts_BT: Tensor, stored: States
     ) -> tuple[Tensor, States]:
-        """All steps, with an implementation of the memories: the outputs ``[B, T, O]`` and the states."""
+        """Computes all steps by an implementation of the memories: the outputs ``[B, T, O]`` and the states."""
         parts, skip = self._split(x_BTX)
         window = windows(parts[..., : self.convolved], starts_BT, stored[1])
         inputs, read_input = self.memory_inputs(weights, self._convolve(weights, parts, window))
@@ -149,7 +149,9 @@ class MatrixCell(Cell):
 
 
 def initialize_rate(name: str, parameter: Tensor) -> None:
-    """Mamba's rates, 1 to 16 after the exponential, or its steps, 0.001 to 0.1 after the softplus."""
+    """Initialises as Mamba does: rates of 1 to 16 after the exponential, or time steps of 0.001 to 0.1 after the
+    softplus.
+    """
     if name == "log_rate":
         nn.init.uniform_(parameter, 1, 16).log_()
     else:

@@ -1,7 +1,7 @@
-"""Computations with a hand-written derivative, by the kernels of a backend; differentiable once.
+"""Runs a backend's kernels, with their hand-written derivatives, within autograd; differentiable once.
 
-For ``torch.compile``, which then takes both passes whole, they are also custom operators; eager calls skip their
-dispatch.
+Under ``torch.compile`` both passes are custom operators, which the compiler does not look into. Eager calls skip the
+operators' dispatch.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ Tensors = Sequence[Any]
 
 
 class Kernel(ABC):
-    """Both passes of a computation by a backend.
+    """The forward and backward pass of a computation on one backend.
 
     Args:
-        options: the computation's options. An operator makes the kernel from them.
+        options: the computation's options, as strings: a custom operator rebuilds the kernel from them.
 
     Attributes:
-        DIFFERENTIATED: how many of the first inputs always get a gradient; the others do if it is needed.
-        names: the class and its options.
-        results: how many outputs, counted from the first, go to the caller. The backward pass may read any output.
+        DIFFERENTIATED: number of leading inputs that always get a gradient; the others get one if it is needed.
+        names: the module, the class and its options, from which an operator rebuilds the kernel.
+        results: number of leading outputs that the caller gets. The backward pass may read any output.
     """
 
     DIFFERENTIATED: ClassVar[int]
@@ -40,7 +40,7 @@ class Kernel(ABC):
 
     @abstractmethod
     def outputs(self, inputs: Tensors, keep: bool) -> list[Tensor]:
-        """Memory for the outputs. Unless ``keep``, those that are not for the caller may be empty."""
+        """Allocates the outputs. Those that only a backward pass reads may be empty unless ``keep`` is true."""
 
     @abstractmethod
     def forward(self, inputs: Tensors, outputs: Tensors) -> None:
@@ -58,7 +58,7 @@ class Kernel(ABC):
         """
 
     def run(self, *inputs: Tensor | None) -> tuple[Tensor, ...]:
-        """The results."""
+        """Runs the forward pass and returns the results, which autograd can differentiate once."""
         results = _Differentiable.apply(self, torch.is_grad_enabled(), *inputs)  # type: ignore[no-untyped-call]
         return cast(tuple[Tensor, ...], results)
 
@@ -69,7 +69,7 @@ def _made(module: str, name: str, *options: str) -> Kernel:
 
 
 def _traceable(schema: str, run: Callable[..., list[Tensor]], shapes: Callable[..., list[Tensor]]) -> Any:
-    """``run(kernel, ...)``, which under ``torch.compile`` is an operator that gets the kernel's names instead."""
+    """``run(kernel, ...)``; under ``torch.compile`` an operator, which rebuilds the kernel from ``kernel.names``."""
     name, _, arguments = schema.partition("(")
     operator = torch.library.custom_op(
         f"recurrl::{name}",

@@ -1,7 +1,7 @@
 """Precision of the recurrent matmuls.
 
-``ieee`` is full float32. ``tf32`` rounds the operands to 10 bits of mantissa, ``tf32x3`` compensates for that with
-three matmuls, ``bf16`` rounds to 8 bits; all three need a GPU. ``fast`` and ``high-prec`` choose by device: ``tf32``
+``ieee`` is full float32. ``tf32`` rounds the operands to 10 bits of mantissa, ``tf32x3`` makes up for that with three
+matmuls, ``bf16`` rounds to 7 bits; all three need a GPU. ``fast`` and ``high-prec`` choose by device: ``tf32``
 and ``tf32x3`` on an NVIDIA GPU of compute capability 8.0 or above, ``ieee`` elsewhere. ``auto`` resolves, in this
 order, to the value passed to :func:`set_recurrent_matmul_precision`, the environment variable
 ``TORCHRL_RNN_PRECISION`` as it was at import, or the equivalent of ``torch.get_float32_matmul_precision()``:
@@ -32,7 +32,7 @@ _override: str | None = rnn_precision()
 
 
 def set_recurrent_matmul_precision(mode: str | None) -> None:
-    """Sets the precision of all recurrent layers in this process that use ``auto``, from their next call on.
+    """Sets the precision of all recurrent layers in this process that use ``auto``, starting with their next call.
 
     Args:
         mode: a concrete mode or a preset; ``auto`` or None for the environment variable, which is read again.
@@ -81,7 +81,7 @@ def resolve(mode: str, device: torch.device) -> str:
 
 
 def auto_mode() -> str:
-    """The mode or preset of ``auto``, with torch's setting as it was at import: earlier runs of a sweep change it.
+    """The mode or preset that ``auto`` stands for, by torch's setting at import: earlier runs of a sweep may change it.
 
     Raises:
         ConfigError: the environment variable is not a mode.
@@ -90,7 +90,7 @@ def auto_mode() -> str:
 
 
 def _default(of_torch: str) -> str:
-    # Any other value was checked when it was set.
+    # Only a value from the environment can be wrong here: others were checked when they were set.
     return _FROM_TORCH[of_torch] if _override is None else _checked(_override, f"{RNN_PRECISION} is not a precision:")
 
 

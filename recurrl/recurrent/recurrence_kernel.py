@@ -1,4 +1,4 @@
-"""The linear recurrence ``s[t] = a[t] · s[t−1] + b[t]`` by a backend.
+"""The linear recurrence ``s[t] = a[t] · s[t−1] + b[t]`` on one backend.
 
 Shape legend: B rows, T steps; any further dimensions are a state's.
 """
@@ -16,13 +16,13 @@ REAL, COMPLEX = "real", "complex"
 
 
 class RecurrenceKernel(Kernel):
-    """Both passes by one backend.
+    """The forward and backward pass of the recurrence on one backend.
 
     The inputs are a, b, the starts and the stored states, ``[B, T, ...]`` each; the output is the states after each
     step.
 
     Args:
-        numbers: real, or complex: then the first dimension of a state, of size 2, has real and imaginary parts.
+        numbers: ``real`` or ``complex``; a complex state's first dimension, of size 2, has real and imaginary parts.
     """
 
     DIFFERENTIATED, results = 2, 1
@@ -33,11 +33,11 @@ class RecurrenceKernel(Kernel):
 
     @classmethod
     def recurrence(cls, a: Tensor, b: Tensor, starts_BT: Tensor, stored: Tensor, pair: int | None) -> Tensor:
-        """As :func:`~recurrl.recurrent.linear_recurrence.linear_recurrence`; differentiable once."""
+        """Computes :func:`~recurrl.recurrent.linear_recurrence.linear_recurrence`; differentiable once."""
         return cls(REAL if pair is None else COMPLEX).run(a.expand(b.shape), b, starts_BT, stored)[0]
 
     def outputs(self, inputs: Tensors, keep: bool) -> list[Tensor]:
-        """Memory for the states."""
+        """Allocates the states."""
         return [inputs[1].new_empty(inputs[1].shape)]
 
     def forward(self, inputs: Tensors, outputs: Tensors) -> None:
@@ -45,7 +45,7 @@ class RecurrenceKernel(Kernel):
         self._run("forward", inputs, outputs, inputs[1].contiguous())
 
     def backward(self, inputs: Tensors, kept: Tensors, incoming: Tensors, grads: Tensors) -> None:
-        """Writes the gradients of a, b and the stored states, from the states'."""
+        """Writes the gradients of a, b and the stored states, given the gradient of the states."""
         (grad,), (grad_a, grad_b, _, grad_stored) = incoming, grads
         grad = torch.zeros_like(kept[0]) if grad is None else grad.contiguous()
         self._run("backward", inputs, kept, grad, grad_a, grad_b, grad_stored)
@@ -56,8 +56,8 @@ class RecurrenceKernel(Kernel):
 
         Args:
             direction: ``forward`` or ``backward``.
-            states: after each step.
-            strides: between rows and between steps, of a and of the stored states.
+            states: the states after each step.
+            strides: between rows and between steps: first of a, then of the stored states.
             tensors: a and the stored states, contiguous within a step, and the starts; then, for ``forward``, b; for
                 ``backward``, the gradient of the states, and memory for the gradients of a, b and the stored states.
         """

@@ -34,7 +34,8 @@ class Packing:
         ends_N: flat index of each segment's last step, in the same order.
         positions_P: flat index into the rows of each packed step.
         inverse_P: packed index of each row step.
-        before_P: where the state before each packed step is, in N initial states followed by those after each row step.
+        before_P: index of the state before each packed step, among the N initial states followed by the states after
+            each row step.
     """
 
     rows_and_steps: torch.Size
@@ -75,7 +76,7 @@ class Segments:
 
     @property
     def starts_BT(self) -> Tensor:
-        """True at the first step of each segment, so at step 0."""
+        """True at the first step of each segment, and so always at step 0."""
         starts_BT = self.is_init_BT.clone()
         starts_BT[:, 0] = True
         return starts_BT
@@ -105,7 +106,7 @@ CACHED_PACKINGS = 64
 
 
 # Every recurrent module that sees a batch, and every epoch over a minibatch, needs its packing. The cache is keyed by
-# the content of the reset flags, so it can never return another batch's.
+# the content of the reset flags, so it can never return the packing of another batch.
 @lru_cache(CACHED_PACKINGS)
 def _packing_of(rows_and_steps: torch.Size, starts: bytes, device: torch.device) -> Packing:
     # In numpy, whose calls cost a fraction of torch's on small arrays.
@@ -127,7 +128,7 @@ def _packing_of(rows_and_steps: torch.Size, starts: bytes, device: torch.device)
 
 
 def expanded(flags: Tensor, values: Tensor) -> Tensor:
-    """The flags of ``values``' first dimensions, with a dimension of size one for each further one."""
+    """The flags, with dimensions of size one appended until they have as many dimensions as ``values``."""
     return flags.view(*flags.shape, *[1] * (values.ndim - flags.ndim))
 
 

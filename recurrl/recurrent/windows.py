@@ -22,7 +22,7 @@ def windows(entries: Tensor, starts_BT: Tensor, stored: Tensor) -> Tensor:
     (rows, steps), length = starts_BT.shape, stored.shape[2]
     step = torch.arange(steps, device=entries.device)
     start_BT1 = torch.where(starts_BT, step, 0).cummax(1).values.unsqueeze(-1)
-    # Of step t and place k: the entry of step t − K + k, or if that is before the segment, of the stored window.
+    # Place k of step t's window is the entry of step t − K + k, or, if that is before the segment, a stored entry.
     source_TK = step.unsqueeze(-1) + torch.arange(-length, 1, device=entries.device)
     before = source_TK - start_BT1
     row_B11 = torch.arange(rows, device=entries.device).view(-1, 1, 1)

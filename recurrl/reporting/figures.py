@@ -18,7 +18,7 @@ _BARS = {**_STATES, "_random": "random actions"}
 
 
 def learning_curves(groups: Sequence[Group], metric: str) -> go.Figure | None:
-    """The mean of a metric over seeds and its range, by group; None if no run has several of its values."""
+    """Plots a metric's mean and range over seeds, by group; None if no run has more than one value of it."""
     figure = _figure("frames (environment steps)", "return").update_layout(hovermode="x unified")
     for color, group in zip(cycle(_COLORS), groups, strict=False):
         curves = [curve for run in group.seeds or group.runs if (curve := run.curve(metric))]
@@ -38,7 +38,7 @@ def learning_curves(groups: Sequence[Group], metric: str) -> go.Figure | None:
 
 
 def memory_bars(groups: Sequence[Group]) -> go.Figure | None:
-    """The return as trained, without memory and with random actions; None if no run was evaluated so."""
+    """Plots the return as trained, without its memory and with random actions; None if only the first is known."""
     figure = _figure(None, "evaluation return")
     for color, (suffix, label) in zip(_COLORS, _BARS.items(), strict=False):
         values = {group.name: returns for group in groups if (returns := group.numbers(f"eval_return_mean{suffix}"))}
@@ -59,7 +59,9 @@ def _figure(x: str | None, y: str | None) -> go.Figure:
 
 
 def _aligned(curves: Sequence[Curve]) -> tuple[np.ndarray, np.ndarray]:
-    """All frames of some curves, and their values there ``[curves, frames]``: linear between, NaN beyond a curve."""
+    """The frames of all curves together, and each curve's values there ``[curves, frames]``: interpolated linearly
+    within the curve, NaN beyond it.
+    """
     frames = np.unique([frame for curve in curves for frame, _ in curve])
     beyond = {"left": np.nan, "right": np.nan}
     return frames, np.array([np.interp(frames, *np.array(curve).T, **beyond) for curve in curves])

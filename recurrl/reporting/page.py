@@ -29,7 +29,7 @@ def write_report(runs: Sequence[Result], paths: Sequence[Path], output: Path | N
 
     Args:
         runs: at least one, with their whole configurations.
-        paths: the directories that hold them; below a single one, runs are named by their place there.
+        paths: the directories that hold the runs; if there is only one, runs are named by their path within it.
         output: the file; None for ``report.html`` in the first of ``paths``.
 
     Raises:
@@ -76,7 +76,7 @@ def _page(runs: Sequence[Result], title: str) -> str:
 
 
 def _about(runs: Sequence[Result]) -> str:
-    """How many runs were completed, and the main settings that all have in common."""
+    """How many runs were completed, and the main settings that all runs have in common."""
     keys = ("env.id", "cell", "algorithm", "backend", "total_frames")
     common = {key: values.pop() for key in keys if len(values := {run.settings.get(key, "") for run in runs}) == 1}
     completed = f"{sum(run.has_ended_well for run in runs)} of {len(runs)} runs completed"

@@ -26,7 +26,7 @@ _WITHOUT_INFLUENCE = re.compile(
 
 @dataclass(frozen=True)
 class Result:
-    """A run.
+    """The settings and the outcome of a run.
 
     Attributes:
         name: the job's number within its sweep, or the path of the run.
@@ -47,7 +47,7 @@ class Result:
 
     @property
     def has_ended_well(self) -> bool:
-        """True if it was completed, or stopped by a callback."""
+        """True if the run was completed, or stopped by a callback."""
         return self.status in (COMPLETED, STOPPED)
 
     @property
@@ -71,19 +71,19 @@ class Result:
         """The finite values of a metric over frames; none if the run has not written any.
 
         Raises:
-            ConfigError: its file of metrics is malformed.
+            ConfigError: the run's ``metrics.csv`` is malformed.
         """
         path = self.directory / METRICS
         return curve_of(read_rows(path), metric) if path.is_file() else []
 
     def cells(self) -> tuple[str, ...]:
-        """Its row below the headings :data:`OUTCOME`."""
+        """The run's row in a table with the headings :data:`OUTCOME`."""
         value = self.summary.get
         mean, std, zeroed = (value(f"eval_return_{name}") for name in ("mean", "std", "mean_zeroed_state"))
         count, speed, seconds = value("eval_episodes"), value("frames_per_s"), value("wall_time_s")
         returns: tuple[str, ...] = ("",) * 4
         if mean is not None and std is not None and count:
-            # A summary has the deviation of the episodes themselves; the interval needs the unbiased estimate.
+            # A summary has the episodes' own standard deviation; the interval needs the unbiased estimate.
             interval = interval_95(mean, std * math.sqrt(count / max(1, count - 1)), count)
             form = return_format(mean, std)
             numbers = ("" if each is None else f"{each:{form}}" for each in (mean, std, zeroed))
@@ -104,8 +104,8 @@ class Group:
     Attributes:
         settings: the settings in which they differ from other runs.
         runs: all of them.
-        seeds: the runs of the statistics: completed, evaluated, one for each seed.
-        left_out: the reason why a run does not count, by its name.
+        seeds: the runs that the statistics count: completed, evaluated, one for each seed.
+        left_out: for each run that does not count, by name, the reason.
     """
 
     settings: Mapping[str, str]
@@ -115,11 +115,11 @@ class Group:
 
     @property
     def name(self) -> str:
-        """Its settings as text."""
+        """The group's settings as text."""
         return ", ".join(f"{key}={value}" for key, value in self.settings.items()) or "all runs"
 
     def numbers(self, key: str) -> list[float]:
-        """The numbers that the summaries of its seeds have under a key."""
+        """The numbers under a key in the summaries of the runs in ``seeds``."""
         return [float(run.summary[key]) for run in self.seeds if run.summary.get(key) is not None]
 
     def as_json(self) -> dict[str, Any]:
@@ -130,7 +130,7 @@ class Group:
         return {"settings": dict(self.settings), "seeds": seeds, **statistics, "left_out": dict(self.left_out)}
 
     def cells(self) -> tuple[str, ...]:
-        """Its row below the headings :data:`OVER_SEEDS`."""
+        """The group's row in a table with the headings :data:`OVER_SEEDS`."""
         statistics = table_row(self.as_json(), "seeds") if self.seeds else [""] * len(STATISTICS)
         return (str(len(self.seeds)), *statistics)
 
@@ -163,10 +163,10 @@ def _group(settings: Mapping[str, str], runs: Sequence[Result]) -> Group:
 
 
 def left_out(groups: Sequence[Group]) -> list[str]:
-    """A line for each run that does not count."""
+    """A line for each run that the statistics leave out."""
     return [f"left out: {name}: {why}" for group in groups for name, why in group.left_out.items()]
 
 
 def over_seeds(results: Sequence[Result]) -> list[Group]:
-    """The groups of several runs."""
+    """The groups that have more than one run."""
     return [group for group in grouped(results) if len(group.runs) > 1]

@@ -1,4 +1,6 @@
-"""The life of a run around its training: composed and checked, begun or resumed, recorded, and opened again.
+"""Everything around the training of a run: composing its configuration, starting or resuming it, recording it, and
+opening it again.
 
-Commands and the Python API share it. ``job`` imports torch, only when a run begins.
+The commands and the Python API share it. ``job``, ``resume`` and ``open_run`` import torch, so commands import these
+modules late.
 """

@@ -1,4 +1,4 @@
-"""The directory of a run: locked while in use, without files of others, and removed if the run is rejected."""
+"""The directory of a run: locked while in use, refused if others use it, and removed if the run is rejected."""
 
 import os
 import shutil
@@ -16,13 +16,13 @@ from recurrl.runtime.run_directory import SUMMARY, check_unused, locked, run_dir
 
 
 def _resumed_directory(resume: object) -> Path | None:
-    """The directory of the run that ``resume`` names, if it does."""
-    with suppress(ConfigError):  # a checkpoint alone; or not a run, which is reported where it is opened
+    """The directory of the run that ``resume`` names; None if it names none."""
+    with suppress(ConfigError):  # a lone checkpoint; or not a run, which is reported where it is opened
         return None if resume in (None, "auto") else run_directory_of(Path(str(resume)))
     return None
 
 
-# The default of hydra.run.dir: the directory of the run that is resumed, else a new one.
+# The default of hydra.run.dir: the directory of the run to resume, or else a new one.
 OmegaConf.register_new_resolver(
     "run_directory", lambda resume, new: str(_resumed_directory(resume) or new), replace=True
 )
@@ -30,7 +30,7 @@ OmegaConf.register_new_resolver(
 
 @contextmanager
 def run_directory(run_dir: Path, composed: DictConfig) -> Iterator[str | None]:
-    """Locks the directory of a run while the block runs. Nothing is left of a rejected run.
+    """Locks the directory of a run while the block runs. A rejected run leaves nothing behind.
 
     Yields what the run resumes, if anything.
 
@@ -40,7 +40,7 @@ def run_directory(run_dir: Path, composed: DictConfig) -> Iterator[str | None]:
 
     Raises:
         ConfigError: another process uses the directory, or it holds another run, or files of another program that the
-            run would overwrite; or ``resume=auto`` is without a directory to look into.
+            run would overwrite; or ``resume=auto`` has no lasting directory to look into.
     """
     was_empty = False
     try:
@@ -60,14 +60,14 @@ def run_directory(run_dir: Path, composed: DictConfig) -> Iterator[str | None]:
     except ConfigError:
         if was_empty and not (run_dir / SUMMARY).exists():
             shutil.rmtree(run_dir)
-            # A relative path: the current folder is never removed.
+            # Relative to the current folder, so that this is never removed.
             with suppress(OSError, ValueError):
                 os.removedirs(run_dir.parent.relative_to(Path.cwd()))
         raise
 
 
 def _check_lasting() -> None:
-    """Rejects a directory whose name has the time in it: the next start would not look there."""
+    """Rejects a directory named after the current time: the next start would look in another one."""
     hydra = HydraConfig.get()
     kind, example = ("sweep", "outputs/sweeps/mine") if hydra.mode == RunMode.MULTIRUN else ("run", "outputs/mine")
     directory = str(OmegaConf.to_container(hydra[kind], resolve=False)["dir"])  # type: ignore[index, call-overload]

@@ -1,4 +1,4 @@
-"""Errors of Hydra and OmegaConf, in words that help more than theirs."""
+"""Turns errors of Hydra and OmegaConf into messages that help more than theirs."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,10 +12,10 @@ from recurrl.errors import ConfigError
 
 @contextmanager
 def hydra_errors_as_config_errors() -> Iterator[None]:
-    """Raises what Hydra or OmegaConf finds wrong with a configuration as an error addressed to the user.
+    """Raises errors of Hydra and OmegaConf within the block as errors that are addressed to the user.
 
     Raises:
-        ConfigError: such an error.
+        ConfigError: Hydra or OmegaConf rejected the configuration.
     """
     try:
         yield

@@ -52,7 +52,7 @@ def run(
 
     Args:
         composed: the configuration as Hydra composed it.
-        config: the same as dataclasses; None for a resumed run, with whose configuration ``composed`` is merged here.
+        config: the same as dataclasses; None for a resumed run, whose saved configuration is merged with ``composed``.
         run_dir: the run's directory, which no other process uses.
         started: when the command began, seconds since the epoch.
         callbacks: the user's callbacks.
@@ -78,8 +78,8 @@ def run(
         check_config(config, explicit_keys)
         factory("collector", config.collector.name)  # imports the package that it needs
         if start is not None and _is_complete(start, config, run_dir):
-            return  # and its summary stays
-        composed = with_defaults(composed)  # saved whole: later versions may have other values
+            return  # its summary stays as it is
+        composed = with_defaults(composed)  # saved whole: later versions may have other defaults
         settings = plain(composed)
         summary.resume_command = _resume_command(OmegaConf.create(settings), run_dir, callbacks)
         record_settings = partial(record, settings, run_dir)
@@ -102,7 +102,7 @@ def run(
 
 @contextmanager
 def _recorded(summary: RunSummary, run_dir: Path) -> Iterator[None]:
-    """Writes the summary of the run within the block however it ends, unless it is rejected."""
+    """Writes the run's summary when the block ends, however it ends, unless the run is rejected."""
     rejected = False
     try:
         yield
@@ -122,10 +122,10 @@ def _recorded(summary: RunSummary, run_dir: Path) -> Iterator[None]:
 
 
 def record(settings: Mapping[str, Any], run_dir: Path) -> None:
-    """Writes the configuration of an accepted run, for those who resume or evaluate it, and Hydra's files.
+    """Writes the configuration of an accepted run, which resuming and evaluating it read, and Hydra's files.
 
     Args:
-        settings: the configuration with all references resolved: a saved one with references is rejected.
+        settings: the configuration with all interpolations resolved: a saved one with interpolations is rejected.
         run_dir: the run's directory.
     """
     folder, config = run_dir / ".hydra", OmegaConf.create(dict(settings))
@@ -153,9 +153,9 @@ def _copy_history(start: checkpoint.Checkpoint, run_dir: Path) -> None:
 
 
 def _resume_command(settings: DictConfig, run_dir: Path, callbacks: Sequence[Callback | IterationCallback]) -> str:
-    """The command that resumes the run; or a call, if a command line cannot name all of its arguments.
+    """The command that resumes the run; or a Python call, if a command line cannot name all of its arguments.
 
-    It repeats the options that name code only if the run cannot be noted as this user's own.
+    It repeats the options that name code only if the run cannot be recorded as this user's own.
     """
     code = code_named(settings, run_dir)
     unknown = code if code and not remember(settings, run_dir) else ()
@@ -171,7 +171,7 @@ def _resume_command(settings: DictConfig, run_dir: Path, callbacks: Sequence[Cal
 
 
 def run_rank() -> None:
-    """Takes part in the run of rank 0 as another rank, which logs errors only.
+    """Takes part in the run of rank 0 as another rank; logs only errors.
 
     Raises:
         ConfigError: the run is not possible on this machine.
@@ -188,14 +188,14 @@ def run_rank() -> None:
             config = typed(OmegaConf.create(settings))
             check_config(config)
             world().connect(config.device, config.ranks.timeout_s)
-            # Rank 0 knows of the signal, and says how the run ended.
+            # Rank 0 is told of the signal, and logs how the run ended.
             with suppress(Interrupted), stop_request() as request, time_limit(config.collector.timeout_s):
                 make_trainer(config, Path(), settings, RunSummary(started=time.time(), frames=frames), request).fit()
     world().leave()
 
 
 def dismiss_ranks() -> None:
-    """Ends the other ranks if no run begins."""
+    """Ends the other ranks if rank 0 has begun no run."""
     if not world().has_joined:
         world().join()
         world().broadcast(None)
@@ -203,7 +203,7 @@ def dismiss_ranks() -> None:
 
 
 def _is_complete(start: checkpoint.Checkpoint, config: TrainConfig, run_dir: Path) -> bool:
-    """True for a complete run that a scheduler starts again: it has nothing left to do, and its summary says so.
+    """True for a complete run that a scheduler starts again: nothing is left to do, and its summary says so.
 
     Raises:
         ConfigError: a user resumes a complete run without more frames.
@@ -224,7 +224,7 @@ def _is_complete(start: checkpoint.Checkpoint, config: TrainConfig, run_dir: Pat
 def _record_summary(summary: RunSummary, run_dir: Path) -> None:
     """Writes the summary. If this fails too, the run's own error is raised."""
     if summary.frames_here == 0 and summary.status != "completed" and (run_dir / SUMMARY).exists():
-        return  # the earlier summary is still true
+        return  # nothing has changed since the earlier summary
     try:
         write_summary(run_dir, summary.values())
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Calls what a simulator needs before torch is imported, ``env.launcher``."""
+"""Calls ``env.launcher``, which some simulators need to run before torch is imported."""
 
 import sys
 from functools import cache
@@ -13,7 +13,7 @@ from recurrl.runs.saved_config import saved_config
 
 
 def launch(config: DictConfig) -> None:
-    """Calls the function that a configuration names, if it names one that this process has not called.
+    """Calls a configuration's ``env.launcher``, if it has one that this process has not called yet.
 
     Raises:
         ConfigError: there is no such function, or torch is imported.
@@ -36,8 +36,8 @@ def _call(name: str) -> None:
 def launch_saved(run: Path, is_trusted: bool = False) -> None:
     """Calls the launcher of a run that is resumed or loaded.
 
-    Untrusted code is not called: opening rejects the run, as it does one that does not exist. Nor is code that only a
-    checkpoint outside its run names, because reading that imports torch.
+    Untrusted code is not called, and a missing run is ignored: opening the run rejects both later. The launcher of a
+    checkpoint outside its run is not called either, because reading the checkpoint imports torch.
 
     Args:
         run: its directory, or a checkpoint.

@@ -1,4 +1,4 @@
-"""A run that is opened for use: its configuration and its policy, from one of its checkpoints."""
+"""Opens a run for use: its configuration and its policy, from one of its checkpoints."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -23,7 +23,7 @@ from recurrl.runtime.time_limit import time_limit
 from recurrl.validation import check_config
 
 WITHOUT_EFFECT = ("num_envs", "reward_scale", "normalize_reward", "normalize_observation")
-"""Options of environments that do not concern an evaluation, or belong to the policy."""
+"""Options of environments that do not change an evaluation, or that are part of the policy."""
 
 
 def config_of(saved: checkpoint.Checkpoint) -> SavedConfig:
@@ -37,8 +37,8 @@ class OpenedRun:
 
     Attributes:
         saved: the checkpoint.
-        config: checked, with changes for this use.
-        settings: the configuration as the run saved it.
+        config: the configuration, checked and adapted to acting without training.
+        settings: the configuration as the run saved it, with the changes of its environment.
     """
 
     saved: checkpoint.Checkpoint
@@ -51,7 +51,7 @@ class OpenedRun:
         Raises:
             ConfigError: the checkpoint does not fit the configuration.
         """
-        # Its first parameters are drawn, which must not change what the caller draws.
+        # Initialising the policy draws random numbers, which must not change those that the caller draws.
         with random_numbers_restored():
             policy = make_policy_for(self.config)
         self.saved.load_policy(policy, plain(self.settings))
@@ -128,15 +128,15 @@ def open_run(
     overrides: Sequence[str] = (),
     env: Any = None,
 ) -> OpenedRun:
-    """A checkpoint of a run.
+    """Opens a checkpoint of a run.
 
     Args:
         path: a run directory or a checkpoint.
         which: the ``best`` checkpoint of a run directory, by the return of its evaluation, or the ``last``.
-        device: instead of the run's.
+        device: where the policy runs; default: the run's device.
         trust_packages: import the packages that the run's configuration names.
-        overrides: ``env.key=value``, changes of its environment.
-        env: what makes its environment, as for :func:`recurrl.train`.
+        overrides: ``env.key=value``, changes of the run's environment.
+        env: what makes the environment, as for :func:`recurrl.train`.
 
     Raises:
         ConfigError: the path is not a run, its configuration names untrusted packages, its environment or device is not
@@ -150,8 +150,8 @@ def open_run(
     _change(found.config, overrides if env is None else [f"env.id={text_of(id_of(env))}", *overrides])
     with naming(f"{found.source} with {' '.join(overrides)}" if overrides else found.source):
         config = typed(found.config)
-    # How the run computed sequences may not be possible here, and acting does not need it. On a GPU that has tf32,
-    # fast is tf32 for the other layers too.
+    # The run's backend may not be available here, and acting does not need it. On a GPU that has tf32, fast is tf32 for
+    # the other layers too.
     config = replace(
         config,
         device=device or config.device,

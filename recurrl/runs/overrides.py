@@ -1,4 +1,4 @@
-"""The overrides of a command line: what they compose, which keys they set, and errors for what is not an override."""
+"""The overrides of a command line: what they compose, which keys they set, and errors for those that are wrong."""
 
 import re
 from argparse import Namespace
@@ -63,14 +63,15 @@ def parsed(overrides: Sequence[str]) -> list[Override]:
 
 
 def prepared(command_line: Sequence[str], is_run: bool = True) -> list[str]:
-    """A command line as Hydra takes it, checked for keys that do not exist: Hydra cannot name the nearest ones.
+    """A command line as Hydra takes it, checked for keys that do not exist: Hydra would not suggest the nearest ones.
 
     ``group=package.module:Name`` becomes a choice of the group, without a yaml. Keys that not every choice or yaml has
-    (options of some, an environment's arguments) are added where Hydra would reject them: the schema knows more.
+    (options of some, an environment's arguments) get the prefix ``++``, because Hydra would reject them; the schema
+    checks them later.
 
     Args:
         command_line: options of Hydra and overrides.
-        is_run: the configuration is run, and not only shown.
+        is_run: the configuration is run, not only shown.
 
     Raises:
         ConfigError: an option, a key or a choice does not exist.
@@ -127,12 +128,12 @@ def _check(override: Override, known: Collection[str], common: Collection[str], 
 
 
 def compose(overrides: Sequence[str], config_dir: str | Path | None = None, is_run: bool = True) -> DictConfig:
-    """The configuration that the overrides of a command line compose. Hydra's own is then ``HydraConfig``.
+    """The configuration that the overrides of a command line compose. Also sets ``HydraConfig``.
 
     Args:
         overrides: as for ``recurrl-train``.
         config_dir: a folder with yamls of the user.
-        is_run: the configuration is run, and not only shown.
+        is_run: the configuration is run, not only shown.
 
     Raises:
         ConfigError: an override is wrong.
@@ -155,7 +156,7 @@ def check_choices(composed: DictConfig, of_hydra: Any) -> None:
     A list of loggers becomes the logger's name, because Hydra merges the values of a list's choices.
 
     Raises:
-        ConfigError: with what to choose instead.
+        ConfigError: either does not hold; the message says what to choose instead.
     """
     texts = plain(of_hydra.overrides, resolve=False)
     choices, overrides = of_hydra.runtime.choices, parsed([*texts["task"], *texts["hydra"]])
@@ -189,13 +190,13 @@ def _declared(env: str, overrides: Sequence[Override]) -> dict[str, Any]:
 
 
 def job_overrides() -> list[str]:
-    """The job's overrides as they were typed: an interpolation in one is about the run's configuration, not Hydra's."""
+    """The job's overrides as typed: an interpolation in one refers to the run's configuration, not to Hydra's."""
     of_hydra: Any = HydraConfig.get()
     return list(plain(of_hydra.overrides, resolve=False)["task"])
 
 
 def overridden_keys(overrides: Sequence[str]) -> set[str]:
-    """The keys that a command line sets; a group counts as the key of its name."""
+    """The keys that a command line sets; a choice of a group counts as a value of its key, such as ``cell.name``."""
     keys = {each.key_or_group.removeprefix("/") for each in parsed(overrides) if not each.is_delete()}
     return {plugins.key_of(key) if key in GROUPS else key for key in keys}
 

@@ -1,7 +1,7 @@
 """Marks the saved configurations that this user's own runs wrote: their code needs no further permission.
 
-For each one that names code, a folder of the user's holds an empty file, named by the SHA-256 of the configuration and
-its folder's path. So a configuration that was edited, copied or moved, or came from elsewhere, has no such file.
+For each configuration that names code, a folder of the user holds an empty file, named by the SHA-256 of the
+configuration and its folder's path. So one that was edited, copied or moved, or came from elsewhere, has no such file.
 """
 
 import hashlib
@@ -12,7 +12,7 @@ from omegaconf import DictConfig, OmegaConf
 
 
 def remember(config: DictConfig, run_dir: Path) -> bool:
-    """Notes that a run of this user saves a configuration in its directory; False if there is no place for notes."""
+    """Records that a run of this user saves a configuration in its directory; False if that cannot be recorded."""
     try:
         note = _note(config, run_dir)
         note.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -23,7 +23,7 @@ def remember(config: DictConfig, run_dir: Path) -> bool:
 
 
 def is_own(config: DictConfig, file: Path) -> bool:
-    """True if a run of this user wrote a configuration's file, where it is and with the values of ``config``."""
+    """True if a run of this user wrote a configuration's file, at this path and with the values of ``config``."""
     try:
         return _note(config, file.parent).stat().st_uid == os.getuid()
     except (OSError, RuntimeError):

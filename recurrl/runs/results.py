@@ -24,7 +24,7 @@ def results_of(path: Path) -> list[Result]:
     """The run in a directory, with its whole configuration, or the jobs of the sweep in it.
 
     Raises:
-        ConfigError: there is neither.
+        ConfigError: the directory holds neither.
     """
     if (path / CONFIG_FILE).is_file():
         return configured([Result(str(path), path, {}, read_summary(path))])
@@ -36,7 +36,7 @@ def results_of(path: Path) -> list[Result]:
 def configured(jobs: Sequence[Result]) -> list[Result]:
     """The jobs with their paths and whole configurations.
 
-    A rejected job saved none: it has the configuration of another job, with its own overrides.
+    A rejected job saved no configuration: it gets that of another job, with its own overrides.
     """
     saved = {job.directory: _settings(job.directory) for job in jobs if (job.directory / CONFIG_FILE).is_file()}
     other = next(iter(saved.values()), {})
@@ -52,14 +52,14 @@ def _settings(run_dir: Path) -> dict[str, str]:
 
 
 def jobs_of(sweep_dir: Path) -> list[Result]:
-    """The jobs of a sweep that have begun, in its folder or in folders there, in the order of their numbers."""
+    """The jobs of a sweep that have begun, from one or two levels below its folder, in the order of their numbers."""
     files = (file for pattern in ("*", "*/*") for file in sweep_dir.glob(f"{pattern}/{OVERRIDES}"))
     jobs = [job_in(file.parents[1], sweep_dir) for file in files]
     return sorted(jobs, key=lambda job: (len(job.name), job.name) if job.name.isdigit() else (sys.maxsize, job.name))
 
 
 def job_in(folder: Path, sweep_dir: Path) -> Result:
-    """The job of a sweep with this run directory."""
+    """The job of a sweep whose run directory is ``folder``."""
     return Result(str(folder.relative_to(sweep_dir)), folder, _overrides(folder), read_summary(folder))
 
 
@@ -71,14 +71,14 @@ def _overrides(run_dir: Path) -> dict[str, str]:
 
 
 def comparison(results: Sequence[Result], heading: str) -> str:
-    """Runs and their groups over seeds as JSON, the runs below a heading."""
+    """Runs and their groups over seeds as JSON, the runs under the key ``heading``."""
     groups = [group.as_json() for group in over_seeds(results)]
     content = {heading: [result.as_json() for result in results], "over_seeds": groups}
     return json.dumps(content, indent=2, ensure_ascii=False) + "\n"
 
 
 def comparison_table(results: Sequence[Result], heading: str) -> str:
-    """A table of runs with the settings that differ, and one over seeds where there are several."""
+    """A table of runs with the settings that differ, and one over seeds if runs differ in their seeds only."""
     keys = differing(results)
     rows = ((each.name, *(each.settings.get(key, "") for key in keys), *each.cells()) for each in results)
     text = table([(heading, *keys, *OUTCOME), *rows])

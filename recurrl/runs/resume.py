@@ -1,4 +1,4 @@
-"""A run that is resumed: its configuration with the changes of a command line, and its checkpoint."""
+"""Resumes a run: its configuration with the changes of a command line, and its checkpoint."""
 
 import logging
 import shlex
@@ -51,7 +51,7 @@ def with_resumed(
         OmegaConf.update(effective, key, value_of(composed, key), merge=False, force_add=True)
     keeps_schedule = "schedule_frames" not in overridden_keys(overrides)
     if keeps_schedule and before.get("schedule_frames") is None:
-        # With other total_frames the schedules would otherwise jump back up.
+        # If total_frames grows, the schedules would otherwise jump back up.
         total = before.get("total_frames")
         effective.schedule_frames = None if OmegaConf.select(effective, "total_frames") == total else total
     if not is_own:
@@ -71,14 +71,14 @@ def with_resumed(
 
 
 def _check_code(effective: DictConfig, composed: DictConfig, source: Path) -> None:
-    """Raises ConfigError if code would be imported that this command line does not name too."""
+    """Raises ConfigError if the saved configuration names code to import that this command line does not name too."""
     allowed = set().union(*code_named(composed, "command line").values())
     unnamed = {key: left for key, texts in code_named(effective, source).items() if (left := texts - allowed)}
     check_code(unnamed, source, f"name it on this command line too: {shlex.join(as_overrides(effective, unnamed))}")
 
 
 def as_overrides(config: DictConfig, keys: Iterable[str]) -> list[str]:
-    """Values of a configuration as a command line sets them."""
+    """The overrides that set some keys to their values in a configuration."""
     return [f"{key}={text_of(value_of(config, key))}" for key in keys]
 
 

@@ -20,7 +20,7 @@ from recurrl.runs.own_runs import is_own
 from recurrl.runtime.run_directory import CONFIG_FILE, read_text, run_directory_of
 
 MAX_BYTES = 2**20
-"""Files of a run that are larger were not written by one."""
+"""A larger file was not written by a run."""
 _NAMES = ("env.name", "logger.tags", "resume", "init_from", "pretrain.folder")
 """Keys whose value is never imported, whatever it looks like."""
 _MAX_DEPTH = 32
@@ -34,7 +34,7 @@ class SavedConfig(NamedTuple):
     Attributes:
         config: its values.
         source: its file, or the checkpoint that holds it.
-        is_own: a run of this user wrote the file, where it is and with these values; never of a checkpoint.
+        is_own: a run of this user wrote the file, at this path and with these values; always false for a checkpoint.
     """
 
     config: DictConfig
@@ -46,7 +46,7 @@ def saved_config(path: Path) -> SavedConfig:
     """The configuration of the run that a path lies in.
 
     Raises:
-        ConfigError: it is not as a run writes it.
+        ConfigError: the file is missing, or is not as a run writes it.
     """
     file = run_directory_of(path) / CONFIG_FILE
     try:
@@ -63,7 +63,7 @@ def config_within(settings: Mapping[str, Any], path: Path) -> SavedConfig:
     """The configuration that a checkpoint holds.
 
     Raises:
-        ConfigError: it is not as a run writes it.
+        ConfigError: the configuration is not as a run writes it.
     """
     try:
         return SavedConfig(_config(dict(settings)), path, is_own=False)
@@ -77,7 +77,7 @@ def config_within(settings: Mapping[str, Any], path: Path) -> SavedConfig:
 def code_named(config: DictConfig, source: object) -> dict[str, set[str]]:
     """The code that a saved configuration would import, by key: what looks like ``module:Name``, and ``env.packages``.
 
-    Packages of recurrl's extras and Gymnasium's code do not count.
+    Packages of recurrl's extras do not count, nor do their wrappers and Gymnasium's, if these have no text arguments.
 
     Raises:
         ConfigError: ``env.wrappers`` is malformed; the message names the source.
@@ -95,13 +95,13 @@ def code_named(config: DictConfig, source: object) -> dict[str, set[str]]:
 
 def _wrappers(env: Mapping[str, Any]) -> Iterator[str]:
     for name, arguments in map(wrapper_and_arguments, _list(env, "wrappers")):
-        # A shipped wrapper may write where an argument says (RecordVideo), and so is trusted only without text.
+        # Even a wrapper of these packages may write to a path that it gets (RecordVideo): trusted only without text.
         if list(_texts(arguments)) or not _is_of(name, (*EXTRAS, "gymnasium")):
             yield f"{name} with {arguments}" if arguments else name
 
 
 def _list(env: Mapping[str, Any], key: str) -> list[Any]:
-    """The values of a list; none where something else is, which is rejected with the types of all values."""
+    """The values of a list; none if the value is not a list, which is rejected later, when all types are checked."""
     values = env.get(key)
     return values if isinstance(values, list) else []
 
@@ -114,7 +114,7 @@ def check_trusted(saved: SavedConfig) -> None:
     """Rejects a saved configuration that names code to import, unless it is this user's own.
 
     Raises:
-        ConfigError: with the code.
+        ConfigError: the configuration is rejected; the message names the code.
     """
     if not saved.is_own:
         permission = "add --trust-packages (trust_packages=True in Python)"
@@ -122,10 +122,15 @@ def check_trusted(saved: SavedConfig) -> None:
 
 
 def check_code(named: Mapping[str, set[str]], source: Path, permission: str) -> None:
-    """Raises if a configuration that is not of this user's own runs names code.
+    """Rejects code named by a configuration that is not this user's own.
+
+    Args:
+        named: the code, by key.
+        source: where the configuration comes from.
+        permission: what to do if the user trusts it.
 
     Raises:
-        ConfigError: it names something, with what to do.
+        ConfigError: there is such code; the message names it.
     """
     if named:
         texts = sorted(set().union(*named.values()))
@@ -138,7 +143,7 @@ def check_code(named: Mapping[str, set[str]], source: Path, permission: str) -> 
 def _parsed(text: str) -> Any:
     depth = 0
     for event in yaml.parse(text, Loader=yaml.SafeLoader):
-        # Aliases may be nested, so that a short text stands for more than memory holds.
+        # Nested aliases let a short text expand to more than memory holds.
         if isinstance(event, yaml.AliasEvent):
             raise ValueError("it contains a YAML alias, which runs never write")
         # The parser takes time quadratic in the depth.
@@ -152,7 +157,7 @@ def _config(values: Any) -> DictConfig:
     if not isinstance(values, dict) or not values:
         raise ValueError("it is not a mapping of keys to values")
     for text in _texts(values):
-        # It may refer to an environment variable, whose value would be logged.
+        # An interpolation may refer to an environment variable, whose value would be logged.
         if "${" in text:
             raise ValueError(f"it contains the interpolation {text[:60]!r} instead of a value")
     for group in _GROUPS:

@@ -30,7 +30,7 @@ class CsvTracker(Tracker):
     Floats are written with all their digits. A missing metric is an empty cell. A metric that first appears later gets
     a new last column, which is empty in earlier rows.
 
-    A file that exists is continued. Rows at or after the first frame count logged here are replaced, because a resumed
+    An existing file is continued. Rows at or after the first frame count logged here are replaced, because a resumed
     run repeats those frames.
 
     Raises:
@@ -99,7 +99,7 @@ def log_history(tracker: Tracker, run_dir: Path, resumed: Resumed | None) -> Non
 
 
 def read_rows(path: Path) -> list[Row]:
-    """The rows of a file of metrics, without one that is cut off.
+    """The rows of a file of metrics, without an incomplete last one.
 
     Raises:
         ConfigError: the file is missing or malformed.

@@ -21,7 +21,7 @@ class Progress:
     """A line with the elapsed time, frames, speed, returns, time left and the last warning.
 
     Writes nothing to a stream that is not a terminal (a file, a pipe, a batch job's log). The cursor stays at the start
-    of the line, so that what is logged replaces the line, which is then drawn below.
+    of the line, so that a log message overwrites the line, which is then drawn again below the message.
     """
 
     def __init__(self, total_frames: int, stream: TextIO | None = None) -> None:

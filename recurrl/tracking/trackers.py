@@ -58,10 +58,10 @@ class Tracker:
 def make_trackers(
     logger: LoggerConfig, run_dir: Path, settings: Mapping[str, Any], resumed: Resumed | None = None
 ) -> dict[str, Tracker]:
-    """Opens a run's destinations, by name: ``metrics.csv`` first, and the configured ones.
+    """Opens a run's destinations, by name: ``metrics.csv`` first, then the configured ones.
 
     Args:
-        logger: the options of the configured ones.
+        logger: the options of the configured destinations.
         run_dir: the run's directory, which must exist.
         settings: the full configuration as nested dictionaries, for destinations that store it.
         resumed: state to resume from; None for a new run.

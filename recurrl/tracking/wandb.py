@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-# wandb would send its own errors to its makers, even from an offline run.
+# By default wandb reports its own errors to its developers, even from an offline run.
 os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
 
 import wandb
@@ -30,12 +30,12 @@ logger = logging.getLogger(__name__)
 class WandbTracker(Tracker):
     """Logs to one wandb run, with frames as the x-axis of all metrics.
 
-    Whatever wandb raises is logged, with where the metrics are, and training continues without it.
+    An exception from wandb is logged, with the place where the metrics are, and training continues without wandb.
 
     Args:
         run: the wandb run.
         run_dir: directory of the training run, named in messages.
-        recorded: frames up to which the wandb run already has metrics; those are not logged again.
+        recorded: frames up to which the wandb run already has metrics, which are not logged again.
     """
 
     def __init__(self, run: wandb.Run, run_dir: Path, recorded: int = 0) -> None:
@@ -83,8 +83,8 @@ def make(
 ) -> WandbTracker:
     """Starts a separate wandb run for this training run, even if the process has started others.
 
-    A resumed run continues its wandb run, and ``logger.id`` names any wandb run to continue; one that is new gets the
-    rows from before the resume. Steps never decrease: metrics already recorded for repeated frames stay.
+    A resumed run continues its own wandb run, or the one that ``logger.id`` names. A wandb run other than its own gets
+    the rows from before the resume. Steps never decrease: metrics already recorded for repeated frames stay.
 
     Raises:
         ConfigError: wandb cannot start the run, for example online without a login or a connection, or the wandb run
@@ -101,7 +101,7 @@ def make(
 def choose_mode(mode: str) -> tuple[str, str]:
     """Chooses a mode for ``wandb.init``, and says why, without a prompt and without the network.
 
-    ``auto`` respects wandb's settings (``WANDB_MODE``, ``wandb offline``). Without any it is online if there is a
+    ``auto`` respects wandb's settings (``WANDB_MODE``, ``wandb offline``). Without these it is online if there is a
     login, else offline.
     """
     if mode != "auto":
@@ -150,7 +150,7 @@ def upload(
     """Adds artifacts to the wandb run of a finished training run, and returns where they are.
 
     Args:
-        options: the training run's options of wandb.
+        options: the training run's wandb options.
         run_id: the wandb run's id.
         run_dir: the training run's directory.
         settings: the training run's whole configuration.

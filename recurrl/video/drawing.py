@@ -25,9 +25,9 @@ _LEFT, _MARGIN, _TOP = 600, 20, 84
 """Width of the environment's side, margin around its picture, and height of the text above it."""
 _DPI = 100
 _FADED = 0.8
-"""How much of the way to white the future is."""
+"""How far the curves of the future are faded towards white, from 0 to 1."""
 _LAST_FRAME_S = 1.0
-"""Seconds for which the last frame of an episode stays."""
+"""How long the last frame of an episode is shown, in seconds."""
 
 
 def frames(episode: Episode, every: int = 1) -> Iterator[Image.Image]:
@@ -35,7 +35,7 @@ def frames(episode: Episode, every: int = 1) -> Iterator[Image.Image]:
 
     Args:
         episode: an episode of at least one step.
-        every: draw each ``every``-th frame only.
+        every: draw only every ``every``-th frame.
     """
     curves, steps = _Curves(episode), len(episode.actions)
     form = return_format(float(np.abs(episode.returns).max()))
@@ -58,7 +58,7 @@ def _paste_picture(page: Image.Image, png: bytes) -> None:
     """The environment's picture, as large as its side of the page."""
     picture, size = Image.open(io.BytesIO(png)), (_LEFT - 2 * _MARGIN, HEIGHT - _TOP - _MARGIN)
     enlarged = picture.width < size[0] and picture.height < size[1]
-    # Enlarged pixels stay sharp: those of small pictures are symbols.
+    # When enlarged, pixels stay sharp: those of small pictures are symbols.
     method = Image.Resampling.NEAREST if enlarged else Image.Resampling.LANCZOS
     fitted = ImageOps.contain(picture, size, method)
     page.paste(fitted, (_MARGIN + (size[0] - fitted.width) // 2, _TOP + (size[1] - fitted.height) // 2))
@@ -70,7 +70,7 @@ def _text(action: Any) -> str:
 
 
 class _Curves:
-    """The curves of a whole episode as pixels, of which :meth:`at` fades the future."""
+    """The curves of a whole episode as pixels; :meth:`at` fades those of the future."""
 
     def __init__(self, episode: Episode) -> None:
         self._steps = len(episode.actions)
@@ -94,7 +94,7 @@ class _Curves:
 
 
 def _draw(figure: Figure, episode: Episode) -> list[Axes]:
-    """Draws the hidden entries, the value and the states; the return if there is none of these."""
+    """Draws the hidden entries, the value and the states, or the return if there is none of these."""
     curves: dict[str, dict[str, Array]] = {}
     if episode.hidden:
         hidden = {f"[{index}]": values for index, values in episode.hidden.items()}

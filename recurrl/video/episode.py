@@ -20,7 +20,7 @@ from recurrl.video.rendering import picture_of
 
 Array = np.ndarray[Any, Any]
 MAX_STEPS = 3000
-"""Steps of an episode that are recorded."""
+"""The most steps that are recorded of an episode."""
 _MAX_CURVES = 16
 
 
@@ -30,8 +30,8 @@ class Episode:
 
     Attributes:
         title: the environment and its seed.
-        pictures: as PNG; T + 1, the last one after the last step.
-        actions: as the environment received them; T.
+        pictures: T + 1 PNG files, the last one after the last step.
+        actions: T actions as the environment received them.
         returns: the running return after each step, ``[T]``.
         hidden: numbers of the observation that the policy does not see, by their place, ``[T]`` each.
         states: the recurrent states after each step by name, ``[T, U]`` each.
@@ -100,7 +100,7 @@ class Recorder:
             self._title,
             self._pictures,
             self._actions,
-            # Rounded as those that the evaluation adds up.
+            # Rounded to float32, as are the rewards that the evaluation adds up.
             np.cumsum(np.array(self._rewards, np.float32), dtype=np.float64),
             dict(_curves(self._hidden[:-1])),
             {path_of(key)[-1]: values for key, values in zip(self._keys, states, strict=True)},

@@ -14,7 +14,7 @@ from recurrl.envs.source import GymnasiumSource, source_of
 from recurrl.errors import ConfigError, message_of, require
 
 PICTURES = "rgb_array"
-"""Gymnasium's ``render_mode``."""
+"""The ``render_mode`` in which Gymnasium's environments return pixels."""
 
 
 def drawable(config: EnvConfig) -> EnvConfig:
@@ -42,10 +42,10 @@ def drawable(config: EnvConfig) -> EnvConfig:
 
 
 def picture_of(env: gymnasium.Env[Any, Any]) -> bytes:
-    """What an environment draws, as PNG: thousands of uncompressed pictures would fill the memory.
+    """The picture that an environment draws, as PNG: thousands of uncompressed ones would fill the memory.
 
     Raises:
-        ConfigError: it draws something else, or raised.
+        ConfigError: the environment returns something else, or raises.
     """
     try:
         array: Array = np.asarray(picture := env.render())

@@ -54,7 +54,7 @@ def write(episodes: Sequence[Episode], files: Sequence[Path]) -> None:
 def _write_mp4(path: Path, episodes: Sequence[Episode]) -> None:
     import imageio_ffmpeg
 
-    # The unfinished file has another suffix.
+    # The format is named, because the unfinished file has another suffix.
     options = ["-f", "mp4", "-movflags", "+faststart", "-preset", "veryfast"]
     size, fps = (WIDTH, HEIGHT), episodes[0].fps
     writer = imageio_ffmpeg.write_frames(path, size, fps=fps, codec="libx264", quality=7, output_params=options)
@@ -74,6 +74,6 @@ def _write_gif(path: Path, episodes: Sequence[Episode]) -> None:
         page.resize(size, Image.Resampling.LANCZOS).quantize(64, dither=Image.Dither.NONE)
         for page in islice(pages, round(_GIF_SECONDS * fps / every))
     ]
-    # Browsers slow down what is faster than 20 ms a frame.
+    # Browsers play a GIF with frames shorter than 20 ms too slowly.
     duration = max(20, round(1000 * every / fps))
     images[0].save(path, "gif", save_all=True, append_images=images[1:], duration=duration, loop=0, optimize=True)

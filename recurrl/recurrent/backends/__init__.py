@@ -1,6 +1,6 @@
 """Backends: kernels that run one recurrent layer over a batch of rows, one module or package each.
 
-A backend has the attributes of :class:`Backend`: a module here, loaded by name, or a custom object. It runs a single
+A backend is a module here, loaded by name, or a custom object with the attributes of :class:`Backend`. It runs a single
 layer in one direction. Stacking, dropout and directions are shared by all backends and live in
 :mod:`recurrl.recurrent.layer`.
 
@@ -31,7 +31,8 @@ class Options:
     """User options that change how a backend computes, not what.
 
     Attributes:
-        recompute: ``none`` keeps what the backward pass needs, ``full`` runs the layer again in it, with any backend.
+        recompute: ``none`` keeps what the backward pass needs; ``full`` runs the layer's forward pass again in the
+            backward pass, with any backend.
         precision: matmul precision, see :mod:`recurrl.recurrent.precision`.
         compute_dtype: dtype of the recurrent matmul's operands.
     """
@@ -48,7 +49,7 @@ class Backend(Protocol):
         controls_matmul_precision: True if the options set its matmul precision and dtype; False if torch's global
             settings and the weights do.
         supports: returns None if the backend supports this cell and these options on the device, else an error message
-            with an alternative. Without a device: whether any device would do.
+            with an alternative. If the device is None, checks whether any device would do.
         sequence: ``(cell, x_BTI, segments, stored_states, weights, options) -> (output_BTO, states)``, with states
             ``[B, T, ...]``. A segment's first step starts from the stored state at that step. The returned states are
             those after each segment's last step; at other steps they may be anything.

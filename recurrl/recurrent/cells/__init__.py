@@ -1,6 +1,6 @@
 """The recurrent cells: one module each, found by name.
 
-A module's ``make(options)`` returns its :class:`~recurrl.recurrent.cell.Cell`; the options have a ``hidden_size``. To
+A module's ``make(options)`` returns its :class:`~recurrl.recurrent.cell.Cell`; all options have a ``hidden_size``. To
 add a cell, add a file here and a yaml, or write it in another package (see ``examples/extending``).
 """
 
@@ -26,7 +26,7 @@ def cell_names() -> tuple[str, ...]:
 
 
 def load_cell(name: str) -> Callable[[Any], Cell]:
-    """The factory_of of a cell of the package.
+    """The ``make`` function of a cell of the package.
 
     Raises:
         ValueError: no such cell.
@@ -37,10 +37,10 @@ def load_cell(name: str) -> Callable[[Any], Cell]:
 
 
 def make_cell(name: str, hidden_size: int, bias: bool = True, proj_size: int = 0) -> Cell:
-    """A cell of the package, with torch's options.
+    """Makes a cell of the package from torch's options.
 
     Raises:
-        ValueError: no such cell, or it does not have the option.
+        ValueError: there is no such cell, or it does not have one of the options.
     """
     cell = load_cell(name)(SimpleNamespace(name=name, hidden_size=hidden_size, bias=bias, proj_size=proj_size))
     if proj_size and cell.TORCH is not nn.LSTM:

@@ -4,7 +4,7 @@
     output = LN(W₃·(Re S', Im S')) ⊙ g + W₅·input ⊙ (1 − g)    g = σ(W₄·input)
 
 Morad et al. 2023, https://arxiv.org/abs/2310.04128. α and ω are learned. Initially, as in the authors' code, the traces
-range from one that forgets half in a step to one that has a hundredth left after 1024, and the periods from 1 to 1024
+range from one that halves in a step to one that has a hundredth left after 1024 steps, and the periods from 1 to 1024
 steps.
 
 Shape legend: H hidden size, M traces, C contexts.
@@ -23,7 +23,7 @@ from recurrl.recurrent.linear import LinearCell, Terms
 
 PERIOD = 1024
 SLOWEST, FASTEST = -math.log(0.01) / PERIOD, 0.673
-"""The initial α."""
+"""The range of the initial α."""
 
 
 class FFM(LinearCell):
@@ -41,7 +41,7 @@ class FFM(LinearCell):
         self.hidden_size, self.memory_size, self.context_size = hidden_size, memory_size, context_size
 
     def parameters(self, input_size: int) -> dict[str, tuple[int, ...]]:
-        """α, ω, the four maps of the input in one, and W₃."""
+        """α, ω, the four maps of the input in one matrix, and W₃."""
         hidden, memory, context = self.hidden_size, self.memory_size, self.context_size
         rows = 2 * (memory + hidden)
         return {
@@ -54,7 +54,7 @@ class FFM(LinearCell):
         }
 
     def states(self) -> dict[str, tuple[int, ...]]:
-        """Real and imaginary parts."""
+        """One state, of real and imaginary parts."""
         return {"": (2, self.memory_size, self.context_size)}
 
     def initialize(self, name: str, parameter: Tensor) -> None:
@@ -71,7 +71,7 @@ class FFM(LinearCell):
         return functional.linear(x, weights["weight_in"], weights["bias_in"])
 
     def coefficients(self, weights: Weights, x: Tensor) -> tuple[Terms, Tensor]:
-        """``(γ, x̃·1ᵀ)``: what enters is real, and the same in each context."""
+        """``(γ, x̃·1ᵀ)``: the second is real, and the same in each context; with what ``read`` needs."""
         omega = weights["omega"]
         a = torch.exp(-weights["alpha"].abs()).unsqueeze(-1) * torch.stack((omega.cos(), omega.sin())).unsqueeze(1)
         enter, gate, read_input = x.split((self.memory_size, self.memory_size, 2 * self.hidden_size), -1)

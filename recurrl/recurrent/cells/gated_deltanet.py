@@ -1,4 +1,4 @@
-"""Gated DeltaNet: a matrix as memory that forgets, and in which a value replaces what its key reads.
+"""Gated DeltaNet: a matrix memory that decays, and in which a value replaces what its key reads.
 
     S' = α(S − β·k kᵀS) + β·k vᵀ    α = exp(−exp(a)·softplus(w_a·input + b_a))    β = σ(w_b·input)
     output = W(RMS(S'ᵀq) ⊙ silu(W_g·input)) + D·input
@@ -23,12 +23,12 @@ class GatedDeltaNet(MatrixCell):
     CONVOLVED = 3
 
     def parameters(self, input_size: int) -> dict[str, tuple[int, ...]]:
-        """The block's parameters, and the rates of forgetting."""
+        """The block's parameters, and those of the decay."""
         return {**super().parameters(input_size), "log_rate": (self.heads,), "bias_rate": (self.heads,)}
 
     def initialize(self, name: str, parameter: Tensor) -> None:
-        """Rates and steps as in Mamba: 1 to 16, and 0.001 to 0.1 after the softplus; small matrices, as in the authors'
-        code, by which the memory adds little at first.
+        """Rates and steps as in Mamba: 1 to 16, and 0.001 to 0.1 after the softplus. Small matrices, as in the authors'
+        code, so that the memory adds little at first.
         """
         if name in ("log_rate", "bias_rate"):
             initialize_rate(name, parameter)
@@ -47,7 +47,7 @@ class GatedDeltaNet(MatrixCell):
         return MemoryInputs(q, k, v, decay, torch.sigmoid(beta)), gate
 
     def read(self, weights: Weights, read_input: Tensor, y: Tensor) -> Tensor:
-        """Each head is normalised."""
+        """Normalises each head, then applies the output's gate."""
         return functional.silu(read_input) * functional.rms_norm(y, y.shape[-1:], eps=1e-5).flatten(-2)
 
 

@@ -5,8 +5,7 @@
 where ``x = W_ih·input + b_ih`` and ``h = W_hh·state + b_hh``, each split in (r, z, n). Cho et al. 2014,
 https://arxiv.org/abs/1406.1078.
 
-Shape legend: B rows, P steps of all rows, H hidden size, G gate rows (H of each gate), A columns that memory is kept
-for.
+Shape legend: B rows, P steps of all rows, H hidden size, G gate rows (H of each gate), A columns of the gate buffer.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ class GRU(AnalyticCell):
     SPLIT_GATES = 1
 
     def activate(self, x_gates_BG: Tensor, h_gates_BG: Tensor, states_BH: States) -> States:
-        """One step from the two projections."""
+        """Computes one step from the two projections."""
         (h,) = states_BH
         sizes = 2 * h.shape[-1], h.shape[-1]
         (x_rz, x_n), (h_rz, h_n) = x_gates_BG.split(sizes, -1), h_gates_BG.split(sizes, -1)
@@ -37,7 +36,7 @@ class GRU(AnalyticCell):
         return (torch.lerp(n, h, z),)
 
     def forward_step(self, gates_BA: Tensor, states: Sequence[Tensor], out_states: Sequence[Tensor]) -> None:
-        """``activate`` into preallocated memory; gates hold (hₙ, r, z, n)."""
+        """Like ``activate``, into preallocated memory; the gates hold (hₙ, r, z, n)."""
         h_n, r, z, n = gates_BA.chunk(4, -1)
         gates_BA[:, r.shape[1] : 3 * r.shape[1]].sigmoid_()
         n.addcmul_(r, h_n).tanh_()
@@ -54,7 +53,7 @@ class GRU(AnalyticCell):
         return torch.stack(factors, 1), (z.unsqueeze(1),)
 
     def backward_step(self, factors: tuple[Tensor, ...], grads_B1H: Sequence[Tensor], grad_before_B1H: Tensor) -> None:
-        """Every gradient is the output's times a factor."""
+        """Each gradient is the output's gradient times a factor."""
         (grad,), (to_gates, z) = grads_B1H, factors
         to_gates.mul_(grad)
         grad_before_B1H.addcmul_(grad, z)

@@ -3,9 +3,9 @@
     y = g(x, relu(Attention(LN(window))))    output = g(y, relu(W₂·relu(W₁·LN(y))))
     g(x, y) = (1 − z) ⊙ x + z ⊙ tanh(W_g·y + U_g(r ⊙ x))    r = σ(W_r·y + U_r·x)    z = σ(W_z·y + U_z·x − b)
 
-where x is a map of the input, the newest in the window, and the attention adds a learned term for each distance to its
-scores. Parisotto et al. 2019, https://arxiv.org/abs/1910.06764. Initially z is small, so that a layer is almost its
-input. Gradients do not pass through what was stored before a slice.
+where x is a linear map of the input and the newest entry of the window; the attention adds a learned term for each
+distance to its scores. Parisotto et al. 2019, https://arxiv.org/abs/1910.06764. Initially z is small, so that the
+output is almost x. Gradients do not flow into a stored window.
 
 Shape legend: B rows, T steps, H hidden size, X size of a projected input, S the window (the earlier inputs and the
 current one).
@@ -22,7 +22,7 @@ from recurrl.recurrent.windows import windows
 
 PARTS = ("attention", "dense")
 BIAS = 2.0
-"""The initial b."""
+"""The initial value of b."""
 
 
 class GTrXL(ParallelCell):
@@ -30,16 +30,16 @@ class GTrXL(ParallelCell):
 
     Args:
         hidden_size: features of the input's map and of the output, H.
-        heads: heads of the attention.
-        key_size: features of a head.
-        length: inputs in the window, the current one among them, S; at least 2.
+        heads: number of attention heads.
+        key_size: features per head.
+        length: inputs in the window, including the current one, S; at least 2.
     """
 
     def __init__(self, hidden_size: int, heads: int = 4, key_size: int = 16, length: int = 32) -> None:
         self.hidden_size, self.heads, self.key_size, self.length = hidden_size, heads, key_size, length
 
     def parameters(self, input_size: int) -> dict[str, tuple[int, ...]]:
-        """The input's map; of the attention q, k and v in one, its distances and its output; W₁, W₂; the gates."""
+        """The input's map; the attention's q, k and v in one, its distances and output; W₁ and W₂; the gates."""
         hidden, inner = self.hidden_size, self.heads * self.key_size
         gates: dict[str, tuple[int, ...]] = {}
         for part in PARTS:
@@ -60,7 +60,7 @@ class GTrXL(ParallelCell):
         return {"_window": (self.length - 1, self.hidden_size), "_count": ()}
 
     def initialize(self, name: str, parameter: Tensor) -> None:
-        """Orthogonal matrices, distances of zero."""
+        """Orthogonal matrices, zero distances, and gate biases of :data:`BIAS`."""
         if name.startswith("bias"):
             parameter.fill_(BIAS)
         elif name == "distance":
@@ -73,12 +73,12 @@ class GTrXL(ParallelCell):
         return functional.linear(x, weights["weight_in"])
 
     def step(self, weights: Weights, x_BX: Tensor, states: States) -> tuple[Tensor, States]:
-        """The input enters the window."""
+        """Attends over the window that ends with the new input."""
         window, count = torch.cat((states[0], x_BX.unsqueeze(1)), 1), states[1]
         return self.attend(weights, window, count), (window[:, 1:], (count + 1).clamp(max=self.length - 1))
 
     def parallel(self, weights: Weights, x_BTX: Tensor, starts_BT: Tensor, stored: States) -> tuple[Tensor, States]:
-        """The windows of all steps."""
+        """Attends over the windows of all steps at once."""
         step = torch.arange(starts_BT.shape[1], device=x_BTX.device)
         start = torch.where(starts_BT, step, 0).cummax(1).values
         before = (stored[1].gather(1, start) + (step - start)).clamp(max=self.length - 1)
@@ -86,7 +86,7 @@ class GTrXL(ParallelCell):
         return self.attend(weights, window, before), (window[..., 1:, :], (before + 1).clamp(max=self.length - 1))
 
     def attend(self, weights: Weights, window: Tensor, count: Tensor) -> Tensor:
-        """The output from ``[..., S, H]`` and the number of earlier inputs ``[...]``."""
+        """The output, from windows ``[..., S, H]`` and the number of earlier inputs in each ``[...]``."""
         normal = functional.layer_norm(window, window.shape[-1:])
         w_q, w_kv = weights["weight_qkv"].split((len(weights["weight_qkv"]) // 3, 2 * len(weights["weight_qkv"]) // 3))
         q = functional.linear(normal[..., -1, :], w_q).unflatten(-1, (self.heads, 1, -1))

@@ -1,9 +1,9 @@
-"""IndRNN: each unit sees its own past only.
+"""IndRNN: each unit sees only its own past.
 
     h' = relu(W·input + u ⊙ h + b)
 
 Li et al. 2018, https://arxiv.org/abs/1803.04831. Initially each u is between 0 and 1, so that some units forget at once
-and others hardly.
+and others hardly at all.
 
 Shape legend: B rows, X size of a projected input.
 """
@@ -33,7 +33,7 @@ class IndRNN(Cell):
         return {"": (self.hidden_size,)}
 
     def initialize(self, name: str, parameter: Tensor) -> None:
-        """Uniform within 0 and 1 for u, orthogonal for W."""
+        """Uniform between 0 and 1 for u, orthogonal for W, zero for b."""
         if name == "recurrent":
             nn.init.uniform_(parameter)
         else:
@@ -44,7 +44,7 @@ class IndRNN(Cell):
         return functional.linear(x, weights["weight_ih"], weights["bias_ih"])
 
     def step(self, weights: Weights, x_BX: Tensor, states: States) -> tuple[Tensor, States]:
-        """One step, elementwise."""
+        """Computes one step; it is elementwise."""
         h = torch.relu(torch.addcmul(x_BX, weights["recurrent"], states[0]))
         return h, (h,)
 

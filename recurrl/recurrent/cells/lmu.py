@@ -3,8 +3,8 @@
     u = Eₓ·input + E_h·h + Eₘ·m    m' = Ā·m + B̄·u    h' = tanh(Wₓ·input + W_h·h + Wₘ·m' + b)
 
 Voelker et al. 2019, https://proceedings.neurips.cc/paper/2019/hash/952285b9b7e7a1be5aa7849f32ffff05-Abstract.html.
-Ā and B̄ are fixed. They make m hold the coefficients of each signal over the window θ, in as many Legendre polynomials
-as the order, by a zero-order hold.
+Ā and B̄ are fixed: discretised with a zero-order hold, they make m hold the first D Legendre coefficients of each
+signal over its last θ steps.
 
 Shape legend: B rows, X size of a projected input, H hidden size, S signals, D order.
 """
@@ -25,9 +25,9 @@ class LMU(Cell):
 
     Args:
         hidden_size: features of the output, H.
-        signals: signals that the memory holds, S.
-        order: coefficients of each signal, D.
-        theta: steps that the memory reaches back, θ.
+        signals: number of signals that the memory holds, S.
+        order: number of Legendre coefficients of each signal, D.
+        theta: number of steps that the memory reaches back, θ.
     """
 
     def __init__(self, hidden_size: int, signals: int = 4, order: int = 32, theta: float = 32) -> None:
@@ -61,7 +61,7 @@ class LMU(Cell):
         return functional.linear(x, weights["weight_ih"], bias)
 
     def step(self, weights: Weights, x_BX: Tensor, states: States) -> tuple[Tensor, States]:
-        """The memory first, which the output reads."""
+        """Computes the memory first, because the output reads it."""
         h, m = states
         a, b = (each.to(m) for each in legendre(self.order, self.theta))
         u, h = functional.linear(h, weights["weight_hh"]).add(x_BX).split((self.signals, self.hidden_size), -1)
@@ -74,7 +74,7 @@ class LMU(Cell):
 @cache
 def legendre(order: int, theta: float) -> tuple[Tensor, Tensor]:
     """Ā ``[D, D]`` and B̄ ``[D]`` for one step, in float64: equations 1 and 2 of the paper, discretised."""
-    # Training may reuse what was first computed in inference mode, whose tensors autograd rejects.
+    # Training may reuse matrices first computed in inference mode, and autograd rejects tensors made there.
     with torch.inference_mode(False), torch.no_grad():
         i = torch.arange(order, dtype=torch.float64)
         # torch.pow, because the compiler loses the brackets of (-1.0) ** i.

@@ -2,7 +2,7 @@
 
     s' = λ ⊙ s + √(1 − |λ|²) ⊙ B·input    y = Re(C·s') + D·input    output = y ⊙ σ(W·y + b)
 
-Orvieto et al. 2023, https://arxiv.org/abs/2303.06349; the gate is that of a block there.
+Orvieto et al. 2023, https://arxiv.org/abs/2303.06349; the gate comes from the paper's block around the unit.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ class LRU(StateSpaceCell):
 
     Args:
         hidden_size: features of the output, H.
-        state_size: complex numbers of the state, N.
+        state_size: number of complex entries in the state, N.
     """
 
     def parameters(self, input_size: int) -> dict[str, tuple[int, ...]]:
-        """λ, the state space's, and the gate's bias."""
+        """The parameters of λ, those of the state space, and the gate's bias."""
         of_disk = dict.fromkeys(("log_decay", "log_phase"), (self.state_size,))
         return {**of_disk, **super().parameters(input_size), "bias_gate": (self.hidden_size,)}
 

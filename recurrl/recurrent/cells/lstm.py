@@ -5,8 +5,7 @@
 where ``x = W_ih·input + b_ih`` and ``h = W_hh·state + b_hh``, each split in (i, f, g, o). Hochreiter and Schmidhuber
 1997; Gers et al. 2000 for the forget gate.
 
-Shape legend: B rows, P steps of all rows, H hidden size, G gate rows (H of each gate), A columns that memory is kept
-for.
+Shape legend: B rows, P steps of all rows, H hidden size, G gate rows (H of each gate), A columns of the gate buffer.
 """
 
 from __future__ import annotations
@@ -29,14 +28,14 @@ class LSTM(AnalyticCell):
     SPLIT_GATES = 0
 
     def activate(self, x_gates_BG: Tensor, h_gates_BG: Tensor, states_BH: States) -> States:
-        """One step from the two projections."""
+        """Computes one step from the two projections."""
         _, c = states_BH
         i, f, g, o = (x_gates_BG + h_gates_BG).chunk(4, -1)
         c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
         return torch.sigmoid(o) * torch.tanh(c), c
 
     def forward_step(self, gates_BA: Tensor, states: Sequence[Tensor], out_states: Sequence[Tensor]) -> None:
-        """``activate`` into preallocated memory; gates hold (i, f, g, o)."""
+        """Like ``activate``, into preallocated memory; the gates hold (i, f, g, o)."""
         i, f, g, o = gates_BA.chunk(4, -1)
         h, c = out_states
         gates_BA[:, : 2 * i.shape[1]].sigmoid_()
@@ -55,7 +54,7 @@ class LSTM(AnalyticCell):
         return torch.stack(factors, 1), ((o * (1 - tanh_c * tanh_c)).unsqueeze(1), f.unsqueeze(1))
 
     def backward_step(self, factors: tuple[Tensor, ...], grads_B1H: Sequence[Tensor], grad_before_B1H: Tensor) -> None:
-        """i, f and g act through c', o through h', the incoming h through its projection only."""
+        """The gates i, f and g act through c', and o through h'; the incoming h acts only through its projection."""
         (grad_h, grad_c), (to_gates, h_by_c, f) = grads_B1H, factors
         grad_c.addcmul_(grad_h, h_by_c)
         to_gates[:, :3].mul_(grad_c)

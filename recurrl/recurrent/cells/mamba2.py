@@ -1,10 +1,10 @@
-"""Mamba-2: a selective state space whose state decays by one number in each head.
+"""Mamba-2: a selective state space whose state decays by a single factor per head.
 
     S' = exp(−Δ·exp(a))·S + Δ·B xᵀ    Δ = softplus(w·input + b)    y = S'ᵀC + d·x
     output = W·RMS(y ⊙ silu(z)) + D·input
 
-where x, B, C, z and the input of Δ are maps of the normalised input, B and C the same in all heads, and x, B and C then
-convolved over a few steps, through silu. Dao and Gu 2024, https://arxiv.org/abs/2405.21060.
+where x, B, C, z and the input of Δ are linear maps of the normalised input, and all heads share B and C; x, B and C are
+then convolved over a few steps and passed through silu. Dao and Gu 2024, https://arxiv.org/abs/2405.21060.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Mamba2(MatrixCell):
         return MemoryInputs(q, k, step.unsqueeze(-1) * value, decay), read_input
 
     def read(self, weights: Weights, read_input: Tensor, y: Tensor) -> Tensor:
-        """Gated, then normalised."""
+        """Gates the output, then normalises it."""
         skip, gate = read_input.chunk(2, -1)
         y = (y.flatten(-2) + skip) * functional.silu(gate)
         return functional.rms_norm(y, y.shape[-1:], eps=1e-5)

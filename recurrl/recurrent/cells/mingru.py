@@ -1,11 +1,11 @@
-"""minGRU: gate and candidate do not depend on the state, so it runs in parallel over time.
+"""minGRU: a GRU whose gate and candidate do not depend on the state, so that it runs in parallel over time.
 
     z = σ(x_z)    h' = (1 − z) ⊙ h + z ⊙ x_h
 
 where ``x = W_ih·input + b_ih``, split in (z, h). Feng et al. 2024, https://arxiv.org/abs/2410.01201, algorithm 1. With
 ``highway``, the output is ``σ(x_g) ⊙ h' + (1 − σ(x_g)) ⊙ input`` (Srivastava et al. 2015,
-https://arxiv.org/abs/1505.00387), which makes stacked layers easier to train; an input of another size than the
-hidden one is mapped to that linearly.
+https://arxiv.org/abs/1505.00387), which makes stacked layers easier to train; an input whose size is not H is first
+mapped to H features linearly.
 
 Shape legend: H hidden size.
 """
@@ -21,27 +21,27 @@ from recurrl.recurrent.linear import LinearCell, Terms
 
 
 class MinGRU(LinearCell):
-    """minGRU, with one state, its output without the highway.
+    """minGRU, whose one state is also its output, unless there is a highway.
 
     Args:
         hidden_size: features of the state, H.
-        highway: let the input bypass the layer, by a gate.
+        highway: let the input bypass the layer through a gate.
     """
 
     def __init__(self, hidden_size: int, highway: bool = False) -> None:
         self.hidden_size, self.highway = hidden_size, highway
 
     def parameters(self, input_size: int) -> dict[str, tuple[int, ...]]:
-        """The maps of z and h; for the highway also of its gate, and of the input if the sizes differ."""
+        """The maps of z and h; for the highway also those of its gate and, if the sizes differ, of the input."""
         rows = 4 if self.highway and input_size != self.hidden_size else 2 + self.highway
         return {"weight_ih": (rows * self.hidden_size, input_size), "bias_ih": (rows * self.hidden_size,)}
 
     def states(self) -> dict[str, tuple[int, ...]]:
-        """The output."""
+        """The state h, one vector."""
         return {"": (self.hidden_size,)}
 
     def initialize(self, name: str, parameter: Tensor) -> None:
-        """Orthogonal for each gate; a z between 0 and 1 for each unit, so that they forget at different rates."""
+        """Orthogonal for each gate; biases that set each z between 0 and 1, so that units forget at different rates."""
         orthogonal(parameter, self.hidden_size)
         if name == "bias_ih":
             nn.init.uniform_(parameter[: self.hidden_size]).logit_(eps=1e-2)

@@ -33,8 +33,8 @@ class MinLSTM(LinearCell):
         return {"": (self.hidden_size,)}
 
     def initialize(self, name: str, parameter: Tensor) -> None:
-        """Orthogonal for each gate; an f between 0 and 1 for each unit, so that they forget at different rates, and an
-        i of 1 − f.
+        """Orthogonal for each gate; biases that set each f between 0 and 1, so that units forget at different rates,
+        and make i equal to 1 − f.
         """
         orthogonal(parameter, self.hidden_size)
         if name == "bias_ih":

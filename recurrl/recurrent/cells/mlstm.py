@@ -2,10 +2,10 @@
 
     C' = f·C + i·k vᵀ    f = σ(w_f·x + b_f)    i = σ(w_i·x + b_i)    output = W(LN(C'ᵀq) ⊙ σ(W_o·x + b_o)) + D·input
 
-where x is the normalised input, v a map of it, and q and k short convolutions of maps of it, through silu. Beck et al.
-2024, https://arxiv.org/abs/2405.04517, with the input gate of Beck et al. 2025, https://arxiv.org/abs/2503.14376: a
-sigmoid instead of an exponential, so that there is nothing to stabilise. The gates' initial values are those of
-Beck et al. 2025, https://arxiv.org/abs/2503.13427.
+where x is the normalised input, v a linear map of it, and q and k linear maps of it after a short convolution and silu.
+Beck et al. 2024, https://arxiv.org/abs/2405.04517, with the input gate of Beck et al. 2025,
+https://arxiv.org/abs/2503.14376: a sigmoid instead of an exponential, so that there is nothing to stabilise. The gates'
+initial values are those of Beck et al. 2025, https://arxiv.org/abs/2503.13427.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class MLSTM(MatrixCell):
         return {**super().parameters(input_size), "bias_in": (sum(self.sizes),)}
 
     def initialize(self, name: str, parameter: Tensor) -> None:
-        """Gates without weights; biases of −10 for i, so that the memory begins nearly closed, and of 3 to 6 for f."""
+        """Zero weights for i and f; biases of −10 for i, so that the memory starts nearly closed, and 3 to 6 for f."""
         super().initialize(name, parameter)
         if name == "weight_in":
             for gate in parameter.split(self.sizes)[3:5]:
@@ -46,7 +46,7 @@ class MLSTM(MatrixCell):
         return MemoryInputs(q, k, torch.sigmoid(enter).unsqueeze(-1) * v, torch.sigmoid(forget)), gate
 
     def read(self, weights: Weights, read_input: Tensor, y: Tensor) -> Tensor:
-        """Each head is normalised."""
+        """Normalises each head, then applies the output's gate."""
         return torch.sigmoid(read_input) * functional.layer_norm(y, y.shape[-1:]).flatten(-2)
 
 

@@ -2,8 +2,8 @@
 
     s' = λ ⊙ s + √(1 − |λ|²) ⊙ W·input    output = tanh(Re s', Im s')
 
-Elelimy et al. 2024, https://arxiv.org/abs/2409.01449: the linear unit, with gradients by backpropagation through time
-instead of traces. The state has half as many complex numbers as the output has features.
+Elelimy et al. 2024, https://arxiv.org/abs/2409.01449: the paper's linear unit, with gradients by backpropagation
+through time instead of traces. The state has half as many complex entries as the output has features.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ class RTU(LinearCell):
         self.hidden_size, self.state_size = hidden_size, (hidden_size + 1) // 2
 
     def parameters(self, input_size: int) -> dict[str, tuple[int, ...]]:
-        """λ and W, the rows of the real parts first."""
+        """The parameters of λ, and W, whose first half computes the real parts."""
         size = self.state_size
         return {"log_decay": (size,), "log_phase": (size,), "weight_ih": (2 * size, input_size)}
 
     def states(self) -> dict[str, tuple[int, ...]]:
-        """Real and imaginary parts."""
+        """One state, of real and imaginary parts."""
         return {"": (2, self.state_size)}
 
     def initialize(self, name: str, parameter: Tensor) -> None:
@@ -51,7 +51,7 @@ class RTU(LinearCell):
         return ((a, functional.linear(x, scaled.flatten(0, 1)).unflatten(-1, (2, self.state_size))),), x
 
     def read(self, weights: Weights, read_input: Tensor, states: States) -> Tensor:
-        """Both parts of the state; all but the last entry if the number of features is odd."""
+        """The tanh of both parts of the state, without the last entry if the number of features is odd."""
         return torch.tanh(states[0].flatten(-2)[..., : self.hidden_size])
 
 

@@ -21,7 +21,7 @@ from recurrl.recurrent.linear import StateSpaceCell, Terms, gated
 from recurrl.recurrent.linear_recurrence import complex_mul
 
 BLOCK = 4
-"""Complex numbers of a block of the initial Λ: few, so that most frequencies are low."""
+"""Number of entries in a block of the initial Λ: small, so that most frequencies are low."""
 
 
 class S5(StateSpaceCell):
@@ -29,7 +29,7 @@ class S5(StateSpaceCell):
 
     Args:
         hidden_size: features of the output, H.
-        state_size: complex numbers of the state, N.
+        state_size: number of complex entries in the state, N.
     """
 
     def parameters(self, input_size: int) -> dict[str, tuple[int, ...]]:
@@ -52,7 +52,7 @@ class S5(StateSpaceCell):
             super().initialize(name, parameter)
 
     def coefficients(self, weights: Weights, x: Tensor) -> tuple[Terms, Tensor]:
-        """The coefficients by a zero-order hold, and ``D·input``."""
+        """The coefficients, discretised with a zero-order hold, and ``D·input``."""
         decay, frequency, step = weights["log_decay"].exp(), weights["frequency"], weights["log_step"].exp()
         growth, angle = -decay * step, frequency * step
         a = torch.exp(growth) * torch.stack((angle.cos(), angle.sin()))

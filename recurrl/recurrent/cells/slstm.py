@@ -27,7 +27,7 @@ class SLSTM(GatedCell):
     STATES = ("_h", "_c", "_n", "_m")
 
     def activate(self, x_gates_BG: Tensor, h_gates_BG: Tensor, states_BH: States) -> States:
-        """One step from the two projections."""
+        """Computes one step from the two projections."""
         _, c, n, m = states_BH
         i, f, z, o = (x_gates_BG + h_gates_BG).chunk(4, -1)
         # With i far below zero, exp(kept − i) would overflow where there is nothing to keep.

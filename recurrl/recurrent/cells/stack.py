@@ -1,8 +1,8 @@
-"""The last inputs concatenated, without a recurrence: the control for how much memory a task needs.
+"""The last inputs concatenated, without a recurrence: a control that shows how much memory a task needs.
 
     output = tanh(Σ Wₖ·u[t − k] + b)    u = tanh(E·input + c)    k = 0 … length − 1
 
-As stacked frames (Mnih et al. 2015, https://doi.org/10.1038/nature14236), of features instead of images.
+Like frame stacking (Mnih et al. 2015, https://doi.org/10.1038/nature14236), with features instead of images.
 
 Shape legend: B rows, T steps, H hidden size, X size of a projected input.
 """
@@ -22,14 +22,14 @@ class Stack(ParallelCell):
 
     Args:
         hidden_size: features of an input and of the output, H.
-        length: inputs that the output is computed from, the current one among them; at least 2.
+        length: inputs that the output is computed from, including the current one; at least 2.
     """
 
     def __init__(self, hidden_size: int, length: int = 4) -> None:
         self.hidden_size, self.length = hidden_size, length
 
     def parameters(self, input_size: int) -> dict[str, tuple[int, ...]]:
-        """The map of the features, then that of the output."""
+        """The feature map, then the output map."""
         hidden = self.hidden_size
         features = {"weight_ih": (hidden, input_size), "bias_ih": (hidden,)}
         return {**features, "weight_out": (hidden, self.length * hidden), "bias_out": (hidden,)}
@@ -47,12 +47,12 @@ class Stack(ParallelCell):
         return torch.tanh(functional.linear(x, weights["weight_ih"], weights["bias_ih"]))
 
     def step(self, weights: Weights, x_BX: Tensor, states: States) -> tuple[Tensor, States]:
-        """The features enter the window."""
+        """Computes the output from the window that ends with the new features."""
         window = torch.cat((states[0], x_BX.unsqueeze(1)), 1)
         return self.read(weights, window), (window[:, 1:],)
 
     def parallel(self, weights: Weights, x_BTX: Tensor, starts_BT: Tensor, stored: States) -> tuple[Tensor, States]:
-        """The windows of all steps."""
+        """Computes all outputs at once, from the windows of all steps."""
         window = windows(x_BTX, starts_BT, stored[0])
         return self.read(weights, window), (window[:, :, 1:],)
 

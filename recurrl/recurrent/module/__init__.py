@@ -1,6 +1,6 @@
 """The TensorDict layer: a recurrent module in step and sequence mode.
 
-Only this package of ``recurrl.recurrent`` depends on tensordict and torchrl.
+In ``recurrl.recurrent``, only this package depends on tensordict and torchrl, apart from the re-exports of the latter.
 
 Shape legend: B rows (all batch dimensions but time), T steps, I input size, H hidden size, O output size of a layer in
 one direction, L layers, D directions.
@@ -59,8 +59,8 @@ class RecurrentModule(TensorDictModuleBase):
         proj_size: size of an LSTM's projected output; 0 for no projection.
         bidirectional: also run each segment backwards, D = 2.
         python_based: compute in plain Python, so that ``torch.vmap`` and other transforms of ``torch.func`` work on the
-            module and its submodule: where the backend is ``auto`` or ``pad``, sequences use ``reference``. Not for
-            ``bidirectional``, as in TorchRL.
+            module and its submodule: where the backend is ``auto`` or ``pad``, sequences use ``reference``. Not
+            supported with ``bidirectional``, as in TorchRL.
         recurrent_backend: ``auto``, ``native``, ``reference``, ``pad``, ``scan`` or ``triton``, used in sequence
             mode; or a custom :class:`~recurrl.recurrent.backends.Backend`.
         recurrent_compute_dtype: dtype of the recurrent matmul's operands, for ``triton``; others warn and ignore it.
@@ -297,8 +297,8 @@ class RecurrentModule(TensorDictModuleBase):
             sequence: True for sequences, False for single steps.
 
         Returns:
-            The output ``[B, T, D·O]`` and the new states, shaped as the stored ones; without T for one step. Those of
-            sequences are at the last step of every segment; at other steps they may be anything.
+            The output ``[B, T, D·O]`` and the new states, shaped as the stored ones; without T for one step. In a
+            sequence, new states are valid only at the last step of each segment; at other steps they may be anything.
 
         Raises:
             ValueError: the backend cannot run here.
@@ -321,7 +321,7 @@ class RecurrentModule(TensorDictModuleBase):
         if torch.compiler.is_compiling():
             backend = self._resolve(options, device, dtype)
         else:
-            # Kept, because looking for a backend takes longer than a small layer takes for a step.
+            # Cached, because choosing a backend takes longer than one step of a small layer.
             requested = (self.recurrent_backend, self.python_based, options, device, dtype)
             if requested not in self._resolved:
                 self._resolved[requested] = self._resolve(options, device, dtype)
@@ -339,7 +339,7 @@ class RecurrentModule(TensorDictModuleBase):
         return auto.resolve(self._name, self.cell, backend, options, device, dtype)
 
 
-# The compiler runs this while it traces. A private setting of torch, which has no public one.
+# The compiler runs this while it traces. The setting is private: torch has no public one.
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _allow_rnn(allow: bool) -> bool:
     """Sets whether the compiler accepts torch's recurrent modules. Returns the setting before."""

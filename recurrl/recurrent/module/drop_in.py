@@ -19,7 +19,7 @@ from recurrl.recurrent.module.keys import contiguous
 class GRUModule(RecurrentModule):
     """GRU layers. See :class:`RecurrentModule`; the state's default key is ``recurrent_state``.
 
-    ``gru`` is an ``nn.GRU`` to wrap. Takes the place of ``torchrl.modules.GRUModule``; docs/torchrl.md lists the
+    ``gru`` is an ``nn.GRU`` to wrap. A drop-in replacement for ``torchrl.modules.GRUModule``; docs/torchrl.md lists the
     differences.
     """
 
@@ -57,8 +57,8 @@ class LSTMModule(RecurrentModule):
     """LSTM layers. See :class:`RecurrentModule`; the states' default keys are ``recurrent_state_h`` and
     ``recurrent_state_c``.
 
-    ``lstm`` is an ``nn.LSTM`` to wrap. Takes the place of ``torchrl.modules.LSTMModule``; docs/torchrl.md lists the
-    differences.
+    ``lstm`` is an ``nn.LSTM`` to wrap. A drop-in replacement for ``torchrl.modules.LSTMModule``; docs/torchrl.md lists
+    the differences.
     """
 
     DEFAULT_IN_KEYS: ClassVar[list[NestedKey]] = ["recurrent_state_h", "recurrent_state_c"]

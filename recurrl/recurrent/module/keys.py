@@ -30,7 +30,7 @@ def read_keys(
     """The keys of the input, of each state (by default ``states``), and of ``is_init``, which is added if missing.
 
     Raises:
-        ValueError: not exactly one of the last two is None, or keys are missing; the message names ``owner``.
+        ValueError: not exactly one of ``in_key`` and ``in_keys`` is None, or a key is missing; names ``owner``.
         TypeError: a key has the wrong type.
     """
     keys = _keys("in_key", in_key, in_keys, states)
@@ -50,7 +50,7 @@ def written_keys(
     """The keys of the output and of each new state (by default ``states``).
 
     Raises:
-        ValueError: not exactly one of the last two is None, or keys are missing; the message names ``owner``.
+        ValueError: not exactly one of ``out_key`` and ``out_keys`` is None, or a key is missing; names ``owner``.
         TypeError: a key has the wrong type.
     """
     keys = _keys("out_key", out_key, out_keys, states)
@@ -72,11 +72,11 @@ def _keys(
 
 
 Shapes = Sequence[tuple[int, ...]]
-"""``[L·D, ...]`` of each state."""
+"""The shape ``[L·D, ...]`` of each state."""
 
 
 def required_entry(owner: str, tensordict: TensorDictBase, key: NestedKey) -> Tensor:
-    """A required entry of a call.
+    """An entry of the TensorDict that the module cannot run without.
 
     Raises:
         KeyError: the entry is missing; the message names ``owner``.

@@ -36,11 +36,11 @@ def make_or_wrap(
     proj_size: int,
     **sizes: Any,
 ) -> tuple[Cell, nn.Module]:
-    """Returns the cell, and ``wrapped`` or else a new submodule; the sizes are the other arguments of ``nn.LSTM``.
+    """Returns the cell, and ``wrapped`` or else a new submodule; ``sizes`` are the other arguments of ``nn.LSTM``.
 
     Raises:
-        ValueError: ``batch_first`` is false, sizes come with a wrapped module, a size is missing, or the cell does not
-            have the option; the message names ``owner``.
+        ValueError: ``batch_first`` is false, sizes are given with a wrapped module, a size is missing, or the cell does
+            not have an option; the message names ``owner``.
     """
     if not (batch_first if wrapped is None else wrapped.batch_first):
         raise ValueError(
@@ -78,7 +78,7 @@ def _make(
 
 
 def convert(old: nn.Module, form: type[nn.RNNBase] | None, cell: Cell) -> nn.Module:
-    """Converts ``old`` to class ``form``, sharing its parameters; ``old`` itself if it is one already.
+    """Converts ``old`` to class ``form``, sharing its parameters; returns ``old`` if it is of that class already.
 
     Raises:
         ValueError: ``form`` is None: the cell has no other implementation.

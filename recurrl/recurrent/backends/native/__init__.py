@@ -1,7 +1,7 @@
-"""Compiled loops on a CPU, which the system's C compiler builds when a machine first runs them.
+"""Loops in C for the CPU, which the system's compiler builds the first time a machine needs them.
 
-``kernel.c`` runs GRU and LSTM, ``recurrence.c`` the states of linear and matrix cells. Rows are read where they are:
-nothing is packed or padded, and stored states are read at segment starts only.
+``kernel.c`` runs GRU and LSTM, ``recurrence.c`` the states of linear and matrix cells. Rows are read in place: nothing
+is packed or padded, and stored states are read at segment starts only.
 
 Shape legend: B rows, T steps, I input size, X size of a projected input.
 """

@@ -1,4 +1,4 @@
-"""Compiles the C sources of this folder with the system's C compiler, once for each machine, and loads them."""
+"""Compiles the C sources of this folder with the system's C compiler, once per machine, and loads the library."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from recurrl.runtime.atomic import replacing
 
 _SOURCES = [Path(__file__).with_name(name) for name in ("kernel.c", "recurrence.c")]
 _FUNCTIONS = [name + direction for name in ("", "recurrence_", "memories_") for direction in ("forward", "backward")]
-_FIELDS = 48  # at least, of any struct; long is as wide as a pointer on Linux and macOS
+_FIELDS = 48  # at least as many as any struct has; long is as wide as a pointer on Linux and macOS
 _NATIVE = "-mcpu=native" if platform.machine() in ("arm64", "aarch64") else "-march=native"
 # Without -ffast-math, which would let NaN and Inf become anything.
 _MATHS = ("-fno-math-errno", "-fno-trapping-math", "-fopenmp-simd")
@@ -39,10 +39,10 @@ class NoKernelError(Exception):
     """The kernel cannot be compiled or loaded here; the message says why and what to do."""
 
 
-# Whether there is a kernel cannot be traced; the compiler uses what it is at compile time.
+# Building and loading the kernel cannot be traced; the compiler takes the answer at compile time as a constant.
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def problem() -> str | None:
-    """Why there is no kernel on this machine, or None if there is; the first call may compile it, in two seconds."""
+    """Why there is no kernel on this machine; None if there is one. The first call may take two seconds to build it."""
     loaded = kernel(torch.float32)
     return loaded if isinstance(loaded, str) else None
 
@@ -65,13 +65,13 @@ def run(function: str, dtype: torch.dtype, *fields: int | Tensor | None) -> None
     """Calls a function of the kernel with a pointer to a struct of numbers and pointers.
 
     Args:
-        function: its name.
-        dtype: the dtype of its numbers.
+        function: the function's name.
+        dtype: the dtype that it computes in.
         fields: the first fields of the struct, in its order; the others are zero.
 
     Raises:
         RuntimeError: there is no kernel.
-        MemoryError: there is no memory for its working space.
+        MemoryError: there is no memory for the function's working space.
     """
     loaded = kernel(dtype)
     if isinstance(loaded, str):
@@ -96,7 +96,7 @@ def _cache_folder() -> Path:
 
 
 def _load(dtype: torch.dtype) -> ctypes.CDLL:
-    """The kernel from the cache, where it is built if necessary; without a cache, from a temporary folder.
+    """Loads the kernel from the cache, building it if necessary; without a usable cache, from a temporary folder.
 
     Raises:
         NoKernelError: it cannot be compiled.
@@ -134,15 +134,16 @@ def _load(dtype: torch.dtype) -> ctypes.CDLL:
 
 
 def _source() -> bytes:
-    """All sources, as one compilation."""
+    """All sources, joined into one compilation unit."""
     return b"\n".join(path.read_bytes() for path in _SOURCES)
 
 
 def _loaded(path: Path) -> ctypes.CDLL:
-    """The kernel in a file whose content matches the hash in its name: a file cut short would kill the process.
+    """Loads the kernel from a file, after comparing its content with the hash in its name: loading a file that was cut
+    short would kill the process.
 
     Raises:
-        OSError: it is not such a file, or does not hold the kernel.
+        OSError: the content does not match, another user could have written it, or it is not the kernel.
     """
     _check_private(path)
     if _sha256(path.read_bytes()) != path.stem.rpartition("-")[2]:

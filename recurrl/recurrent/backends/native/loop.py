@@ -14,13 +14,13 @@ from recurrl.recurrent.backends.native import library
 from recurrl.recurrent.layer_kernel import LayerKernel
 from recurrl.recurrent.operators import Tensors
 
-_COLUMNS = 4  # A / H, of either cell
+_COLUMNS = 4  # A / H: blocks of the gate buffer, for a GRU and for an LSTM
 # Fewer multiplications take less time than starting a thread.
 _WORK_OF_A_THREAD = 16 << 20
 
 
 class NativeLayer(LayerKernel):
-    """The kernel's passes."""
+    """The forward and backward pass of a GRU or LSTM layer, in C."""
 
     def forward(self, inputs: Tensors, outputs: Tensors) -> None:
         """See :meth:`~recurrl.recurrent.operators.Kernel.forward`."""
@@ -38,11 +38,11 @@ class NativeLayer(LayerKernel):
             direction: ``forward`` or ``backward``.
             inputs: the weights, the input, the starts and the stored states.
             kept: the states after every step, and the gates.
-            memory: what follows ``gates`` in the kernel's ``Layer``.
+            memory: the fields that follow ``gates`` in the C struct ``Layer``.
 
         Raises:
             ValueError: the input, a weight or a state differs in size or dtype from the others; the kernel would read
-                beyond it.
+                out of bounds.
         """
         *weights, x_BTI, is_init_BT = inputs[:6]
         (rows, steps, features), (columns, hidden) = x_BTI.shape, weights[1].shape
@@ -68,5 +68,5 @@ class NativeLayer(LayerKernel):
 
 
 def _two(tensors: Tensors) -> Tensors:
-    """The tensors of a cell's one or two states as two, the second None if there is one."""
+    """The tensors of a cell's one or two states as a pair, whose second entry is None for a cell with one state."""
     return (*tensors, None)[:2]

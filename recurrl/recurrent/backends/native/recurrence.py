@@ -1,4 +1,4 @@
-"""Runs linear recurrences and memories by ``recurrence.c``: one pass over the steps, and one back.
+"""Runs linear recurrences and matrix memories by ``recurrence.c``: one pass over the steps, and one back.
 
 Shape legend: B rows, T steps, N heads, K key size, V value size; any further dimensions are a state's.
 """
@@ -17,7 +17,7 @@ from recurrl.recurrent.recurrence_kernel import RecurrenceKernel
 
 
 class NativeRecurrence(RecurrenceKernel):
-    """The kernel's passes over a linear recurrence."""
+    """The forward and backward pass of a linear recurrence, in C."""
 
     def launch(self, direction: str, states: Tensor, strides: tuple[int, ...], *tensors: Tensor) -> None:
         """See :meth:`~recurrl.recurrent.recurrence_kernel.RecurrenceKernel.launch`."""
@@ -36,7 +36,7 @@ def memories(inputs: MemoryInputs, starts_BT: Tensor, stored: Tensor) -> tuple[T
 
 
 class NativeMemories(Kernel):
-    """The kernel's passes over memories.
+    """The forward and backward pass of matrix memories, in C.
 
     The inputs are those of :class:`~recurrl.recurrent.matrix.MemoryInputs`, the starts and the stored memories. The
     outputs are what the queries read, and the memories after each step.
@@ -45,7 +45,7 @@ class NativeMemories(Kernel):
     DIFFERENTIATED, results = len(MemoryInputs._fields), 2
 
     def outputs(self, inputs: Tensors, keep: bool) -> list[Tensor]:
-        """Memory for the outputs."""
+        """Allocates the outputs."""
         _, key, value, *_ = inputs
         return [value.new_empty(value.shape), value.new_empty(*key.shape, value.shape[-1])]
 

@@ -2,8 +2,8 @@
 
 Segments are packed (longest first, see :class:`~recurrl.recurrent.segments.Packing`): serial depth is the longest
 segment, nothing is padded, and stored states are read only at segment starts. Cells without a hand-written derivative,
-and an LSTM with a projection, are differentiated by autograd, and under ``torch.compile`` run through hoptorch's scan
-over the steps of all rows; those with a parallel form have no loop.
+and an LSTM with a projection, are differentiated by autograd; under ``torch.compile`` they run through hoptorch's scan
+over the steps of all rows. Cells with a parallel form need no loop.
 
 Shape legend: B rows, T steps, I input size, O output size, X size of a projected input.
 """
@@ -62,7 +62,7 @@ def _by_autograd(
 
 
 def _compiled(cell: Cell, x_BTI: Tensor, segments: Segments, stored: States, weights: Weights) -> tuple[Tensor, States]:
-    """A scan over the steps of all rows, which the compiler takes whole.
+    """Runs one layer by a scan over the steps of all rows, which the compiler does not unroll.
 
     Each step gets the weights as separate inputs, because torch's compiled scan gets some gradients wrong for weights
     that a step closes over (pytorch issue 184528).
@@ -83,10 +83,10 @@ def _compiled(cell: Cell, x_BTI: Tensor, segments: Segments, stored: States, wei
             for start, state in zip(stored, states, strict=True)
         )
         output, states = cell.step(dict(zip(weights, values, strict=True)), x_BX, entering)
-        # What a scan returns may not share memory.
+        # The tensors that a scan's step returns must not share memory.
         return tuple(state.clone() for state in states), tuple(each.clone() for each in (output, *states))
 
-    # Marks are floating point, because torch 2.14's scan cannot be differentiated with booleans among its inputs.
+    # The start flags are floats, because torch 2.14's scan cannot be differentiated with booleans among its inputs.
     rows = (cell.project(weights, x_BTI), segments.starts_BT.to(x_BTI.dtype), *stored)
     weights_of_steps = [weight.expand(steps, *weight.shape) for weight in weights.values()]
     of_steps = (*(each.transpose(0, 1) for each in rows), *weights_of_steps)

@@ -1,9 +1,9 @@
 """A loop over packed steps whose batch shrinks as segments end: the recurrent matmul and the cell's maths, in place.
 
 Shape legend: B rows, T steps, P steps of all rows (B·T), N segments, R rows of memory (N + P: the initial states, then
-those after each packed step), I input size, H hidden size, X size of a state, A columns that memory is kept for.
+those after each packed step), I input size, H hidden size, X size of a state, A columns of the gate buffer.
 
-In memory the split gates come first, in weights last: ``roll`` turns one order into the other.
+The split gates come first in the gate buffer and last in the weights: ``roll`` turns one order into the other.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from recurrl.recurrent.operators import Tensors
 
 
 class ScanLayer(LayerKernel):
-    """The loop, forwards and backwards."""
+    """The forward and backward pass of a layer, as a loop over packed steps."""
 
     def forward(self, inputs: Tensors, outputs: Tensors) -> None:
         """See :meth:`~recurrl.recurrent.operators.Kernel.forward`."""

@@ -38,7 +38,7 @@ def _without_kernel(cell: Cell, options: Options, device: torch.device | None) -
     if isinstance(cell, LinearCell):
         mode, dtype = options.precision, options.compute_dtype
         return None if device is None else precision.unsupported_by_torch("triton", mode, dtype, device)
-    # The name alone may be that of another cell.
+    # The name alone is not enough: a custom cell may have the same one.
     if cell.TORCH is None or cell.name not in tiles.CELLS:
         return (
             f"backend=triton has no kernel for cell={cell.name}, only for {', '.join(tiles.CELLS)}, and cells that are "

@@ -1,10 +1,10 @@
-"""The recurrence, forwards and backwards.
+"""The recurrence of GRU and LSTM, forwards and backwards.
 
 A *lane* is a piece of a row whose steps are contiguous in memory; lanes are sorted by length, longest first. Every
 program runs BM lanes and BH hidden units of all gates, multiplying BK columns of the recurrent weights at a time. Where
-BH covers the hidden size, one launch runs all steps; otherwise one launch runs one step, and the next reads what all of
-its programs wrote. Within a launch a thread reads what others of its program wrote at the step before, which a barrier
-at the end of each step makes visible.
+BH covers the hidden size, one launch runs all steps; otherwise each launch runs one step, and reads what all programs
+of the launch before it wrote. Within a launch, threads read what other threads of their program wrote at the previous
+step; a barrier at the end of each step makes it visible.
 
 The stored state is read only where a start is flagged. Tiles are transposed, ``[hidden units, lanes]``, so that the
 hidden size rather than the few lanes is the long side of every product. Masks zero everything beyond H; no memory is
@@ -12,8 +12,8 @@ padded.
 
 Recurrent weights ``[K, H, H]`` come already rounded to the matmul format; other operands are rounded here.
 
-Gates and the gradients of projections have the four columns of :mod:`~recurrl.recurrent.backends.triton.maths`,
-``[P, 4·H]``. The first K take the recurrent product, the last K that of the input.
+Gates and the gradients of projections, ``[P, 4·H]``, have four blocks of H columns, in the order of
+:mod:`~recurrl.recurrent.backends.triton.maths`. The first K blocks take the recurrent product, the last K the input's.
 
 Shape legend: P steps of all rows, N lanes, H hidden size, K gates.
 """
@@ -131,10 +131,10 @@ def backward(
 ):
     """Writes gradients of the projections, and states before each step, for steps ``last − 1`` down to ``first``.
 
-    ``w_hh_t`` holds each gate's square transposed. A step begins with the gradients of the states after it: those of
-    the projections of the step after, times the weights, and ``carried [N, H]``, which bypasses them: h's of a GRU, c's
-    of an LSTM. With ``WANTS_STORED`` it writes them as those of the stored states of the step after, zero where these
-    were not read; the step −1 does only that.
+    ``w_hh_t`` holds each gate's square block of weights, transposed. A step t first computes the gradients of the
+    states after it: the gradients of the projections of step t + 1 times the weights, plus ``carried [N, H]``, the
+    gradient that bypasses the weights (h's in a GRU, c's in an LSTM). Where step t + 1 begins a segment, these are the
+    gradients of its stored states instead, which ``WANTS_STORED`` writes, with zeros elsewhere. Step −1 does only that.
     """
     K: tl.constexpr = 4 if LSTM else 3
     blocks: tl.constexpr = (H + BK - 1) // BK

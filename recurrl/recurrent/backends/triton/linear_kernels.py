@@ -3,8 +3,8 @@
 A program runs all steps of one row for BW entries of a state, which stay in registers from step to step: no thread
 reads what another wrote. The stored state is read only where a start is flagged.
 
-A complex number is a pair of reals: with ``PAIRS`` a state is two planes, of real and imaginary parts. Without, what
-ends in ``_im`` is not used.
+With ``PAIRS`` a state is complex: two planes, of real and of imaginary parts. Without it, variables whose names end in
+``_im`` are not used.
 
 Shape legend: T steps, W entries of a plane.
 """
@@ -39,7 +39,7 @@ def _product(a_re, a_im, b_re, b_im, PAIRS: tl.constexpr):
     return re, im
 
 
-# Specialising on this number would recompile the kernels for each length of rows.
+# Specialising on T would recompile the kernels for each row length.
 @triton.jit(do_not_specialize=["T"])
 def forward(
     a,
@@ -94,7 +94,7 @@ def backward(
     PAIRS: tl.constexpr,
     WANTS_STORED: tl.constexpr,
 ):
-    """Writes the gradients, from those of the states; that of a stored state which was not read is zero."""
+    """Writes the gradients of a, b and the stored states, given those of the states; zero for unread stored states."""
     row, entry = tl.program_id(0).to(tl.int64), tl.program_id(1) * BW + tl.arange(0, BW)
     mask, size = entry < W, W * (2 if PAIRS else 1)
     d_re = tl.zeros([BW], dtype=grad.dtype.element_ty)

@@ -1,9 +1,9 @@
-"""Both passes of one layer: kernels compute the recurrence, torch the matmuls over all steps.
+"""The forward and backward pass of one layer: kernels compute the recurrence, torch the matmuls over all steps.
 
 Launches follow one another in dependency order.
 
-Shape legend: B rows, T steps, P steps of all rows, N lanes, I input size, H hidden size, A columns that memory is kept
-for (four gates).
+Shape legend: B rows, T steps, P steps of all rows, N lanes, I input size, H hidden size, A columns of the gate buffer
+(four blocks of H).
 """
 
 from __future__ import annotations
@@ -54,16 +54,16 @@ class TritonLayer(LayerKernel):
 
 
 def _two(states: Tensors) -> tuple[Tensor, Tensor]:
-    """The states h and c; for a GRU h again: c is not read then, but the kernels need a pointer."""
+    """The states h and c. For a GRU, h stands in for c, which the kernels then do not read: they need some pointer."""
     return states[0], states[-1]
 
 
 class Recurrence:
     """The launches of one layer over its lanes.
 
-    A *lane* is a segment. Lanes are sorted by length, which keeps all lanes of a program busy while it runs. The device
-    finds them; the host does not know how many there are. So there are as many lanes as steps, most of them empty, and
-    at most P / (t + 1) of them are longer than t steps. A program of empty lanes returns at once.
+    A *lane* is a segment. Lanes are sorted by length, which keeps all lanes of a program busy while it runs. They are
+    found on the device, so that the host does not know their number. It takes as many lanes as steps, most of them
+    empty; at most P / (t + 1) are longer than t steps. A program of empty lanes returns at once.
 
     Attributes:
         weights: the recurrent weights, rounded to the matmul format, in the order of the gates.
@@ -86,7 +86,7 @@ class Recurrence:
         self._constants = self._tiles.constants(kernel.cell.name, self.hidden, precision)
 
     def launches(self, first: int) -> list[tuple[int, int]]:
-        """The steps of each launch: all from ``first`` on where a program has all hidden units, else one."""
+        """The range of steps of each launch: all from ``first`` on if a program has all hidden units, else one each."""
         if self._tiles.units >= self.hidden:
             return [(first, self._steps)]
         return [(t, t + 1) for t in range(first, self._steps)]

@@ -46,7 +46,7 @@ def product(weight, state, PRECISION: tl.constexpr):
 
 @triton.jit
 def weight_tile(w_hh, gate, j, k, H: tl.constexpr):
-    """Loads rows ``j`` and columns ``k`` of one gate's square of the (already rounded) recurrent weights."""
+    """Loads rows ``j`` and columns ``k`` of one gate's square block of the (already rounded) recurrent weights."""
     rows, columns = j[:, None], k[None, :]
     return tl.load(w_hh + (gate * H + rows) * H + columns, mask=(rows < H) & (columns < H), other=0.0)
 

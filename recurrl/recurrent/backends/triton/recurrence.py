@@ -15,7 +15,7 @@ from recurrl.recurrent.backends.triton import linear_kernels
 from recurrl.recurrent.recurrence_kernel import RecurrenceKernel
 
 ENTRIES = 32
-"""Entries of a plane that one program runs: few, and one warp, so that there are many programs."""
+"""Entries of a plane per program: few, run by one warp, so that there are many programs."""
 
 
 def constants(width: int, pairs: bool) -> dict[str, Any]:
@@ -24,7 +24,7 @@ def constants(width: int, pairs: bool) -> dict[str, Any]:
 
 
 class TritonRecurrence(RecurrenceKernel):
-    """The kernels, a program for each row and some entries of a state."""
+    """Both passes of the recurrence, with one program for each row and each block of a state's entries."""
 
     def launch(self, direction: str, states: Tensor, strides: tuple[int, ...], *tensors: Tensor) -> None:
         """See :meth:`~recurrl.recurrent.recurrence_kernel.RecurrenceKernel.launch`."""

@@ -19,7 +19,7 @@ class Configuration(NamedTuple):
 
     Attributes:
         lanes: lanes per program, BM.
-        units: hidden units per program, BH. Where it covers all, one launch runs all steps.
+        units: hidden units per program, BH. If these are all units, one launch runs all steps.
         depth: columns of the recurrent weights per matmul, BK.
         warps: the number of warps of a program.
         stages: blocks whose loads may be in flight.
@@ -44,7 +44,7 @@ def configuration(hidden_size: int, precision: str) -> Configuration:
     them, else 64.
     """
     units = max(16, 1 << (hidden_size - 1).bit_length())
-    # Full float32 products use no tensor cores. With other tiles, or a second block in flight, they spill registers.
+    # Full float32 matmuls use no tensor cores. With other tiles, or a second block in flight, they spill registers.
     ieee = precision == "ieee"
     if ieee or units > 128:
         units = 64
