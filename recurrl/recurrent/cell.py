@@ -32,10 +32,12 @@ class Cell(ABC):
 
     Attributes:
         hidden_size: features of the output, O.
+        proj_size: size to which a gated cell projects its output; 0 for no projection.
         TORCH: the equivalent ``torch.nn`` module, which then holds the parameters; None if there is none.
     """
 
     hidden_size: int
+    proj_size: int = 0
     TORCH: ClassVar[type[nn.RNNBase] | None] = None
 
     @property

@@ -106,7 +106,7 @@ def _check_changes(config: TrainConfig, changes: Mapping[str, tuple[Any, Any]], 
     restored |= {f"pretrain.{name}": "its weights are restored" for name in ("folder", "epochs")}
     if config.lr_schedule == "adaptive" and "lr_schedule" not in changes:
         restored["lr"] = "lr_schedule=adaptive resumes from its last learning rate"
-    for key in restored.keys() & changes.keys():
+    for key in (key for key in restored if key in changes):
         raise ConfigError(
             f"{key}={changes[key][1]} has no effect in a resumed run, where it was {changes[key][0]}: {restored[key]}. "
             f"Leave it out, or start a new run with these weights: init_from={start} instead of resume."

@@ -42,7 +42,7 @@ def make_cell(name: str, hidden_size: int, bias: bool = True, proj_size: int = 0
     Raises:
         ValueError: there is no such cell, or it does not have one of the options.
     """
-    cell = load_cell(name)(SimpleNamespace(name=name, hidden_size=hidden_size, bias=bias, proj_size=proj_size))
+    cell = load_cell(name)(SimpleNamespace(hidden_size=hidden_size, bias=bias, proj_size=proj_size))
     if proj_size and cell.TORCH is not nn.LSTM:
         raise ValueError(f"proj_size={proj_size} is not possible for cell {name!r}, only for an LSTM. Leave it at 0.")
     if not bias and not isinstance(cell, GatedCell):

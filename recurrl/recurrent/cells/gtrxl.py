@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from recurrl.recurrent.cell import ParallelCell, States, Weights, factory_of, orthogonal
+from recurrl.recurrent.segments import begun_at
 from recurrl.recurrent.windows import windows
 
 PARTS = ("attention", "dense")
@@ -79,8 +80,7 @@ class GTrXL(ParallelCell):
 
     def parallel(self, weights: Weights, x_BTX: Tensor, starts_BT: Tensor, stored: States) -> tuple[Tensor, States]:
         """Attends over the windows of all steps at once."""
-        step = torch.arange(starts_BT.shape[1], device=x_BTX.device)
-        start = torch.where(starts_BT, step, 0).cummax(1).values
+        step, start = torch.arange(starts_BT.shape[1], device=x_BTX.device), begun_at(starts_BT)
         before = (stored[1].gather(1, start) + (step - start)).clamp(max=self.length - 1)
         window = windows(x_BTX, starts_BT, stored[0])
         return self.attend(weights, window, before), (window[..., 1:, :], (before + 1).clamp(max=self.length - 1))

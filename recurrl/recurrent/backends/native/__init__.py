@@ -33,10 +33,9 @@ def supports(cell: Cell, options: Options, device: torch.device | None) -> str |
             f"backend=native has no kernel for cell={cell.name}, only for gru, lstm, and cells that are linear in "
             "their states. Choose backend=scan."
         )
-    projection = getattr(cell, "proj_size", 0)
-    if projection:
+    if cell.proj_size:
         return (
-            f"proj_size={projection} is not possible with backend=native, whose kernel treats the output as the "
+            f"proj_size={cell.proj_size} is not possible with backend=native, whose kernel treats the output as the "
             "state. Choose backend=pad or backend=scan."
         )
     if device is not None and device.type != "cpu":

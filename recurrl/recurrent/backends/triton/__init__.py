@@ -19,7 +19,7 @@ from recurrl.recurrent import precision
 from recurrl.recurrent.backends import Options
 from recurrl.recurrent.backends.triton import tiles
 from recurrl.recurrent.cell import Cell, States, Weights
-from recurrl.recurrent.gated import AnalyticCell, GatedCell
+from recurrl.recurrent.gated import AnalyticCell
 from recurrl.recurrent.linear import LinearCell
 from recurrl.recurrent.segments import Segments
 
@@ -44,7 +44,7 @@ def _without_kernel(cell: Cell, options: Options, device: torch.device | None) -
             f"backend=triton has no kernel for cell={cell.name}, only for {', '.join(tiles.CELLS)}, and cells that are "
             "linear in their states. Choose backend=scan."
         )
-    if isinstance(cell, GatedCell) and cell.proj_size:
+    if cell.proj_size:
         return f"proj_size={cell.proj_size} is not possible with backend=triton. {_ALTERNATIVE}"
     if cell.hidden_size > tiles.MAX_HIDDEN_SIZE:
         return (
