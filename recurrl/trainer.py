@@ -80,13 +80,13 @@ class Trainer:
             self.summary.startup_time_s = time.time() - self.summary.started
             if self.metrics:
                 self.callbacks.on_iteration(self, self.metrics)
-            while not self.finished():
+            while not self.agree_on_end():
                 with self.summary.timing("collect"):
                     rollout = self.collector.collect()
                 self.callbacks.on_rollout(self, rollout)
                 with self.summary.timing("learn"):
                     metrics = self.algorithm.update(rollout, self.progress)
-                self.metrics = self._completed(metrics)
+                self.metrics = self._count_iteration(metrics)
                 self.callbacks.on_iteration(self, self.metrics)
             self.callbacks.on_end(self)
         self.summary.status = "stopped" if self.stopped else "completed"
@@ -127,7 +127,7 @@ class Trainer:
         """Ends the run after this iteration, saved and evaluated as if it had finished. Called on rank 0."""
         self.stopped |= not self.is_last
 
-    def finished(self) -> bool:
+    def agree_on_end(self) -> bool:
         """True if no iteration follows. Collective: a stop requested on one rank stops all."""
         if world().is_orphaned:
             logger.error("torchrun has ended; so does the run, with a checkpoint.")
@@ -139,7 +139,7 @@ class Trainer:
         self.stopped = bool(stopped)
         return self.is_last or self.request.number > 0
 
-    def _completed(self, update: Mapping[str, float]) -> dict[str, float]:
+    def _count_iteration(self, update: Mapping[str, float]) -> dict[str, float]:
         """Counts an iteration, and adds the metrics of times, collector and callbacks to the update's. Collective."""
         self.summary.backend = self.policy.backend_in_use
         times = self.summary.add_iteration(self.config.frames_per_batch, self.algorithm.compile_time_s)

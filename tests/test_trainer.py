@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import recurrl
+from recurrl.callbacks.callback import Callbacks
 from recurrl.errors import ConfigError, RunError
 from recurrl.evaluation import StoppedError
 from recurrl.runtime.ranks import World
@@ -93,6 +94,14 @@ def test_callbacks_run_in_order_add_metrics_stop_the_run_and_keep_their_states(t
     assert (again.summary["status"], again.summary["frames"]) == ("completed", 96)
     assert [counter.seen for counter in resumed] == [[32, 64, 96]] * 2
     assert other.calls[0] == "start at 64"
+
+
+def test_callbacks_of_one_name_are_all_called():
+    called = []
+    names, methods = ("Mine", "Mine_1", "Mine"), {"on_end": lambda self, _: called.append(self)}
+    callbacks = [type(name, (recurrl.Callback,), methods)() for name in names]
+    Callbacks(callbacks).on_end(None)
+    assert called == callbacks
 
 
 def test_a_run_extended_from_a_checkpoint_of_its_end_has_the_states_after_it(tiny):

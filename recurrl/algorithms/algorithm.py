@@ -159,9 +159,10 @@ class Algorithm(nn.Module):
         if LOSS_MASK in rows_NT and not world().gathered(rows_NT[LOSS_MASK].any()).any():
             metrics[STEPS] = 0.0
         else:
-            metrics = merged(metrics, self._epochs(rows_NT, reward_NT))
+            metrics = merged(metrics, self._run_epochs(rows_NT, reward_NT))
         # Last, because rollout and update must normalise observations by the same statistics.
-        self.policy.observe(rollout_NT[OBSERVATION] if mask_NT is None else rollout_NT[OBSERVATION][mask_NT])
+        seen_NT = rollout_NT[OBSERVATION]
+        self.policy.observe(seen_NT if mask_NT is None else seen_NT[mask_NT].unsqueeze(0))
         return world().averaged(metrics)
 
     def _prepare(self, rows_NT: TensorDictBase, reward_NT: Tensor) -> dict[str, float]:
@@ -175,7 +176,7 @@ class Algorithm(nn.Module):
             )
         return floats(metrics)
 
-    def _epochs(self, rows_NT: TensorDictBase, reward_NT: Tensor) -> dict[str, float]:
+    def _run_epochs(self, rows_NT: TensorDictBase, reward_NT: Tensor) -> dict[str, float]:
         steps: list[Metrics] = []
         has_changed = False
         for epoch in range(self.config.epochs):

@@ -82,18 +82,18 @@ def check_own_parameters(algorithm: Algorithm) -> None:
     """
     own = ((name, each) for name, each in algorithm.named_parameters() if not name.startswith("policy."))
     without = [name for name, each in own if each.requires_grad and each.grad is None]
-    unknown = [name for name, value in vars(algorithm).items() if _is_learnt(value)]
+    unknown = [name for name, each in vars(algorithm).items() if name not in vars(nn.Module()) and _is_learnt(each)]
     for names, why in ((without, "get no gradient from the loss"), (unknown, "are not registered")):
         require(
             not names,
             f"{', '.join(names)} of algorithm={algorithm.options.name} {why}, so they would not be trained. "
-            "Register them as nn.Parameter, nn.ModuleList or nn.Buffer, and use them in the loss.",
+            "Register them as nn.Parameter, nn.ModuleList, nn.ModuleDict or nn.Buffer, and use them in the loss.",
         )
 
 
 def _is_learnt(value: Any) -> bool:
-    """True for an attribute with trainable tensors or modules that torch does not register, such as a list of them."""
-    values = value if isinstance(value, list | tuple) else [value]
+    """True for an attribute with trainable tensors or modules that torch does not register: a list or dict of them."""
+    values = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else [value]
     return any(
         isinstance(each, nn.Module) or (isinstance(each, Tensor) and each.is_leaf and each.requires_grad)
         for each in values

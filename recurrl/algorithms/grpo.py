@@ -37,17 +37,17 @@ class GRPO(Algorithm):
     def __init__(self, options: GRPOConfig, policy: Policy, config: TrainConfig) -> None:
         super().__init__(options, policy, config)
         self.log_clip_range = log_range(*options.clip_range)
-        dtype = next(policy.parameters()).dtype
         # A tensor, because a compiled loss treats Python numbers as constants.
-        self.entropy_coeff = nn.Buffer(torch.tensor(options.entropy_coeff, dtype=dtype), persistent=False)
+        self.entropy_coeff = nn.Buffer(next(policy.parameters()).new_tensor(options.entropy_coeff), persistent=False)
         self.reference = deepcopy(policy).requires_grad_(False) if options.kl_to_ref_coeff else None
         self.iterations = nn.Buffer(torch.zeros((), dtype=torch.int64))
 
     def begin_iteration(self) -> None:
-        """Anneals the entropy bonus. Copies the policy to the reference every ``ref_refresh_updates`` iterations."""
+        """Anneals the entropy bonus. Copies the policy to the reference every ``ref_refresh_iterations`` iterations."""
         options = self.options
+        self.log_clip_range = log_range(*options.clip_range)  # a callback may change these options
         self.entropy_coeff.fill_(self.annealed(options.entropy_coeff, options.entropy_final_fraction))
-        every = options.ref_refresh_updates
+        every = options.ref_refresh_iterations
         if self.reference is not None and every is not None and int(self.iterations) % every == 0:
             self.reference.load_state_dict(self.policy.state_dict())
         self.iterations.add_(1)

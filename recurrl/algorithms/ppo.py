@@ -47,17 +47,17 @@ class PPO(Algorithm):
 
     def __init__(self, options: PPOConfig, policy: Policy, config: TrainConfig) -> None:
         super().__init__(options, policy, config)
-        dtype = next(policy.parameters()).dtype
         self.log_clip_range = log_range(*options.clip_range)
         self.uses_vtrace = options.advantage == "vtrace" or (options.advantage == "auto" and config.is_off_policy)
         self.advantage_scale = RunningScale()
         self.explained = nn.Buffer(torch.zeros((), dtype=torch.float64))
         # A tensor, because a compiled loss treats Python numbers as constants.
-        self.entropy_coeff = nn.Buffer(torch.tensor(options.entropy_coeff, dtype=dtype), persistent=False)
+        self.entropy_coeff = nn.Buffer(next(policy.parameters()).new_tensor(options.entropy_coeff), persistent=False)
 
     def prepare(self, rows_NT: TensorDictBase, reward_NT: Tensor) -> dict[str, float]:
         """Writes advantages and value targets, and scales the entropy bonus by the size of the advantages."""
         options = self.options
+        self.log_clip_range = log_range(*options.clip_range)  # a callback may change these options
         estimate: Callable[..., tuple[Tensor, Tensor]] = gae
         if self.uses_vtrace:
             ratio = reevaluate(rows_NT, self.policy)  # also writes the current weights' values and next states
@@ -97,8 +97,6 @@ class PPO(Algorithm):
             advantage = standardized(advantage, mask)
         log_ratio = distribution.log_prob(slices_SK[ACTION]) - slices_SK[LOG_PROB]
         entropy = mean_of(distribution.entropy(), mask)
-        if self.options.entropy_coeff == 0:
-            entropy = entropy.detach()  # only logged
         assert value is not None
         critic, value_metrics = self._critic_loss(value, slices_SK, mask_SK1)
         terms = {

@@ -9,6 +9,7 @@ import inspect
 import logging
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from itertools import chain, count
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -164,8 +165,8 @@ class Callbacks:
     def __init__(self, callbacks: Sequence[Callback]) -> None:
         self._callbacks: dict[str, Callback] = {}
         for callback in callbacks:
-            number = sum(callback.name == other.name for other in self._callbacks.values())
-            self._callbacks[f"{callback.name}_{number}" if number else callback.name] = callback
+            names = chain([callback.name], (f"{callback.name}_{number}" for number in count(1)))
+            self._callbacks[next(name for name in names if name not in self._callbacks)] = callback
 
     def on_start(self, trainer: Trainer) -> None:
         """Calls ``on_start`` of each, before the first iteration."""

@@ -180,7 +180,7 @@ class GRPOConfig(ClippedConfig):
         choices=("step", "episode"),
     )
     kl_to_ref_coeff: float = option("weight of the KL from the reference policy; 0: no reference", options.WEIGHT)
-    ref_refresh_updates: int | None = option(
+    ref_refresh_iterations: int | None = option(
         "iterations after which the reference becomes the current policy; null: it stays the first one",
         options.STEPS,
         only_with=REFERENCE,

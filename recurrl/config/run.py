@@ -32,7 +32,7 @@ from recurrl.runtime.ranks import launched_size
 AUTO_DEVICE = AUTO_PRECISION = "auto"
 
 PRECISIONS = (AUTO_PRECISION, "ieee", "tf32", "tf32x3", "bf16", "fast", "high-prec")
-STORED, ZERO, BURN_IN, REFRESH = STATE_POLICIES = ("stored", "zero", "burn_in", "refresh")
+STORED, ZERO, BURN_IN, REFRESH = STATE_MODES = ("stored", "zero", "burn_in", "refresh")
 """The values of ``state``: where slices take their first recurrent state from, see ``recurrl.algorithms.states``."""
 
 LINEAR = Condition("lr_schedule=linear", lambda run: run.lr_schedule == "linear")
@@ -170,7 +170,7 @@ class TrainConfig:
     state: str = option(
         "first states of slices: stored (the rollout's), zero, burn_in (recomputed from half a slice earlier) or "
         "refresh (all recomputed before each epoch)",
-        choices=STATE_POLICIES,
+        choices=STATE_MODES,
     )
     epochs: int = option("maximum number of passes over each batch", STEPS)
     min_epochs_fraction: float = option(
@@ -184,7 +184,7 @@ class TrainConfig:
         choices=("linear", "adaptive"),
     )
     lr_final_fraction: float = option("fraction of lr at the end; 1: constant", FRACTION, only_with=LINEAR)
-    desired_kl: float = option("target KL of an update", POSITIVE, only_with=ADAPTIVE)
+    desired_kl: float = option("KL from the behaviour policy to keep gradient steps near", POSITIVE, only_with=ADAPTIVE)
     consistency_check: bool = option("check before learning that the update sees what the rollout saw")
     resume: str | None = option(
         "a run directory, continued in place, or a checkpoint; auto: the newest in hydra.run.dir"

@@ -42,11 +42,11 @@ class BatchedEnv(EnvBase):
 
     Attributes:
         checks: names the environment that failed, for errors; None if that is unknown.
-        user: a token of who last reset all environments, if several users share them.
+        last_reset_by: a token of who last reset all environments, if several users share them.
     """
 
     checks: EnvChecks | None = None
-    user: object = None
+    last_reset_by: object = None
 
     def __init__(
         self, num_envs: int, observation: dict[str, TensorSpec], action: TensorSpec, device: torch.device | str = "cpu"

@@ -214,8 +214,8 @@ def _own_entries(observation: TensorSpec, mask: Collection[int | str], privilege
     size = observation.shape[0]
     if not set(mask) < set(range(size)):
         raise ConfigError(
-            f"env.mask={list(mask)} is out of range: the observation has {size} entries (0 to {size - 1}). Leave at "
-            "least one visible."
+            f"env.mask must be some, but not all, of the indices of the observation's {size} entries, 0 to {size - 1} "
+            f"(got {', '.join(map(str, mask))})."
         )
     low, high = bounds_of(observation)
     columns = {OBSERVATION: [i for i in range(size) if i not in mask]}

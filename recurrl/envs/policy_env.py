@@ -62,9 +62,8 @@ class PolicyEnv(BatchedEnv):
         # These tensors are replaced, never written to.
         self._last: Tensors = {}
         self._token = object()
-        self._previous: Tensors = {}
-        if options.previous_reward:
-            self._previous[PREVIOUS_REWARD] = torch.zeros(count, 1, device=raw.device)
+        previous = {PREVIOUS_REWARD: torch.zeros(count, 1, device=raw.device)}
+        self._previous: Tensors = previous if options.previous_reward else {}
 
     def step_tensors(self, action: Tensor | TensorDictBase) -> Tensors:
         """Steps the environments with the policy's actions."""
@@ -81,7 +80,7 @@ class PolicyEnv(BatchedEnv):
         if mask is not None and self._last and mask.device.type == "cpu" and not mask.any():
             return dict(self._last)
         if mask is None:
-            self.raw.user = self._token
+            self.raw.last_reset_by = self._token
         for key, value in self._previous.items():
             self._previous[key] = torch.zeros_like(value) if mask is None else reset_state(value, mask.squeeze(-1))
         with limited(), self.checks.attributed("reset"):
@@ -90,7 +89,7 @@ class PolicyEnv(BatchedEnv):
     @property
     def was_reset_elsewhere(self) -> bool:
         """True if another user of the same environments has reset them, which ended the episodes begun here."""
-        return self.raw.user is not self._token
+        return self.raw.last_reset_by is not self._token
 
     def _observed(self, raw: Tensors, acting: Tensor | None) -> Tensors:
         """The policy's observation, checked; masks must allow an action where ``acting`` ``[N, 1]`` is true or None."""

@@ -52,9 +52,9 @@ def make_policy(config: TrainConfig, observation_spec: Composite, action_spec: T
         if critic != "shared":
             own = cell if critic == "recurrent" else None
             critic_trunk = _make_trunk(config, observation, own, previous, prefix="critic_")
-    # The option is only accepted for continuous actions of a single part.
     correlation = config.policy.noise_correlation
-    noise = CorrelatedNoise(actor_head.noise_size, correlation) if correlation else None
+    correlates = correlation and SINGLE_CONTINUOUS in conditions_met(config.algorithm, observation, action_spec)
+    noise = CorrelatedNoise(actor_head.noise_size, correlation) if correlates else None
     policy = Policy(trunk, actor_head, critic_head, critic_trunk, noise, config.algorithm.critic_only, previous)
     policy.observation_spec, policy.action_spec = observation, action_spec
     return policy.to(torch.device(config.device))

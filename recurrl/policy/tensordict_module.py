@@ -12,7 +12,7 @@ from tensordict.nn.probabilistic import interaction_type
 from torch import Size, Tensor
 from torch.distributions import Distribution
 
-from recurrl.keys import ACTION, LOG_PROB, OBSERVATION, PREVIOUS_ACTION, VALUE
+from recurrl.keys import ACTION, LOG_PROB, OBSERVATION, VALUE
 from recurrl.policy.noise import NOISE
 from recurrl.policy.policy import Policy, SequenceOutput, StepOutput
 from recurrl.recurrent import recurrent_mode
@@ -51,10 +51,9 @@ class PolicyModule(TensorDictModuleBase):
             action, log_prob = output.action, output.log_prob
         written: dict[NestedKey, Any] = {ACTION: action, LOG_PROB: log_prob, VALUE: output.value}
         written |= {("next", key): state for key, state in output.state.items()}
-        # Sequences do not return these.
-        passed = [("next", key) for key in (PREVIOUS_ACTION, NOISE) if key in output.state]
-        for key in (*self.out_keys, *passed):
-            tensordict.set(key, written[key].reshape((*batch, *written[key].shape[log_prob.ndim :])))
+        for key, value in written.items():
+            if value is not None:
+                tensordict.set(key, value.reshape((*batch, *value.shape[log_prob.ndim :])))
         return tensordict
 
     def _noise(self, shape: Size, sampled: bool) -> Tensor | None:

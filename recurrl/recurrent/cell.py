@@ -31,7 +31,7 @@ class Cell(ABC):
     :class:`~recurrl.recurrent.gated.GatedCell` if the cell is made of gates.
 
     Attributes:
-        hidden_size: features of the output, O.
+        hidden_size: features of the output, O, unless it is projected.
         proj_size: size to which a gated cell projects its output; 0 for no projection.
         TORCH: the equivalent ``torch.nn`` module, which then holds the parameters; None if there is none.
     """

@@ -22,7 +22,7 @@ WEIGHTS = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
 """Names of the parameters, in the order of a kernel's inputs."""
 
 
-class Layer(NamedTuple):
+class LayerInputs(NamedTuple):
     """The inputs that both passes of a layer read.
 
     Attributes:
@@ -110,7 +110,7 @@ class LayerKernel(Kernel):
         states = [x_BTI.new_empty(state.shape) for state in stored]
         return [*states, x_BTI.new_empty(x_BTI.shape[0] * x_BTI.shape[1] if keep else 0, columns)]
 
-    def layer(self, inputs: Tensors) -> Layer:
-        """The kernel's inputs as a :class:`Layer`."""
+    def layer(self, inputs: Tensors) -> LayerInputs:
+        """The kernel's inputs as a :class:`LayerInputs`."""
         weights, (x_BTI, is_init_BT, *stored) = inputs[: len(WEIGHTS)], inputs[len(WEIGHTS) :]
-        return Layer(weights, x_BTI, Segments(is_init_BT), stored, self.cell.SPLIT_GATES * weights[1].shape[1])
+        return LayerInputs(weights, x_BTI, Segments(is_init_BT), stored, self.cell.SPLIT_GATES * weights[1].shape[1])

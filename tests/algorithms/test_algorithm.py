@@ -173,6 +173,7 @@ class Late(PPO):
 NOT_LEARNT_OR_LOGGED = [
     (holding("head", lambda: nn.Linear(2, 1)), "head.weight, head.bias of algorithm=ppo get no gradient from the loss"),
     (holding("heads", lambda: [nn.Linear(2, 1)]), "heads of algorithm=ppo are not registered"),
+    (holding("heads", lambda: {"own": nn.Linear(2, 1)}), "heads of algorithm=ppo are not registered"),
     (holding("weight", lambda: torch.zeros(2, requires_grad=True)), "weight of algorithm=ppo are not registered"),
     (Late, r"those after its constructor \(got late.weight, late.bias later, which would not be trained\)"),
     (altered(prepare=lambda *_: None), r"prepare of algorithm=ppo must return its metrics \(got None\)"),

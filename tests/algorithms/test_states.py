@@ -13,7 +13,7 @@ from recurrl.buffers.on_policy import SliceBuffer
 from recurrl.build import make_algorithm, make_policy_for
 from recurrl.config import BufferConfig
 from recurrl.config.plugins import options_class
-from recurrl.config.run import STATE_POLICIES
+from recurrl.config.run import STATE_MODES
 from recurrl.keys import PREVIOUS_ACTION
 from recurrl.policy import ACTION, LOG_PROB, OBSERVATION, VALUE
 
@@ -114,7 +114,7 @@ def slices_of(states, rows, slice_len):
     return slices
 
 
-@pytest.mark.parametrize("state", STATE_POLICIES)
+@pytest.mark.parametrize("state", STATE_MODES)
 @settings(max_examples=5, deadline=None)
 @given(cut=cut_rows())
 def test_losses_and_gradients_are_those_of_a_loop_from_a_constant_state(policy, state, cut):
@@ -167,12 +167,12 @@ OPTIONS = ("frames_per_batch=128", "slice_len=8", "minibatch_slices=16", "backen
 
 def test_each_state_policy_learns_something_else(small):
     weights, drifts = {}, {}
-    for state in STATE_POLICIES:
+    for state in STATE_MODES:
         config = small(*OPTIONS, f"state={state}")
         policy, batch = collected(config)
         drifts[state] = make_algorithm(config, policy).update(batch, progress=0.0)["state/drift"]
         weights[state] = weights_of(policy)
-    assert len({tuple(weight.tolist()) for weight in weights.values()}) == len(STATE_POLICIES)
+    assert len({tuple(weight.tolist()) for weight in weights.values()}) == len(STATE_MODES)
     assert all(0 < drift < 1 for drift in drifts.values()), drifts
     assert drifts["zero"] > drifts["stored"]
 

@@ -16,6 +16,7 @@ from recurrl.build import make_algorithm, make_collector, make_policy_for
 from recurrl.errors import NonFiniteError
 
 OPTIONS = ("frames_per_batch=64", "slice_len=8", "epochs=3")
+GRPO = ("algorithm=grpo", "algorithm.group_size=2", "env=pendulum_no_velocity")
 
 
 def learn(small, *overrides, progress=0.0):
@@ -29,6 +30,14 @@ def test_learning_rate_and_entropy_bonus_follow_their_schedules(small):
     algorithm, metrics = learn(small, *falling, "algorithm.normalize_advantage=minibatch", progress=0.5)
     assert metrics["optim/lr"] == pytest.approx(0.005)
     assert algorithm.entropy_coeff.item() == pytest.approx(0.05)
+
+
+@pytest.mark.parametrize("options", [(), GRPO], ids=["ppo", "grpo"])
+def test_an_update_clips_by_the_range_that_the_options_have_then(options, small):
+    algorithm, batch = with_rollout(small(*OPTIONS, *options))
+    algorithm.options.clip_epsilon = algorithm.options.clip_epsilon_high = 0.5
+    algorithm.update(batch, 0.0)
+    assert algorithm.log_clip_range == pytest.approx((math.log(0.5), math.log(1.5)))
 
 
 SCHEDULES = [
@@ -176,9 +185,6 @@ def test_the_discounted_return_starts_anew_where_collection_starts_over(override
     assert torch.equal(algorithm.reward_scaler.discounted_return, first)
 
 
-GRPO = ("algorithm=grpo", "algorithm.group_size=2", "env=pendulum_no_velocity")
-
-
 def test_grpo_learns_without_a_critic_and_logs_its_groups(small):
     algorithm, metrics = learn(small, *GRPO, "algorithm.kl_to_ref_coeff=0.1", "epochs=1", "minibatch_slices=8")
     assert not any("critic" in name for name, _ in algorithm.policy.named_parameters())
@@ -201,7 +207,7 @@ def test_an_iteration_whose_groups_are_all_dropped_changes_nothing(small):
 
 @pytest.mark.parametrize(("every", "refreshed"), [("null", [0]), ("2", [0, 2])])
 def test_the_reference_policy_is_refreshed_every_so_many_iterations(every, refreshed, small):
-    config = small(*OPTIONS, *GRPO, "algorithm.kl_to_ref_coeff=0.1", f"algorithm.ref_refresh_updates={every}")
+    config = small(*OPTIONS, *GRPO, "algorithm.kl_to_ref_coeff=0.1", f"algorithm.ref_refresh_iterations={every}")
     policy = fresh_policy(config)
     algorithm, is_refreshed = make_algorithm(config, policy), []
     for batch in rollouts(config, policy, 4):
@@ -213,7 +219,7 @@ def test_the_reference_policy_is_refreshed_every_so_many_iterations(every, refre
 
 
 def test_the_reference_policy_is_part_of_a_checkpoint(small, tmp_path):
-    options = (*GRPO, "algorithm.kl_to_ref_coeff=0.1", "algorithm.ref_refresh_updates=2")
+    options = (*GRPO, "algorithm.kl_to_ref_coeff=0.1", "algorithm.ref_refresh_iterations=2")
     trained, _ = learn(small, *options)
     path = checkpoint.save(tmp_path, 64, {}, checkpoint.components(trained))
     config = small(*OPTIONS, *options, "seed=1")

@@ -60,7 +60,7 @@ EXACTLY = {
     "workers": ("collector=multi_sync",),
     "groups": (
         *("algorithm=grpo", "algorithm.group_size=2", "env.max_episode_steps=8"),
-        *("algorithm.kl_to_ref_coeff=0.1", "algorithm.ref_refresh_updates=2"),
+        *("algorithm.kl_to_ref_coeff=0.1", "algorithm.ref_refresh_iterations=2"),
     ),
 }
 

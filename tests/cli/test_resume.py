@@ -132,7 +132,7 @@ def test_a_run_continued_from_an_older_checkpoint_has_one_history(train, run):
 def test_a_copy_of_a_run_has_its_whole_history_from_the_start(train, finished_run, tmp_path, monkeypatch):
     before = contents(finished_run)
     first = f"resume={finished_run / FIRST}"
-    monkeypatch.setattr("recurrl.trainer.Trainer.finished", lambda _: (_ for _ in ()).throw(KeyboardInterrupt))
+    monkeypatch.setattr("recurrl.trainer.Trainer.agree_on_end", lambda _: (_ for _ in ()).throw(KeyboardInterrupt))
     assert train(first, "hydra.run.dir=run", "logger=tensorboard").code == 130
     monkeypatch.undo()
     run = tmp_path / "run"

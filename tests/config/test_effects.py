@@ -1,6 +1,7 @@
 """A value that the user gave and that has no effect is rejected; one of the package's yamls is left alone."""
 
 import pytest
+from collected import fresh_policy
 
 CELL = "a cell other than none"
 FALLING = "a learning rate or entropy coefficient that falls"
@@ -15,7 +16,7 @@ BY_THE_CONFIGURATION = [
     (("algorithm.gamma=0",), "algorithm.lmbda=0.5", "algorithm.gamma above 0"),
     (("lr_final_fraction=1", "algorithm.entropy_coeff=0"), "schedule_frames=50_000", FALLING),
     (GRPO, "desired_kl=0.02", "lr_schedule=adaptive"),
-    (GRPO, "algorithm.ref_refresh_updates=3", "algorithm.kl_to_ref_coeff above 0"),
+    (GRPO, "algorithm.ref_refresh_iterations=3", "algorithm.kl_to_ref_coeff above 0"),
     *((("cell=none",), key, CELL) for key in ("backend=triton", "recompute=full", "precision=tf32")),
     (("cell=none",), "evaluation.memory=true", CELL),
     ((), 'algorithm.critic_observation=["hidden"]', "algorithm.critic=recurrent or feedforward"),
@@ -51,9 +52,10 @@ def test_a_value_without_effect_in_the_environment_is_rejected_before_writing(
     assert check(*chosen, override).error == expected
 
 
-def test_a_value_of_the_packages_yamls_is_left_alone(train, tiny):
+def test_a_value_of_the_packages_yamls_is_left_alone(train, tiny, compose):
     tuned = ("experiment=mountaincar_continuous_no_velocity", "env=cartpole_no_velocity", "lr_schedule=adaptive")
     train(*tiny, *tuned).succeeded()
+    assert fresh_policy(compose("device=cpu", *tiny, *tuned)).noise is None  # nor does it have an effect
 
 
 def test_a_value_of_the_resumed_run_is_left_alone_and_an_explicit_one_is_not(train, finished_run):

@@ -24,9 +24,3 @@ def test_an_all_reduce_between_two_ranks_of_a_node_is_what_the_formula_says():
     # Half of 8 MB twice at 4 GB/s, and two messages.
     assert machine.all_reduce_s(2) == pytest.approx(2 * (4e6 / 4e9 + 10e-6))
     assert machine.all_reduce_s(1) == 0
-
-
-def test_ranks_that_wait_for_nothing_scale_linearly():
-    machine = replace(scaling.Machine(), spread=0.0, near_us=0.0, far_us=0.0, parameters=0.0)
-    assert machine.speedup(512) == pytest.approx(512)
-    assert scaling.Machine().speedup(512) < 512

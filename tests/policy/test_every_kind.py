@@ -5,8 +5,9 @@ from statistics import fmean
 
 import pytest
 import torch
-from collected import collected, fresh_policy, rollouts
+from collected import collected, fresh_policy, rollouts, with_rollout
 from tasks import ACTIONS, CUE, MASKED, OBSERVATIONS, WITHOUT_MEMORY
+from tensordict import TensorDict
 from torchrl.data import Bounded, Composite, OneHot, Unbounded
 from torchrl.envs.utils import check_env_specs
 
@@ -14,6 +15,7 @@ from recurrl.build import make_algorithm
 from recurrl.envs import make_env
 from recurrl.errors import ConfigError
 from recurrl.evaluation import evaluate
+from recurrl.keys import INSERTED, OBSERVATION
 from recurrl.policy import ACTION, LOG_PROB, VALUE, make_policy
 
 IMPALA = "encoder.images=impala"
@@ -68,6 +70,19 @@ def test_squashing_is_rejected_where_some_entries_lack_a_bound(configure):
 def test_one_hot_actions_of_torchrl_are_an_error(configure):
     with pytest.raises(ConfigError, match=r"got OneHot of torch\.bool.*categorical_action_encoding=True"):
         make_policy(configure(CUE), Composite(observation=Unbounded((3,))), OneHot(2))
+
+
+@pytest.mark.parametrize("kind", [*OBSERVATIONS])
+def test_statistics_leave_out_the_steps_that_an_environment_inserts(kind, configure):
+    algorithm, batch = with_rollout(configure(CUE, "env.normalize_observation=false", observation=kind))
+    seen = []
+    algorithm.policy.trunk.encoder.observe = lambda observation: seen.append(TensorDict({"seen": observation}))
+    algorithm.policy.observe(batch[OBSERVATION])
+    batch["next", INSERTED] = torch.arange(batch.shape[1]).expand(batch.shape).unsqueeze(-1) % 3 == 1
+    algorithm.update(batch, 0.0)
+    kept = ~batch["next", INSERTED].flatten()
+    expected = seen[0].apply(lambda entry: entry[kept])
+    assert (seen[1] == expected).all()
 
 
 GRPO = ("algorithm=grpo", "algorithm.group_size=2", "env.max_episode_steps=16")

@@ -1,8 +1,5 @@
 """``Policy.step`` and ``Policy.sequence``: their contract, custom networks, and the TensorDict module."""
 
-import re
-from pathlib import Path
-
 import pytest
 import torch
 from collected import fresh_policy, rollouts
@@ -14,7 +11,6 @@ from torchrl.data import Binary, Bounded, Categorical, Composite, MultiCategoric
 from torchrl.envs import ExplorationType, set_exploration_type
 from torchrl.modules import set_recurrent_mode
 
-import recurrl
 from recurrl.build import make_algorithm, make_policy_for
 from recurrl.consistency import check_consistency
 from recurrl.envs import make_env
@@ -120,15 +116,6 @@ def test_values_have_gradients_in_the_actors_trunk_only_where_it_is_shared(criti
     output.value.square().sum().backward()
     reached = {name.partition(".")[0] for name, p in policy.named_parameters() if p.grad is not None}
     assert reached == {"critic_head", "trunk" if critic == "shared" else "critic_trunk"}
-
-
-def test_states_are_zeroed_in_one_place():
-    package = Path(recurrl.__file__).parent
-    zeroing = re.compile(
-        r"(masked_fill|where\(|\* ?~).*(is_init|begins).*state|state.*(masked_fill|\* ?\(?~).*(is_init|begins)"
-    )
-    files = [str(file.relative_to(package)) for file in package.rglob("*.py") if zeroing.search(file.read_text())]
-    assert files == ["recurrent/layer.py"]
 
 
 def test_actions_of_a_head_without_noise_size_are_drawn_by_torch():

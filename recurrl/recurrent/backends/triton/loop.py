@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from recurrl.recurrent.backends.triton import kernels, tiles
-from recurrl.recurrent.layer_kernel import WEIGHTS, Layer, LayerKernel
+from recurrl.recurrent.layer_kernel import WEIGHTS, LayerInputs, LayerKernel
 from recurrl.recurrent.operators import Tensors
 
 
@@ -69,7 +69,7 @@ class Recurrence:
         weights: the recurrent weights, rounded to the matmul format, in the order of the gates.
     """
 
-    def __init__(self, kernel: LayerKernel, layer: Layer, states: Tensors) -> None:
+    def __init__(self, kernel: LayerKernel, layer: LayerInputs, states: Tensors) -> None:
         w_hh, starts_BT, precision = layer.weights[1], layer.segments.starts_BT, kernel.precision
         self.hidden = w_hh.shape[1]
         self.weights = rounded(w_hh, precision).roll(layer.split, 0).contiguous()
