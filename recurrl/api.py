@@ -66,7 +66,8 @@ def train(
 
     Args:
         config: overrides as on the command line, ``"cell=lstm seed=1"`` or ``["cell=lstm", "env.num_envs=32"]``; or a
-            mapping of keys to values, nested or with dots, which may be the whole configuration of another run.
+            mapping of keys to values, nested or with dots. Values of a mapping that have no effect are not rejected,
+            because it may be the whole configuration of another run.
         run_dir: the run's directory; default: ``outputs/<date>/<time>``, or the directory of the run to resume.
         callbacks: callbacks of the run; see :class:`recurrl.Callback` for when each method is called.
         config_dir: a folder with your own YAML files.

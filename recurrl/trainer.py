@@ -41,8 +41,8 @@ class Trainer:
         callbacks: run around each iteration, in their order.
         summary: the run's summary, which also counts its frames.
         request: set by signals; ends the run after the current iteration, with a checkpoint.
-        metrics: the last iteration's metrics. A resumed run whose last iteration was saved but not logged, because its
-            evaluation was interrupted, starts with them: it first repeats the callbacks of that iteration.
+        metrics: the last iteration's metrics. On resume they come from the checkpoint if its evaluation was
+            interrupted; :meth:`fit` then first repeats the callbacks of that iteration.
         evaluation: the metrics of the evaluation after the last iteration, empty if none was due.
         is_interrupted: true if a signal stopped the last iteration's evaluation. A resumed run repeats its callbacks.
         checkpoint: the last iteration's checkpoint, until its evaluation is added; None if there is none.

@@ -15,10 +15,11 @@ AVERAGE_RATE = 0.05
 class GradientSignal(nn.Module):
     """The share of signal in an epoch's mean gradient, estimated from how well the minibatch gradients agree.
 
-    Let g₁ ... g_M be the gradients of an epoch's M minibatches, ḡ their mean and G the gradient without noise. The dot
-    product of two different gᵢ has the expectation |G|². The share is |G|² / E|ḡ|², which is 1 / (1 + B / n) for the n
-    frames of an epoch and the simple noise scale B of McCandlish et al. 2018, https://arxiv.org/abs/1812.06162. The
-    estimate of |G|² from one epoch may be negative, so both expectations are exponential moving averages.
+    Let g₁ ... g_M be the clipped gradients of an epoch's M minibatches, ḡ their mean and G the gradient without
+    noise. The dot product of two different gᵢ has the expectation |G|². The share is |G|² / E|ḡ|², which is 1 / (1
+    + B / n) for the n frames of an epoch and the simple noise scale B of McCandlish et al. 2018,
+    https://arxiv.org/abs/1812.06162. The estimate of |G|² from one epoch may be negative, so both expectations are
+    exponential moving averages.
     """
 
     def __init__(self) -> None:

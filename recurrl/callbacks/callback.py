@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 class Callback:
     """Runs at fixed points of :meth:`recurrl.trainer.Trainer.fit`. A subclass overrides the methods that it needs.
 
-    User-defined callbacks run on rank 0 only, and may write files. Random numbers that they draw from global generators
+    User-defined callbacks may write files. Random numbers that they draw from global generators
     affect training; those that an :class:`IterationCallback` draws do not.
     """
 

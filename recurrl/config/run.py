@@ -100,7 +100,7 @@ class EvaluationConfig:
 
     episodes: int = option("number of deterministic episodes; 0: use the last ones of training instead", EPISODES)
     every_frames: int | None = option("frames between evaluations; null: only at the end", STEPS)
-    memory: bool = option("at the end, also evaluate with states zeroed or from another episode", only_with=A_CELL)
+    memory: bool = option("at the end, also evaluate with states zeroed and with another episode's", only_with=A_CELL)
     random: bool = option("at the end, also evaluate random actions, and warn if the policy is no better")
 
 

@@ -1,6 +1,6 @@
 """Losses and gradients of GRPO on one fixed batch, in float64; those of PPO are compared with TorchRL's.
 
-The numbers were written down once, when the losses equalled the formulas (``test_grpo.py``). A change of the maths
+The numbers were written down once, when the losses equalled TorchRL's (``test_grpo.py``). A change of the maths
 shows here as a change of a number. Weights and data are sines: no generator of random numbers matters.
 """
 
