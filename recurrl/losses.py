@@ -110,8 +110,7 @@ class GRPOLoss(LossModule):
         require(
             self.aggregation in ("step", "episode"), f"aggregation must be one of step, episode (got {aggregation!r})."
         )
-        low, high = clip_epsilon if isinstance(clip_epsilon, tuple) else (clip_epsilon, clip_epsilon)
-        self.log_clip_range = log_range(low, high)
+        self.log_clip_range = log_range(*(clip_epsilon if isinstance(clip_epsilon, tuple) else (clip_epsilon, None)))
         self.entropy_coeff = nn.Buffer(torch.tensor(entropy_coeff, device=device), persistent=False)
         self.entropy_bonus, self.samples_mc_entropy = entropy_bonus, samples_mc_entropy
         self.kl_to_ref_coeff = kl_to_ref_coeff or 0.0

@@ -36,7 +36,7 @@ class GRPO(Algorithm):
 
     def __init__(self, options: GRPOConfig, policy: Policy, config: TrainConfig) -> None:
         super().__init__(options, policy, config)
-        self.log_clip_range = log_range(*options.clip_range)
+        self.log_clip_range = log_range(options.clip_epsilon, options.clip_epsilon_high)
         # A tensor, because a compiled loss treats Python numbers as constants.
         self.entropy_coeff = nn.Buffer(next(policy.parameters()).new_tensor(options.entropy_coeff), persistent=False)
         self.reference = deepcopy(policy).requires_grad_(False) if options.kl_to_ref_coeff else None
@@ -45,7 +45,8 @@ class GRPO(Algorithm):
     def begin_iteration(self) -> None:
         """Anneals the entropy bonus. Copies the policy to the reference every ``ref_refresh_iterations`` iterations."""
         options = self.options
-        self.log_clip_range = log_range(*options.clip_range)  # a callback may change these options
+        # Again, because a callback may change these options.
+        self.log_clip_range = log_range(options.clip_epsilon, options.clip_epsilon_high)
         self.entropy_coeff.fill_(self.annealed(options.entropy_coeff, options.entropy_final_fraction))
         every = options.ref_refresh_iterations
         if self.reference is not None and every is not None and int(self.iterations) % every == 0:

@@ -8,17 +8,18 @@ import math
 import torch
 from torch import Tensor
 
-from recurrl.errors import require
+from recurrl.errors import ConfigError
 
 
-def log_range(low: float, high: float) -> tuple[float, float]:
-    """The range of log ρ for which the ratio ρ lies between 1 − low and 1 + high.
+def log_range(low: float, high: float | None) -> tuple[float, float]:
+    """The range of log ρ for which the ratio ρ lies between 1 − low and 1 + high; None stands for ``low``.
 
     Raises:
         ConfigError: ``low`` is not in [0, 1), or ``high`` is below 0.
     """
-    require(0 <= low < 1, f"clip_epsilon must be at least 0 and below 1 (got {low}).")
-    require(high >= 0, f"The upper clip_epsilon must be at least 0 (got {high}).")
+    high = low if high is None else high
+    if not 0 <= low < 1 or high < 0:
+        raise ConfigError(f"clip_epsilon must be at least 0 and below 1, clip_epsilon_high at least 0 (got {low}, {high}).")
     return math.log1p(-low), math.log1p(high)
 
 

@@ -47,7 +47,7 @@ class PPO(Algorithm):
 
     def __init__(self, options: PPOConfig, policy: Policy, config: TrainConfig) -> None:
         super().__init__(options, policy, config)
-        self.log_clip_range = log_range(*options.clip_range)
+        self.log_clip_range = log_range(options.clip_epsilon, options.clip_epsilon_high)
         self.uses_vtrace = options.advantage == "vtrace" or (options.advantage == "auto" and config.is_off_policy)
         self.advantage_scale = RunningScale()
         self.explained = nn.Buffer(torch.zeros((), dtype=torch.float64))
@@ -57,7 +57,8 @@ class PPO(Algorithm):
     def prepare(self, rows_NT: TensorDictBase, reward_NT: Tensor) -> dict[str, float]:
         """Writes advantages and value targets, and scales the entropy bonus by the size of the advantages."""
         options = self.options
-        self.log_clip_range = log_range(*options.clip_range)  # a callback may change these options
+        # Again, because a callback may change these options.
+        self.log_clip_range = log_range(options.clip_epsilon, options.clip_epsilon_high)
         estimate: Callable[..., tuple[Tensor, Tensor]] = gae
         if self.uses_vtrace:
             ratio = reevaluate(rows_NT, self.policy)  # also writes the current weights' values and next states

@@ -66,11 +66,6 @@ class ClippedConfig(AlgorithmConfig):
     )
 
     @property
-    def clip_range(self) -> tuple[float, float]:
-        """The clip range of the probability ratio below and above 1."""
-        return self.clip_epsilon, self.clip_epsilon if self.clip_epsilon_high is None else self.clip_epsilon_high
-
-    @property
     def follows_schedule(self) -> bool:
         """True if the entropy bonus follows the schedule."""
         return self.entropy_coeff > 0 and self.entropy_final_fraction != 1

@@ -106,7 +106,8 @@ def test_losses_and_gradients_are_those_of_torchrl(overrides, env, small):
     algorithm, policy, batch = make(small, f"env={env}", *overrides)
     options = algorithm.options
     same = {name: getattr(options, name) for name in ("entropy_coeff", "critic_coeff", "clip_value")}
-    same |= {"clip_epsilon": options.clip_range, "normalize_advantage": options.normalize_advantage == "minibatch"}
+    same["clip_epsilon"] = (options.clip_epsilon, options.clip_epsilon_high or options.clip_epsilon)
+    same["normalize_advantage"] = options.normalize_advantage == "minibatch"
     witness = ClipPPOLoss(PolicyModule(policy), Critic(policy), **same, loss_critic_type="l2", functional=False)
     witness.set_keys(value="state_value", sample_log_prob="action_log_prob")
     losses, expected = flat(algorithm, loss_of(algorithm, batch)), witness(batch)
