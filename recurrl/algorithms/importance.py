@@ -19,7 +19,7 @@ def log_range(low: float, high: float | None) -> tuple[float, float]:
     """
     high = low if high is None else high
     if not 0 <= low < 1 or high < 0:
-        raise ConfigError(f"clip_epsilon must be at least 0 and below 1, clip_epsilon_high at least 0 (got {low}, {high}).")
+        raise ConfigError(f"clip_epsilon must be at least 0 and below 1, its high end at least 0 (got {low}, {high}).")
     return math.log1p(-low), math.log1p(high)
 
 
