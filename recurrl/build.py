@@ -16,7 +16,7 @@ from recurrl.callbacks import builtin
 from recurrl.callbacks.callback import Callback, Callbacks, IterationCallback, UserCallback
 from recurrl.callbacks.diagnosis import Diagnosis
 from recurrl.checkpoint.warm_start import copy_weights
-from recurrl.collector.collector import Collector, RolloutSpec
+from recurrl.collector.collector import Collector, RestartableCollector, RolloutSpec
 from recurrl.collector.restarts import RestartingCollector, Restarts
 from recurrl.config import TrainConfig, WorkersConfig
 from recurrl.config.cell import NO_CELL
@@ -231,7 +231,7 @@ def make_collector(config: TrainConfig, policy: Policy, frames: int = 0, restart
         lower = (count * world().size + world().rank) * config.env.num_envs
         return seeds(spec.seed, lower + 1)[-1]
 
-    collector: Collector = make(config.collector, replace(spec, seed=seed_after(0)))
+    collector: RestartableCollector = make(config.collector, replace(spec, seed=seed_after(0)))
     return RestartingCollector(collector, restarts, seed_after) if restarts.allowed else collector
 
 

@@ -146,8 +146,10 @@ def _check_resets(config: TrainConfig, batch_NT: TensorDictBase, keys: Sequence[
 
 
 def _forced_resets(config: TrainConfig, keys: Sequence[Any]) -> tuple[TensorDictBase, TensorDictBase]:
-    """The observations before and after forced resets, from two new copies of the environment with random actions."""
-    with closing(make_batched_env(config.env, 2, config.seed, privileged=(OBSERVATION, HIDDEN) in keys)) as env:
+    """The observations before and after forced resets, from new copies of the environment with random actions."""
+    # As many as a worker has, because games of several agents come in whole rows of agents.
+    count = config.env.num_envs // getattr(config.collector, "num_workers", 1)
+    with closing(make_batched_env(config.env, count, config.seed, privileged=(OBSERVATION, HIDDEN) in keys)) as env:
         before, after = [], []
         observed = env.reset_tensors(None)
         for _ in range(MIN_RESETS - 1):

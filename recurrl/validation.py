@@ -153,6 +153,9 @@ def _check_compiled_cell(config: TrainConfig, cell: Cell) -> None:
 
 def _check_batches(config: TrainConfig) -> None:
     """Checks that environments divide evenly into workers, and frames into rows, slices and minibatches."""
+    launcher = getattr(config.env, "launcher", None)
+    alone = launcher is None or (launched_size() == 1 and not isinstance(config.collector, WorkersConfig))
+    _must(alone, "env.launcher", "null with several processes", launcher, "Use collector=single, without torchrun.")
     if isinstance(config.collector, WorkersConfig):
         workers = config.collector.num_workers
         _check_multiple("env.num_envs", config.env.num_envs, workers, f"collector.num_workers={workers}")

@@ -164,7 +164,7 @@ def test_a_wrong_observation_after_resets_is_caught_without_episode_ends(small, 
     config = small(*OF_ONE, f"env.id={name}")
     policy, batch = collected(config, std=0.5)
     assert not batch["next", "done"].any()
-    assert "after each of 8 resets" in complaint(config, policy, batch)
+    assert "after each of 16 resets" in complaint(config, policy, batch)
 
 
 class Masked(gymnasium.Env):

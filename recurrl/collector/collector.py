@@ -41,7 +41,7 @@ class RolloutSpec:
 
 
 class Collector(Protocol):
-    """Collects rollouts; each choice of ``collector`` is a module with a factory ``make(options, spec)``."""
+    """Collects rollouts. Each choice of ``collector`` is a module with a factory ``make(options, spec)``."""
 
     def collect(self) -> TensorDictBase:
         """The next rollout ``[N, T]``.
@@ -63,6 +63,13 @@ class Collector(Protocol):
             UnsavableError: the environments are constructed differently from the saved ones.
         """
 
+    def shutdown(self, *, raise_on_error: bool = True) -> None:
+        """Closes environments and ends processes."""
+
+
+class RestartableCollector(Collector, Protocol):
+    """A collector whose environments and workers can be replaced."""
+
     def restart(self, seed: int) -> None:
         """Replaces failed environments and workers with new ones, which begin new episodes.
 
@@ -72,9 +79,6 @@ class Collector(Protocol):
         Raises:
             RunError: the new ones failed too.
         """
-
-    def shutdown(self, *, raise_on_error: bool = True) -> None:
-        """Closes environments and ends processes."""
 
 
 def unsavable_reason(collector: Collector) -> str | None:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from tensordict import TensorDictBase
 
-from recurrl.collector.collector import Collector
+from recurrl.collector.collector import RestartableCollector
 from recurrl.errors import NonFiniteError, RunError
 from recurrl.runtime.ranks import world
 
@@ -63,7 +63,7 @@ class RestartingCollector:
         seed_after: maps the number of restarts to the seed of the new environments.
     """
 
-    def __init__(self, collector: Collector, restarts: Restarts, seed_after: Callable[[int], int]) -> None:
+    def __init__(self, collector: RestartableCollector, restarts: Restarts, seed_after: Callable[[int], int]) -> None:
         self.collector, self._restarts, self._seed_after = collector, restarts, seed_after
         self._error: RunError | None = None
 
@@ -103,10 +103,6 @@ class RestartingCollector:
         """
         with self._error_stored():
             self.collector.load_state_dict(state)
-
-    def restart(self, seed: int) -> None:
-        """Replaces environments and workers that failed."""
-        self.collector.restart(seed)
 
     @contextmanager
     def _error_stored(self) -> Iterator[None]:

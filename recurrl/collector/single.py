@@ -79,6 +79,7 @@ class SingleCollector:
         """
         if self.env.was_reset_elsewhere:
             logger.info("Restarting all training episodes: something else, such as an evaluation, used the simulator.")
+            self.env.raw.metrics()  # what it logged meanwhile
         if self.spec.group_size is not None or self.env.was_reset_elsewhere:
             self._begin_episodes()
         # Looked up once: finding a policy's device takes as long as a small layer.

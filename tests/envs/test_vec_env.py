@@ -19,6 +19,7 @@ from recurrl.errors import ConfigError, EnvError, RunError
 from recurrl.evaluation import evaluate
 from recurrl.runtime.serialization import from_bytes, to_bytes
 from recurrl.tracking.csv import read_rows
+from recurrl.validation import check_config
 
 N = 4
 ROWS = ["env.num_envs=4", "cell=gru", "cell.hidden_size=8", "encoder.sizes=[8]", "algorithm.gamma=0.9", "epochs=1"]
@@ -180,6 +181,15 @@ def test_what_it_logs_becomes_metrics(compose):
     mean = pytest.approx(float(rows["next", "reward"].double().mean()))
     assert found == {"env/Mean/reward": mean, "env/count": 2.0, "env/Episode/begun": N}
     assert collector.metrics() == found
+    evaluated = make_batched_env(config.env, N, seed=1)  # in the same simulator, by steps that are not the rollout's
+    evaluated.step_tensors(torch.zeros_like(evaluated.reset_tensors(None)["observation"]))
+    rows = collector.collect()
+    assert collector.metrics()["env/Mean/reward"] == pytest.approx(float(rows["next", "reward"].double().mean()))
+
+
+def test_a_launcher_runs_in_one_process_only(compose):
+    with pytest.raises(ConfigError, match=r"env\.launcher must be null with several processes \(got app:start\)\. Use"):
+        check_config(compose(*simulated("env.launcher=app:start", "collector=multi_sync", "collector.num_workers=2")))
 
 
 def check_seeded(metrics):
