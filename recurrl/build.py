@@ -241,8 +241,7 @@ def describe(config: TrainConfig, algorithm: Algorithm) -> str:
     corrected = "; corrected for older weights" * (config.is_off_policy and config.algorithm.corrects_for_old_weights)
     memory = "no memory (cell=none)"
     if config.cell.name != NO_CELL:
-        choice = " (chosen on the first batch)" if config.backend.name == "auto" else ""
-        memory = f"{config.cell.name} {config.cell.hidden_size} by backend {config.backend.name}{choice}"
+        memory = f"{config.cell.name} {config.cell.hidden_size} by backend {config.backend.name}"
     return (
         f"{config.env.id}, {config.env.num_envs} environments; {memory} on {config.device}, precision "
         f"{config.precision}; {parameters:,} parameters; "

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import torch
 
 from recurrl.config.keys import described
-from recurrl.errors import ConfigError, RunError, message_of
+from recurrl.errors import ConfigError, RunError, message_of, require
 from recurrl.runtime.atomic import atomic_write, remove_unfinished, sync, unfinished, unfinished_in
 from recurrl.runtime.metrics import floats
 from recurrl.runtime.run_directory import MANIFEST, PREFIX, looks_like_checkpoint, read_text
@@ -254,6 +254,7 @@ def _manifest(path: Path) -> Manifest:
         ConfigError: it is missing, not a file or too large.
         ValueError, KeyError, TypeError, RecursionError: it was modified or corrupted.
     """
+    require(not (path / MANIFEST).is_symlink(), f"{path / MANIFEST} is a link.")
     text = read_text(path / MANIFEST, _MAX_MANIFEST_BYTES)
     values = json.loads(text)
     manifest = Manifest(values["metadata"], values["checksums"], values["evaluation"])

@@ -1,11 +1,7 @@
 """``benchmark.py train`` and ``profile``: comparisons, and parts that add up."""
 
-import importlib.util
-
-import pytest
 import torch
 
-from benchmarks.main import main
 from benchmarks.profile import profile, table
 from benchmarks.train import Figures
 from benchmarks.train import table as train_table
@@ -22,19 +18,6 @@ def test_ratios_compare_the_same_cell_at_the_same_number_of_environments():
     rows = train_table(figures).splitlines()
     assert rows[-1] == "| 8 | sb3_contrib | lstm | 1,280 | 5,120 | 600 |  | 4.0 | 4.0 |"
     assert rows[-3] == "| 8 | recurrl | lstm | 5,120 | 20,480 | 150 | 400 |  |  |"
-
-
-@pytest.mark.slow
-def test_a_peer_that_is_not_installed_is_named_with_what_to_install(monkeypatch, capsys):
-    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
-    threads = torch.get_num_threads()
-    small = ["--envs", "4", "--steps", "8", "--epochs", "1", "--hidden", "8", "--repetitions", "1", "--no-memory"]
-    main(["train", "--loops", "recurrl,sb3_contrib", "--cells", "gru", *small])
-    torch.set_num_threads(threads)
-    out, err = capsys.readouterr()
-    assert "pip install sb3-contrib" in err
-    assert "Not compared because it is not installed: sb3_contrib (pip install sb3-contrib)." in out
-    assert "| 4 | recurrl | gru |" in out
 
 
 def test_parts_of_an_iteration_fit_into_the_whole_and_nothing_stays_patched(compose):

@@ -1,6 +1,7 @@
 """Runs whose environments are in other processes: signals from the terminal, and processes that are killed."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -11,6 +12,8 @@ from typing import NamedTuple
 import pytest
 from disks import with_a_disk_of_its_own
 from run_files import ended, metrics, summary
+
+from recurrl.checkpoint import files
 
 pytestmark = pytest.mark.slow
 SMALL = (
@@ -52,9 +55,9 @@ class Run(NamedTuple):
         return [pid for pid in sorted(self.members()) if "spawn_main" in Path(f"/proc/{pid}/cmdline").read_text()]
 
     def members(self):
-        """The processes of the group, without those that have ended or are about to."""
+        """The processes in the test's folder, without those that have ended or are about to."""
         pids = (int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit())
-        return [pid for pid in pids if _group(pid) == self.process.pid]
+        return [pid for pid in pids if _folder(pid) == self.folder.parent]
 
     def end(self, within_s=WAIT_S):
         """Its exit code and what it printed; nothing is left of it."""
@@ -64,13 +67,13 @@ class Run(NamedTuple):
         return self.process.returncode, err
 
 
-def _group(pid):
+def _folder(pid):
     try:
-        state, _, group, *others = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        state, *others = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        ends = state == "Z" or int(others[5]) & _EXITING
+        return None if ends else Path(f"/proc/{pid}/cwd").readlink()
     except OSError:
         return None
-    ends = state == "Z" or int(others[3]) & _EXITING
-    return None if ends else int(group)
 
 
 @pytest.fixture
@@ -78,11 +81,11 @@ def start(tmp_path):
     """Starts a run; whatever is left of it is killed after the test."""
     runs = []
 
-    def start(*overrides):
+    def start(*overrides, by=(str(Path(sys.executable).parent / "recurrl-train"),)):
         overrides = (*SMALL, "device=cpu", "hydra.run.dir=run", *overrides)
         own_memory = with_a_disk_of_its_own("/dev/shm", "256m")
         show = ["sh", "-c", SHOW_SHARED_MEMORY] if own_memory else []
-        command = [*own_memory, *show, str(Path(sys.executable).parent / "recurrl-train"), *overrides]
+        command = [*own_memory, *show, *by, *overrides]
         output = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
         runs.append(Run(subprocess.Popen(command, cwd=tmp_path, start_new_session=True, **output), tmp_path / "run"))
         return runs[-1]
@@ -91,6 +94,26 @@ def start(tmp_path):
     for run in runs:
         for pid in run.members():
             os.kill(pid, signal.SIGKILL)
+
+
+RANKS = (sys.executable, *["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "recurrl"])
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_killed_rank_is_named_ends_the_run_and_its_newest_checkpoint_resumes(victim, start):
+    workers = ("collector=multi_sync", "collector.num_workers=4", "checkpoint.every_frames=64")
+    run = start(*workers, by=RANKS)
+    run.wait_until_it_learns()
+    of_rank = [pid for pid in run.members() if f"\0RANK={victim}\0" in Path(f"/proc/{pid}/environ").read_text()]
+    os.kill(min(of_rank), signal.SIGKILL)  # its workers have the same environment, and began later
+    code, err = run.end(within_s=60)
+    assert code == 1
+    assert re.search(rf"rank +: {victim} .*\n +exitcode +: -9", err), err
+    newest = files.checkpoints_in(run.folder / "checkpoints")[-1]
+    assert files.damage(newest) is None
+    last = files.frames_of(newest) + 128
+    assert start(*workers, "resume=run", f"total_frames={last}", by=RANKS).end()[0] == 0
+    assert metrics(run.folder)[-1]["frames"] == str(last)
 
 
 @in_processes
