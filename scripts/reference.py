@@ -21,9 +21,9 @@ _HEAD = """# Configuration
 
 <!-- Written by `python scripts/reference.py > docs/configuration.md`. -->
 
-Write keys as `key=value` and groups as `group=choice`. `recurrl-train --cfg job ...` shows the same
-texts for the keys of one run, `--help` those of the main ones. For your yamls, add `--config-dir DIR`:
-`DIR/cell/mine.yaml` is `cell=mine`. Begin them with `defaults: [CHOICE, _self_]`; `CHOICE`, one of the package's, gives the values that yours
+Write keys as `key=value` and groups as `group=choice`. `recurrl-train --cfg job ...` shows the same texts for the keys
+of one run, `--help` those of the main ones. For your yamls, add `--config-dir DIR`: `DIR/cell/mine.yaml` is
+`cell=mine`. Begin them with `defaults: [CHOICE, _self_]`; `CHOICE`, one of the package's, gives the values that yours
 leaves out.
 
 All groups but `experiment` and `hparams_search` also take `package.module:Name`: a custom
