@@ -96,7 +96,7 @@ class Segments:
         """Flat index of each step's mirror image within its segment, for the backward direction."""
         rows, steps = self.is_init_BT.shape
         step_1T = torch.arange(steps, device=self.is_init_BT.device)[None, :]
-        start_BT = begun_at(self.starts_BT)
+        start_BT = torch.where(self.starts_BT, step_1T, 0).cummax(1).values
         end_BT = torch.where(self.ends_BT, step_1T, steps).flip(1).cummin(1).values.flip(1)
         row_B1 = torch.arange(rows, device=self.is_init_BT.device)[:, None]
         return (row_B1 * steps + start_BT + end_BT - step_1T).flatten()
@@ -125,12 +125,6 @@ def _packing_of(rows_and_steps: torch.Size, starts: bytes, device: torch.device)
     with torch.inference_mode(False):
         on_device = [torch.from_numpy(values).to(device) for values in indices]
     return Packing(rows_and_steps, running_SN.sum(1).tolist(), *on_device)
-
-
-def begun_at(starts_BT: Tensor) -> Tensor:
-    """The step at which the segment of each step began, ``[B, T]``; 0 for steps before the first start."""
-    step_T = torch.arange(starts_BT.shape[1], device=starts_BT.device)
-    return torch.where(starts_BT, step_T, 0).cummax(1).values
 
 
 def expanded(flags: Tensor, values: Tensor) -> Tensor:

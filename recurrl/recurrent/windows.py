@@ -8,8 +8,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from recurrl.recurrent.segments import begun_at, expanded
-
 
 def windows(entries: Tensor, starts_BT: Tensor, stored: Tensor) -> Tensor:
     """At each step the last K + 1 entries, the oldest first: ``[B, T, K + 1, ...]``.
@@ -23,14 +21,14 @@ def windows(entries: Tensor, starts_BT: Tensor, stored: Tensor) -> Tensor:
     """
     (rows, steps), length = starts_BT.shape, stored.shape[2]
     step = torch.arange(steps, device=entries.device)
-    start_BT1 = begun_at(starts_BT).unsqueeze(-1)
+    start_BT1 = torch.where(starts_BT, step, 0).cummax(1).values.unsqueeze(-1)
     # Place k of step t's window is the entry of step t − K + k, or, if that is before the segment, a stored entry.
     source_TK = step.unsqueeze(-1) + torch.arange(-length, 1, device=entries.device)
     before = source_TK - start_BT1
     row_B11 = torch.arange(rows, device=entries.device).view(-1, 1, 1)
     own = entries[row_B11, source_TK.clamp(min=0)]
     earlier = stored[row_B11, start_BT1, (before + length).clamp(0, length - 1)]
-    return torch.where(expanded(before, own) < 0, earlier, own)
+    return torch.where(before.view(*before.shape, *[1] * (own.ndim - 3)) < 0, earlier, own)
 
 
 def convolved(window: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

@@ -18,7 +18,6 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from recurrl.recurrent.cell import ParallelCell, States, Weights, factory_of, orthogonal
-from recurrl.recurrent.segments import begun_at
 from recurrl.recurrent.windows import windows
 
 PARTS = ("attention", "dense")
@@ -80,7 +79,8 @@ class GTrXL(ParallelCell):
 
     def parallel(self, weights: Weights, x_BTX: Tensor, starts_BT: Tensor, stored: States) -> tuple[Tensor, States]:
         """Attends over the windows of all steps at once."""
-        step, start = torch.arange(starts_BT.shape[1], device=x_BTX.device), begun_at(starts_BT)
+        step = torch.arange(starts_BT.shape[1], device=x_BTX.device)
+        start = torch.where(starts_BT, step, 0).cummax(1).values
         before = (stored[1].gather(1, start) + (step - start)).clamp(max=self.length - 1)
         window = windows(x_BTX, starts_BT, stored[0])
         return self.attend(weights, window, before), (window[..., 1:, :], (before + 1).clamp(max=self.length - 1))
