@@ -12,6 +12,10 @@ OWN_CRITIC = Condition("algorithm.critic=recurrent or feedforward", lambda run: 
 PPO_ACTIVE = Condition(
     "algorithm.weight or algorithm.weight_final_fraction below 1", lambda run: run.algorithm.reinforces
 )
+PPO_BONUS = Condition(
+    "algorithm.entropy_coeff above 0, and algorithm.weight or algorithm.weight_final_fraction below 1",
+    lambda run: run.algorithm.reinforces and run.algorithm.entropy_coeff > 0,
+)
 REFERENCE = Condition("algorithm.kl_to_ref_coeff above 0", lambda run: run.algorithm.kl_to_ref_coeff > 0)
 
 
@@ -134,7 +138,7 @@ class DistillConfig(PPOConfig):
         only_with=PPO_ACTIVE,
     )
     entropy_final_fraction: float = option(
-        "fraction of entropy_coeff at the end; 1: constant", options.FRACTION, only_with=PPO_ACTIVE
+        "fraction of entropy_coeff at the end; 1: constant", options.FRACTION, only_with=PPO_BONUS
     )
     normalize_advantage: str = option(
         "normalise advantages: none, per minibatch or per batch",
