@@ -118,7 +118,7 @@ def load(
         *(path, saved, size, ", and the replay buffer starts empty" if "buffer" in components else ""),
     )
     files.load(path, {name: each for name, each in components.items() if name not in OWN}, changes)
-    # All ranks share the scale. The discounted returns start anew, like the episodes.
+    # All ranks share the scale. The discounted returns start at zero again, like the episodes.
     scaler = files.state(path, SCALER) | {_RETURNS: components[SCALER].state_dict()[_RETURNS]}
     seeds = [seed_of_rank(seed, frames, rank) for rank in range(size)]
     share(components, [{SCALER: scaler}] * size, seeds)
