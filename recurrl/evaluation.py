@@ -32,8 +32,10 @@ MAX_STEPS = 100_000
 """An evaluation ends after this many steps per episode of an environment; unfinished returns count as they are."""
 MAX_RANDOM_STEPS = 10_000
 """Like :data:`MAX_STEPS`, for episodes of random actions."""
-MAX_COPIES = 256
-"""The largest number of environments in an evaluation; a simulator keeps its own number."""
+MAX_COPIES = 240
+"""The largest number of environments in an evaluation, a multiple of the usual numbers of agents; a simulator keeps its
+own number.
+"""
 
 logger = logging.getLogger(__name__)
 

@@ -64,7 +64,9 @@ def _report(folder: Path) -> None:
     jobs = jobs_of(folder)
     if not jobs:
         return
-    sys.stdout.write(f"\n{comparison_table(jobs, 'job')}\n")
+    # Different runs that are resumed may differ in settings that no override of the sweep names.
+    listed = configured(jobs) if len({job.settings.get("resume") for job in jobs}) > 1 else jobs
+    sys.stdout.write(f"\n{comparison_table(listed, 'job')}\n")
     sys.stdout.flush()
     failed = [job for job in jobs if not job.has_ended_well]
     sys.stderr.write(f"{len(jobs) - len(failed)} of {len(jobs)} jobs completed\n")
@@ -73,7 +75,7 @@ def _report(folder: Path) -> None:
         settings = " ".join(f"{key}={value}" for key, value in job.settings.items() if key in keys or not keys)
         sys.stderr.write(f"{job.status}: {job.name}: {settings or '(defaults)'}: {job.error or 'see its log'}\n")
     with atomic_write(folder / "sweep.json") as file:
-        file.write(comparison(jobs, "jobs"))
+        file.write(comparison(listed, "jobs"))
     from recurrl.reporting.page import write_report  # plotly takes half a second
 
     page = write_report(configured(jobs), [folder])

@@ -197,11 +197,6 @@ class TrainConfig:
         return self.frames_per_batch // self.env.num_envs
 
     @property
-    def slices_per_batch(self) -> int:
-        """Slices per iteration."""
-        return self.frames_per_batch // self.slice_len
-
-    @property
     def iterations(self) -> int:
         """Iterations in ``total_frames``, rounded down."""
         return self.total_frames // self.frames_per_batch

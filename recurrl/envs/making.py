@@ -14,6 +14,7 @@ from torchrl.modules.utils import get_primers_from_module
 
 from recurrl.config import EnvConfig
 from recurrl.envs.batched import BatchedEnv, Tensors, TorchRLEnv
+from recurrl.envs.checks import making
 from recurrl.envs.policy_env import PolicyEnv
 from recurrl.envs.shared_simulator import simulator
 from recurrl.envs.source import source_of
@@ -69,7 +70,8 @@ def make_env(config: EnvConfig, num_envs: int, seed: int, policy: nn.Module | No
 
 def _make(config: EnvConfig, num_envs: int, privileged: bool = False) -> PolicyEnv:
     source = source_of(config)
-    env = simulator(source) if source.is_simulator else source.make(num_envs)
+    with making(f"env.id={config.id}"):
+        env = simulator(source) if source.is_simulator else source.make(num_envs)
     _check_env(env, config, config.num_envs if source.is_simulator else num_envs)
     return PolicyEnv(env if isinstance(env, BatchedEnv) else TorchRLEnv(env), config, privileged)
 

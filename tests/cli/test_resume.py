@@ -144,11 +144,14 @@ def test_a_copy_of_a_run_has_its_whole_history_from_the_start(train, finished_ru
     assert contents(finished_run) == before
 
 
-def test_the_jobs_of_a_sweep_are_copies(train, finished_run, tmp_path, run):
-    train("-m", f"resume={run},{finished_run / FIRST}", "total_frames=96", "hydra.sweep.dir=sweep").succeeded()
+def test_the_jobs_of_a_sweep_are_copies_and_seeds_of_one_group_only_with_equal_settings(train, run, tmp_path):
+    train(f"resume=run/{FIRST}", "lr=1e-3", "total_frames=64", "hydra.run.dir=other").succeeded()
+    table = train("-m", f"resume={run},other/{FIRST}", "total_frames=96", "hydra.sweep.dir=sweep").succeeded().out
     for job in "01":
         assert [row["frames"] for row in metrics(tmp_path / "sweep" / job)] == ["32", "64", "96"]
     assert len(metrics(run)) == 2
+    assert " lr " in table
+    assert " seeds " not in table
 
 
 def test_from_python_a_run_is_resumed_in_its_own_directory_or_copied(tmp_path, run):

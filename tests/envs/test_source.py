@@ -130,6 +130,7 @@ def test_environments_of_torchrl_are_trained_in(overrides, train, tmp_path):
 
 MISTAKES = [
     ("env=mine:TooFew", "one of TorchRL of batch size [1] (got [2])."),
+    ("env=mine:OnTensors env.size=-1", "env.id=OnTensors cannot be made: it raised RuntimeError"),
     ("env=mine:Nothing", "one of TorchRL of batch size [1] (got a NoneType)."),
     ("env=mine:Renamed", "made an environment without the entry 'observation'; it has pixels. Name its keys"),
     ("env=mine:no_source", "made a str, which is not a recurrl.envs.Source. Derive from"),

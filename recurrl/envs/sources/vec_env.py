@@ -10,7 +10,7 @@ from recurrl.config.env import VecEnvConfig
 from recurrl.config.plugins import import_custom, load
 from recurrl.envs.arguments import check_arguments, parameters_of
 from recurrl.envs.batched import BatchedEnv
-from recurrl.envs.checks import EnvChecks, making
+from recurrl.envs.checks import EnvChecks
 from recurrl.envs.shared_simulator import simulator
 from recurrl.envs.single import SingleEnv
 from recurrl.envs.source import Source
@@ -63,8 +63,7 @@ class SimulatorSource(Source):
     def make(self, num_envs: int) -> BatchedEnv:
         """The simulator as an environment of batch size ``[num_envs]``."""
         options = self.options
-        with making(f"env.id={options.id}"):
-            created = self.create(num_envs)
+        created = self.create(num_envs)
         with EnvChecks(options.id, num_envs).attributed("reset"):
             env = SimulatorEnv(created, options)
         require(
