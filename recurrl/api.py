@@ -59,7 +59,7 @@ def train(
 ) -> Run:
     """Trains a policy: the same run, with the same files, as the command ``recurrl-train``.
 
-    It logs to ``recurrl.log`` in the run's directory, and to the logger ``recurrl``, as the caller has set that up.
+    It logs to ``recurrl.log`` in the run's directory, and to the logger ``recurrl``, which the caller may set up.
     Random numbers, torch's settings, loggers, signal handlers and Hydra are left as they were. Ctrl-C,
     SIGTERM and SIGUSR1 end the run after its iteration, with a checkpoint, and raise a ``KeyboardInterrupt`` with the
     attribute ``exit_code``.
@@ -144,7 +144,7 @@ def _choice_of(env: Any, overrides: Sequence[str]) -> list[str]:
     """
     both = sorted({"env.source", "env.id"} & overridden_keys(overrides))
     require(
-        not both, f"env was passed to recurrl.train, and the configuration has {both[:1]} too. Leave one of them out."
+        not both, f"env was passed to recurrl.train, but the configuration also sets {both[:1]}. Leave one of them out."
     )
     resumed = [each.value() for each in parsed(overrides) if each.key_or_group == "resume"]
     is_new = not resumed or resumed[-1] in (None, AUTO)

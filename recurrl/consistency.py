@@ -72,8 +72,8 @@ def check_consistency(policy: Policy, batch_NT: TensorDictBase, config: TrainCon
         differences = check_network(policy, batch_NT, config.slice_len, config.minibatch_slices, tolerance)
     figures = ", ".join(f"{name} {value:.1e}" for name, value in differences.items())
     return (
-        f"consistency check: {batch_NT.numel()} frames with {resets} resets give in the update what they gave in the "
-        f"rollout; largest differences: {figures} (tolerance {tolerance:.0e})"
+        f"consistency check passed: the update reproduces the rollout in {batch_NT.numel()} frames with {resets} "
+        f"resets; largest differences: {figures} (tolerance {tolerance:.0e})"
     )
 
 

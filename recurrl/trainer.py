@@ -130,7 +130,7 @@ class Trainer:
     def agree_on_end(self) -> bool:
         """True if no iteration follows. Collective: a stop requested on one rank stops all."""
         if world().is_orphaned:
-            logger.error("torchrun has ended; so does the run, with a checkpoint.")
+            logger.error("torchrun has ended. The run writes a checkpoint and ends, too.")
             self.request.record(signal.SIGTERM)
         requests = world().gathered(torch.tensor([self.request.number, self.stopped]))
         number, stopped = requests.amax(0).tolist()

@@ -98,7 +98,7 @@ def test_a_call_is_one_run(tmp_path, monkeypatch, options):
     several = "seed=0,1 has several values. Add -m before it to run each; in Python, call train for each."
     assert error_of(recurrl.train, "seed=0,1").startswith(several)
     assert error_of(recurrl.train, f"{options} seed=0,1") == (
-        f"{options} must be left out in Python, where a call is one run. Call train for each value."
+        f"{options} has no place in Python, where a call is one run. Call train for each value."
     )
     assert list(tmp_path.iterdir()) == []
 

@@ -220,8 +220,8 @@ class LooksSimple(recurrl.Callback):
 
 NOT_CALLED = [
     (Counter, r"callbacks must be objects \(got a class\). Give Counter\(\)."),
-    (Misspelt(), "Misspelt has on_iterations, which nothing calls. It may have on_end, on_iteration, on_rollout, "),
-    (NotDerived(), "NotDerived has on_start, .* the others of recurrl.Callback if it derives from that"),
+    (Misspelt(), "Misspelt defines on_iterations, never called. It may define on_end, on_iteration, on_rollout, "),
+    (NotDerived(), "NotDerived defines on_start, .* the other methods of recurrl.Callback if it derives from that"),
     (TooMany(), r"TooMany must have on_iteration\(metrics, policy\): missing a required argument: 'frames'"),
     (object(), r"object must have on_iteration\(metrics, policy\)"),
     (LooksDerived(), r"on_iteration\(metrics, policy\), because it does not derive from recurrl.Callback"),

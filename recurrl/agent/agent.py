@@ -86,7 +86,7 @@ class Agent:
         The process's random number generators stay as they are.
 
         Args:
-            episodes: the number of episodes, one in each environment if there are at most 256.
+            episodes: the number of episodes, one in each environment if there are at most 240.
             seed: the environments' seed; a run's own evaluation uses the run's seed.
             deterministic: take the most probable actions; False to sample them.
 

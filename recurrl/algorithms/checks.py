@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from recurrl.algorithms.algorithm import Algorithm
 
 MAX_SKIPPED_STEPS = 10
-"""Gradient steps with NaN or Inf are skipped; this many in a row end the run."""
+"""Gradient steps with NaN or Inf are skipped. If an epoch ends with this many in a row, so does the run."""
 
 
 def check_losses(losses: Losses, algorithm: Algorithm, slices_SK: TensorDictBase) -> None:
@@ -51,8 +51,8 @@ def check_losses(losses: Losses, algorithm: Algorithm, slices_SK: TensorDictBase
     )
     require(
         losses.mask is not None or LOSS_MASK not in slices_SK,
-        f"{what} must leave out steps that the environment inserts (got no mask). Take mask = slices[{LOSS_MASK!r}], "
-        "means by recurrl.algorithms.importance.mean_of(value, mask), and return Losses(..., mask=mask).",
+        f"{what} must leave out steps that the environment inserts (got no mask). Read mask = slices[{LOSS_MASK!r}], "
+        "compute means with recurrl.algorithms.importance.mean_of(value, mask), and return Losses(..., mask=mask).",
     )
     shape_SK = slices_SK.batch_size
     for name, of_steps in (("log_ratio", losses.log_ratio), ("mask", losses.mask)):
@@ -138,7 +138,7 @@ def check_skipped(algorithm: Algorithm, steps: Sequence[Mapping[str, Tensor]]) -
     """Updates the number of consecutive skipped gradient steps.
 
     Raises:
-        NonFiniteError: ``MAX_SKIPPED_STEPS`` or more steps in a row were skipped.
+        NonFiniteError: the last ``MAX_SKIPPED_STEPS`` steps or more were skipped.
     """
     in_a_row = int(algorithm.skipped_in_a_row)
     # A step with an empty minibatch was neither skipped nor taken.

@@ -69,7 +69,7 @@ def add_group_advantages(rows_NT: TensorDictBase, reward_NT: Tensor, options: GR
     rows_NT.set(ADVANTAGE, torch.where(mask_NT, advantage_NT, 0.0).to(reward_NT.dtype).unsqueeze(-1))
     rows_NT.set(LOSS_MASK, mask_NT.unsqueeze(-1))
     rows_NT.set(EPISODE_LOSS_STEPS, counts_NT.gather(1, start_NT).unsqueeze(-1))
-    # Times the number of ranks, because the learner averages metrics over ranks, and these are totals.
+    # Multiplied by the number of ranks: these are totals, but metrics are averaged over ranks.
     groups, without_spread = len(numbers) * world().size, int(flat.sum()) * world().size
     return {
         "group/groups": float(groups),

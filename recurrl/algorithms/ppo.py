@@ -85,7 +85,7 @@ class PPO(Algorithm):
     def epochs(self) -> int:
         """The number of epochs of this iteration: all configured ones until the critic explains the returns.
 
-        Until then, noisy gradients have nothing to undo.
+        Until then, the policy has learned nothing that more steps on noisy gradients could undo.
         """
         return super().epochs() if self.explained > CRITIC_EXPLAINS else self.config.epochs
 

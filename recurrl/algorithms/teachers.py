@@ -57,7 +57,7 @@ class Teacher:
             first = one.observation_spec.zero().update(one.full_action_spec.zero())
             first[IS_INIT] = torch.ones(*one.batch_size, 1, dtype=torch.bool)
         self._previous_action = PreviousAction(self._interface.action_spec).to(device)
-        advice = "It takes what the environment returns, of N environments, and returns its actions."
+        advice = "It takes the observations of N environments, as they return them, and returns their actions."
         with user_code(f"algorithm.teacher={target} cannot be used: it fails", advice), torch.no_grad():
             self._act, self._shapes = open_teacher(target, device)
             self.label(first.unsqueeze(1).to(device))
@@ -173,7 +173,7 @@ def _torchscript(path: Path, device: torch.device) -> tuple[Act, Shapes]:
     module = torch.jit.load(path, map_location=device).eval()
     require(
         not hasattr(module, "hidden_state"),
-        f"algorithm.teacher={path} must have no recurrent state inside, which is that of one environment. Export "
+        f"algorithm.teacher={path} must not keep a recurrent state, which would be that of one environment. Export "
         "it to ONNX, where states are inputs and outputs.",
     )
     return lambda raw, state, _: (module(raw[OBSERVATION].float()), state), {}

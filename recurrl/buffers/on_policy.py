@@ -15,7 +15,7 @@ from recurrl.config import BufferConfig
 class SliceBuffer:
     """Learns from each rollout alone, in slices of ``slice_len`` steps and minibatches of whole slices.
 
-    The slice is the unit, so that an epoch in random order contains every frame exactly once, wherever episodes begin
+    Minibatches consist of whole slices, so a shuffled epoch contains every frame exactly once, wherever episodes begin
     and end. A subclass may add rows (:meth:`extend`) or choose slices (:meth:`order`).
 
     Args:

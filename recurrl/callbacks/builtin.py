@@ -47,10 +47,9 @@ logger = logging.getLogger(__name__)
 
 
 class ConsistencyCheck(Callback):
-    """Checks that the update sees what the rollout saw, once, on the first rollout whose weights are known.
+    """Checks that the update sees what the rollout saw, once, on the first rollout with weights of this process.
 
-    A resumed run may begin with rollouts that were collected ahead of learning, with weights that no longer exist. The
-    check waits for the first rollout collected with weights of this process.
+    A resumed run may begin with rollouts that were collected ahead of learning, by weights that were not saved.
 
     Args:
         check: takes the policy, its rollout and ``resumed``, and returns a line for the log.

@@ -139,8 +139,8 @@ def check_callbacks(callbacks: Sequence[Any]) -> None:
         unknown = sorted(method for method in dir(each) if method.startswith("on_") and method not in known)
         require(
             not unknown,
-            f"The callback {name} has {', '.join(unknown)}, which nothing calls. It may have {', '.join(sorted(known))}"
-            + ("." if derives else "; the others of recurrl.Callback if it derives from that."),
+            f"The callback {name} defines {', '.join(unknown)}, never called. It may define {', '.join(sorted(known))}"
+            + ("." if derives else "; the other methods of recurrl.Callback if it derives from that."),
         )
         arguments, others = ("trainer, metrics", "metrics") if derives else ("metrics, policy", "trainer")
         try:

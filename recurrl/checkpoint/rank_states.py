@@ -47,8 +47,8 @@ def gathered_states(components: Mapping[str, Stateful]) -> dict[str, Any]:
         differing = [name for name, size in sizes.items() if not math.isclose(size, theirs[name], rel_tol=1e-3)]
         if differing:
             raise RunError(
-                f"The policies of rank 0 and rank {rank} differ in {', '.join(differing)}. Ranks have the same "
-                "parameters, but a module that counts or averages on its own does so on each: have it use "
+                f"The policies of rank 0 and rank {rank} differ in {', '.join(differing)}. All ranks share "
+                "parameters, but a module with counts or averages of its own has different ones on each. Have it use "
                 "recurrl.policy.normalization.RunningMoments, or train in one process."
             )
     return {RANKS: [from_bytes(state) for _, state in others]}

@@ -78,7 +78,7 @@ def _parser() -> argparse.ArgumentParser:
         prog="recurrl-evaluate",
         description="Plays episodes with the policies of runs and prints the returns: their mean, a 95% interval of "
         "the mean (Student's t over episodes), the interquartile mean, and their standard deviation. "
-        "Each environment plays one episode. With more than 256 episodes, each plays a number that is fixed in "
+        "Each environment plays one episode. With more than 240 episodes, each plays a number that is fixed in "
         "advance, so that short episodes are not over-represented.",
     )
     parser.add_argument(

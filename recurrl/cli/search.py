@@ -143,8 +143,8 @@ def _report(study: optuna.Study, fixed: Sequence[str]) -> None:
         fixed_values = [text for text in fixed if text.partition("=")[0] not in PRESETS]
         sys.stdout.write(
             f"\nThe best of {len(ended)} trials is {best.number}, with a return of {value:{return_format(value)}}.\n"
-            f"The best one again: recurrl-train {shlex.join([*fixed_values, *_overrides(best)])}\n"
-            "The best of many is better than it will be with other seeds: add -m and seed=1,2,3 to see.\n"
+            f"To repeat it: recurrl-train {shlex.join([*fixed_values, *_overrides(best)])}\n"
+            "The best of many trials looks better than it will with other seeds: add -m and seed=1,2,3 to find out.\n"
         )
     if failed:
         raise RunError(f"{len(failed)} of {len(ended)} trials failed: {failed}.")

@@ -1,4 +1,4 @@
-"""What is done once per sweep: the set-up before its jobs, and the tables at its end.
+"""The set-up before the jobs of a sweep, and the tables after them.
 
 The jobs may run in other processes or on other machines, so their results are read from their directories.
 """
@@ -41,7 +41,7 @@ class BeforeSweep(Callback):
 
 def jobs_at_once(num_threads: int | None) -> int:
     """How many jobs with ``num_threads`` threads each this process has cores for; at least one."""
-    cores = len(os.sched_getaffinity(0))
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, cores // (num_threads or cores))
 
 

@@ -41,7 +41,7 @@ class RolloutSpec:
 
 
 class Collector(Protocol):
-    """Collects rollouts. Each choice of ``collector`` is a module with a factory ``make(options, spec)``."""
+    """Collects rollouts. Each of the package's choices is a module with a factory ``make(options, spec)``."""
 
     def collect(self) -> TensorDictBase:
         """The next rollout ``[N, T]``.

@@ -92,8 +92,8 @@ class ProcessHost:
             self.call(worker, "start", replace(spec, policy=self._policy), seed)
         except (TypeError, PicklingError) as error:
             raise ConfigError(
-                "What makes the environment, or the policy, cannot be sent to worker processes "
-                f"({type(error).__name__}: {error}). Choose collector=single, or have it hold nothing of this process."
+                "What makes the environment, or the policy, cannot be pickled for the worker processes "
+                f"({type(error).__name__}: {error}). Choose collector=single, or remove from it what cannot be pickled."
             ) from error
 
     def publish(self, policy: nn.Module, slot: int) -> int:

@@ -39,7 +39,7 @@ class Restarts:
         Args:
             error: the reason.
             in_a_row: restarts since the last success.
-            expected: what would have been a success, such as ``a rollout``, for the message.
+            expected: what the restart was meant to yield, such as ``a rollout``, for the message.
 
         Raises:
             RunError: restarts are not allowed, or ``in_a_row`` has reached ``MAX_IN_A_ROW``.

@@ -53,9 +53,10 @@ class SingleCollector:
     def _start(self) -> None:
         spec, privileged = self.spec, HIDDEN in self.policy.critic_only
         self.env = make_batched_env(spec.env, spec.env.num_envs, spec.seed, spec.group_size, privileged)
-        self._begin_episodes()
+        self.begin_episodes()
 
-    def _begin_episodes(self) -> None:
+    def begin_episodes(self) -> None:
+        """Resets all environments, and the recurrent states with them."""
         batch, device, policy = self.env.batch_size[0], self.env.device, self.policy
         if self._curriculum:
             self.env.raw.stateful.load_state_dict(self._curriculum)
@@ -81,7 +82,7 @@ class SingleCollector:
             logger.info("Restarting all training episodes: something else, such as an evaluation, used the simulator.")
             self.env.raw.metrics()  # what it logged meanwhile
         if self.spec.group_size is not None or self.env.was_reset_elsewhere:
-            self._begin_episodes()
+            self.begin_episodes()
         # Looked up once: finding a policy's device takes as long as a small layer.
         policy, env, device, current = self.policy, self.env, self.policy.device, self._current
         state_keys, observation_keys = policy.carried_keys, list(env.observation_spec.keys(True, True))
@@ -147,7 +148,7 @@ class SingleCollector:
         """:meth:`load_state_dict` without a warning."""
         self._curriculum = state.get("curriculum", {})
         if self._curriculum:
-            self._begin_episodes()
+            self.begin_episodes()
         if state["unsavable_reason"] is None:
             saved, now = len(state["carrier"][IS_INIT]), self.env.batch_size[0]
             if saved != now:
@@ -176,7 +177,7 @@ class SingleCollector:
 
 
 def make(options: CollectorConfig, spec: RolloutSpec) -> SingleCollector:
-    """Makes the collector of this process, which has no options."""
+    """Makes the collector of this process. The options of every collector are read where it is run."""
     return SingleCollector(spec)
 
 

@@ -47,8 +47,8 @@ def hung(seconds: float, frames: int) -> WorkerError:
         frames: frames that it had collected.
     """
     return WorkerError(
-        f"hangs in native code after {frames} of its frames: no response within collector.timeout_s={seconds:g} s. If "
-        f"its steps may take longer, set a larger limit, or null for none. {CONTINUES}"
+        f"hangs in native code after collecting {frames} frames: no response within collector.timeout_s={seconds:g} s. "
+        f"If its steps may take longer, set a larger limit, or null for none. {CONTINUES}"
     )
 
 
@@ -59,7 +59,7 @@ def ended(exitcode: int, frames: int) -> WorkerError:
         exitcode: the process's exit code; negative for a signal.
         frames: frames that it had collected.
     """
-    after = f"after {frames} of its frames"
+    after = f"after collecting {frames} frames"
     if exitcode >= 0:
         return WorkerError(f"exited with code {exitcode} {after}. Its output says why.")
     number = signal.Signals(-exitcode)

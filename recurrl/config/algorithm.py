@@ -61,7 +61,7 @@ class ClippedConfig(AlgorithmConfig):
     """Options of algorithms with a clipped probability ratio and an entropy bonus."""
 
     clip_epsilon: float = option("clip range of the probability ratio", options.BELOW_ONE)
-    clip_epsilon_high: float | None = option("clip range above 1; null: the same as below", options.SCALE)
+    clip_epsilon_high: float | None = option("clip range above 1; null: clip_epsilon", options.SCALE)
     entropy_coeff: float = option(
         "weight of the entropy bonus; for PPO in units of the advantages' running root mean square", options.WEIGHT
     )
@@ -147,7 +147,7 @@ class DistillConfig(PPOConfig):
     )
     teacher: str = option("what to imitate: a run, module:function, or a policy as .onnx or TorchScript .pt")
     weight: float = option(
-        "weight of imitation; PPO's objective and entropy bonus have 1 minus this weight", options.RATE
+        "weight of the imitation loss; PPO's objective and entropy bonus are weighted by 1 minus this", options.RATE
     )
     weight_final_fraction: float = option("fraction of weight at the end; 1: constant", options.FRACTION)
 
@@ -173,7 +173,7 @@ class GRPOConfig(ClippedConfig):
         choices=("outcome", "process"),
     )
     divide_by_std: bool = option("also divide by the group's standard deviation")
-    drop_flat_groups: bool = option("leave out groups whose members all have the same return")
+    drop_flat_groups: bool = option("leave out groups in which all advantages are zero")
     aggregation: str = option(
         "how the loss is averaged: step (over all steps) or episode (over each episode's steps, then over episodes)",
         choices=("step", "episode"),

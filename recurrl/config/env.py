@@ -17,7 +17,7 @@ class EnvConfig:
     source: str = option("the module of recurrl.envs.sources that makes it, or package.module:Name")
     id: str = option("the environment's id; for Gymnasium's also module:Id, which imports the module first")
     num_envs: int = option("number of parallel environments", COPIES)
-    ids: list[str] = option("patterns of other ids for which the values of this yaml are right", only_with=A_YAML)
+    ids: list[str] = option("patterns of further ids to which this yaml applies", only_with=A_YAML)
     packages: list[str] = option("packages to import first, which register ids")
     wrappers: list[Any] = option(
         "Gymnasium wrappers, innermost first: module:Wrapper or {wrapper: module:Wrapper, ...}"
@@ -30,7 +30,7 @@ class EnvConfig:
     normalize_observation: bool = option("normalise observations by the policy's running statistics", only_with=NUMBERS)
     previous_reward: bool = option("show the policy the previous reward, unscaled")
     action_mask_from_info: bool = option('info["action_mask"] masks actions, as a dict observation\'s action_mask does')
-    normalize_reward: bool = option("divide rewards by the running standard deviation of the return, if it is above 1")
+    normalize_reward: bool = option("divide rewards by the running deviation of the discounted return, where above 1")
     kwargs: dict[str, Any] = option("further arguments of the environment's constructor: env.kwargs.size=8")
 
 
@@ -50,7 +50,7 @@ class VecEnvConfig(EnvConfig):
         choices=RESETS,
     )
     actor_groups: list[str] = option(
-        "the groups of observations that the policy sees; []: policy or actor, or else all but the critic's"
+        "the groups of observations that the policy sees; []: policy or actor; without them, all but the critic's"
     )
     critic_groups: list[str] = option("the groups that algorithm.critic_observation=[hidden] adds; []: critic")
 

@@ -69,8 +69,8 @@ def check_key(path: str, known: Collection[str], common: Collection[str] | None 
     if owners := " or ".join(name for name, options in choices if path in keys_of(options, f"{group}.")):
         raise ConfigError(
             f"{path} is an option of {group}={owners}, but this run has another {group}. Leave it out, or choose "
-            f"{group}={owners}. If you did not set it, a yaml's defaults did, which can be left out; or "
-            f"{key_of(group)}=... did, which keeps the options of the choice before: use {group}=... instead."
+            f"{group}={owners}. If you did not set it yourself, either the defaults of a yaml did (remove them), "
+            f"or {key_of(group)}=... did, which keeps the options of the previous choice (write {group}=... instead)."
         )
     if last in SYNONYMS:
         raise ConfigError(f"Unknown configuration key {path!r}. Did you mean {SYNONYMS[last]}?")

@@ -219,7 +219,7 @@ def load(target: str, setting: str) -> Any:
         return attrgetter(name)(module)
     except AttributeError as error:
         # A notebook's __main__ has no file.
-        place = f"at {module.__file__}" if hasattr(module, "__file__") else "that of this session"
+        place = f"at {module.__file__}" if hasattr(module, "__file__") else "the one of this session"
         raise ConfigError(f"{setting}: the module {module_name} has no {name}. It is {place}.") from error
 
 

@@ -62,7 +62,7 @@ class WandbConfig(LoggerConfig):
     """Weights & Biases."""
 
     project: str = option("wandb's project")
-    mode: str = option("auto is online with a login, else offline", choices=("auto", "online", "offline", "disabled"))
+    mode: str = option("auto: wandb's own, else online with a login", choices=("auto", "online", "offline", "disabled"))
     group: str | None = option("wandb's group; null: the folder of a sweep, none for other runs")
     tags: list[str] = option("wandb's tags")
     id: str | None = option("id of a wandb run to continue; null: that of the resumed run, or a new one")
@@ -72,9 +72,9 @@ class WandbConfig(LoggerConfig):
 class PolicyConfig:
     """The network around the cell."""
 
-    initial_std: float = option("initial σ of continuous actions, in half action ranges", SCALE, only_with=CONTINUOUS)
+    initial_std: float = option("initial σ of continuous actions, in half ranges", SCALE, only_with=CONTINUOUS)
     noise_correlation: float = option(
-        "correlation of the noise of successive actions: explores further",
+        "correlation between the noise of successive actions; higher values explore farther",
         Range(0, 1, below=True),
         only_with=SINGLE_CONTINUOUS,
     )
@@ -100,7 +100,7 @@ class EvaluationConfig:
 
     episodes: int = option("number of deterministic episodes; 0: use the last ones of training instead", EPISODES)
     every_frames: int | None = option("frames between evaluations; null: only at the end", STEPS)
-    memory: bool = option("at the end, also evaluate with states zeroed and with another episode's", only_with=A_CELL)
+    memory: bool = option("at the end, also evaluate with zeroed and with another episode's states", only_with=A_CELL)
     random: bool = option("at the end, also evaluate random actions, and warn if the policy is no better")
 
 
@@ -152,20 +152,20 @@ class TrainConfig:
         only_with=A_CELL,
     )
     compile: str = option(
-        "loss: torch.compile the loss (starts slowly, then is faster or slower, depending on the cell); cudagraphs: on "
+        "loss: compile the loss by torch.compile (a slow start, then faster or slower, by the cell); cudagraphs: on "
         "a GPU, also replay loss, gradient and the policy's steps as CUDA graphs",
         choices=("none", "loss", "cudagraphs"),
     )
     total_frames: int = option("environment steps, summed over environments; never exceeded", STEPS)
     schedule_frames: int | None = option(
-        "frames over which schedules fall; null: total_frames; a resumed run keeps its own", STEPS, only_with=SCHEDULES
+        "frames over which schedules decay; null: total_frames; a resumed run keeps its own", STEPS, only_with=SCHEDULES
     )
     schedule_sqrt_after: int | None = option(
         "frames after which schedules also fall with the inverse square root of frames; null: only linearly",
         STEPS,
         only_with=SCHEDULES,
     )
-    frames_per_batch: int = option("frames per iteration: a row of frames_per_batch / env.num_envs steps each", STEPS)
+    frames_per_batch: int = option("frames per iteration, in rows of frames_per_batch / env.num_envs steps", STEPS)
     slice_len: int = option("steps per slice, the length of backpropagation through time; must divide a row", STEPS)
     state: str = option(
         "first states of slices: stored (the rollout's), zero, burn_in (recomputed from half a slice earlier) or "
@@ -180,11 +180,11 @@ class TrainConfig:
     optimizer: str = option("adam or adamw (with a weight decay of 0.01)", choices=("adam", "adamw"))
     lr: float = option("initial learning rate", RATE)
     lr_schedule: str = option(
-        "linear (falls with frames) or adaptive (keeps the KL near desired_kl, over several gradient steps per batch)",
+        "linear (falls with frames) or adaptive (keeps the KL near desired_kl; needs several gradient steps per batch)",
         choices=("linear", "adaptive"),
     )
     lr_final_fraction: float = option("fraction of lr at the end; 1: constant", FRACTION, only_with=LINEAR)
-    desired_kl: float = option("KL from the behaviour policy to keep gradient steps near", POSITIVE, only_with=ADAPTIVE)
+    desired_kl: float = option("KL from the behaviour policy to adapt the rate to", POSITIVE, only_with=ADAPTIVE)
     consistency_check: bool = option("check before learning that the update sees what the rollout saw")
     resume: str | None = option(
         "a run directory, continued in place, or a checkpoint; auto: the newest in hydra.run.dir"

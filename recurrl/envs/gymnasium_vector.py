@@ -106,8 +106,8 @@ class GymnasiumVectorEnv(VecEnv):
                     filled[key][which] = values[which]
         except (UnnamedEnvError, IndexError) as error:
             raise UnnamedEnvError(
-                "returned an info['final_obs'] that is neither a batch of observations nor an array of objects, an "
-                f"observation for each environment whose episode ended: {error}"
+                "returned an info['final_obs'] that is neither a batch of observations nor an array of objects, one "
+                f"observation per environment whose episode ended: {error}"
             ) from error
         return filled
 

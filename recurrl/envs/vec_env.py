@@ -204,8 +204,8 @@ class SimulatorEnv(VecEnv):
             self._warned = True
             logger.warning(
                 "The simulator gives no final observation of episodes that are truncated (info['final_obs']): their "
-                "returns are continued by γ V(s) of the last observation but one. One that resets on request "
-                "(env.resets=disabled) needs no such estimate."
+                "returns are bootstrapped from the value of the second-to-last observation. A simulator that resets on "
+                "request (env.resets=disabled) needs no such estimate."
             )
         means = {f"env/{name.strip('/')}": float(torch.stack(each).nanmean()) for name, each in self._logged.items()}
         self._logged.clear()

@@ -193,10 +193,10 @@ class SquashedGaussian(Distribution):
     def log_prob(self, value: Tensor) -> Tensor:
         """Log-probability ``[B]``.
 
-        Within ``width`` of ±1 the density is constant: the probability of that end divided by its width. There
-        rounding leaves too few digits to invert the tanh. If the inverse were clamped instead, the action would
-        seem far from a mean beyond the bound, with a gradient that grows with the distance. This way the gradients for
-        an action loc + scale · z are bounded like a Gaussian's: by (y + 1) / scale with respect to the mean and by
+        Within ``width`` of ±1 the density is taken as constant (the probability of that end divided by its width),
+        because rounding leaves too few digits there to invert the tanh. Clamping the inverse instead would place the
+        action far from a mean that lies beyond the bound, with a gradient that grows with the distance. The gradients
+        for an action loc + scale · z are bounded like a Gaussian's: by (y + 1) / scale with respect to the mean and by
         (y + 1)² with respect to log(scale), where y = |z| + 0.05 / scale (rounding changes the inverse by up to 0.05).
         """
         base: Any = self.base

@@ -40,8 +40,8 @@ class LinearCell(ParallelCell):
     def coefficients(self, weights: Weights, x: Tensor) -> tuple[Terms, Tensor]:
         """``(a, b)`` of each state, and what ``read`` needs of the input, for one step or many: x is ``[..., X]``.
 
-        Each b is ``[..., *shape]``. Its a has the same number of dimensions, with size one where all entries share a
-        value; if all steps share it, a may have only the state's own dimensions.
+        Each b is ``[..., *shape]``. Its a has as many dimensions, with size one along those in which all entries are
+        equal; if a is the same at every step, it may have only the state's own dimensions.
         """
 
     @abstractmethod

@@ -57,7 +57,7 @@ def _page(runs: Sequence[Result], title: str) -> str:
     figures = {
         "Evaluation return: most probable actions": learning_curves(groups, "eval/return_mean"),
         "Return of training: sampled actions, last 100 episodes": learning_curves(groups, "train/return_mean"),
-        "What the memory is worth: most probable actions": memory_bars(groups),
+        "Effect of memory: most probable actions": memory_bars(groups),
     }
     drawn = {name: to_html(figure, **_DRAWN) for name, figure in figures.items() if figure is not None}
     parts = [

@@ -1,6 +1,5 @@
 """The results of runs: plain data, read from their directories."""
 
-import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -83,8 +82,7 @@ class Result:
         count, speed, seconds = value("eval_episodes"), value("frames_per_s"), value("wall_time_s")
         returns: tuple[str, ...] = ("",) * 4
         if mean is not None and std is not None and count:
-            # A summary has the episodes' own standard deviation; the interval needs the unbiased estimate.
-            interval = interval_95(mean, std * math.sqrt(count / max(1, count - 1)), count)
+            interval = interval_95(mean, std, int(count))
             form = return_format(mean, std)
             numbers = ("" if each is None else f"{each:{form}}" for each in (mean, std, zeroed))
             returns = (*numbers, interval_text(interval, form, "episodes"))

@@ -1,4 +1,4 @@
-"""The directory of a run: locked while in use, refused if others use it, and removed if the run is rejected."""
+"""The directory of a run: locked while in use, rejected if another run uses it, removed if its run is rejected."""
 
 import os
 import shutil

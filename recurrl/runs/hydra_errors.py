@@ -37,7 +37,7 @@ def _missing_choice(choice: str, known: list[str]) -> str:
         return f"{group}={name} is not installed. Install it with: pip install 'recurrl[{extra}]'"
     if is_custom(name) and group in GROUPS:
         return (
-            f"{group}={name} must be on a command line, not in the defaults of a yaml. Name there a yaml of the folder "
-            f"{group} with the line '{key_of(group).partition('.')[2]}: {name}'."
+            f"{group}={name} can be given only on the command line. In the defaults of a yaml, name a yaml in the "
+            f"folder {group} with the line '{key_of(group).partition('.')[2]}: {name}'."
         )
     return str(unknown_choice(group, group, name, known or (choice_names(group) if group in GROUPS else ())))

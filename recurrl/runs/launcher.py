@@ -27,8 +27,8 @@ def launch(config: DictConfig) -> None:
 def _call(name: str) -> None:
     require(
         "torch" not in sys.modules,
-        f"env.launcher={name} must be called before torch is imported, and it is. Use the command line; or call the "
-        "function first, and leave env.launcher out.",
+        f"env.launcher={name} must be called before torch is imported, but torch already is. Use the command "
+        "line; or call the function first, and leave env.launcher out.",
     )
     load(name, f"env.launcher={name}")()
 

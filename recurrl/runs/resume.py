@@ -90,8 +90,8 @@ def _typed(effective: DictConfig, changes: Mapping[str, Any], overrides: Sequenc
         for group in (group for group in GROUPS if f"{group}.name" in typed):
             was, now = changes[f"{group}.name"]
             raise ConfigError(
-                f"{group}.name must be a choice with the options of this run (got {now}, and they are of {was}). "
-                f"Choose {group}={now}, which takes its defaults."
+                f"{group}.name={now} does not accept the options that this run has for {was}. "
+                f"Choose {group}={now}, which starts from the defaults of {now}."
             ) from error
         # What this command line gets wrong must not be reported as the file's error.
         if any(key in str(error) for key in changes.keys() - {"resume"}):

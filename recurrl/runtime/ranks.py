@@ -1,7 +1,7 @@
 """The ranks of a run: the processes that ``torchrun`` started. Each collects its own rollouts, and all learn together.
 
-The methods of :func:`world` exchange values between ranks. In a run of one process they return their arguments, and
-``torch.distributed`` is not used.
+The methods of :func:`world` exchange values between ranks. In a run of one process they return what a single rank
+would get, and ``torch.distributed`` is not used.
 """
 
 from __future__ import annotations

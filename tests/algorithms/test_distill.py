@@ -140,7 +140,7 @@ def test_a_torchscript_file_is_a_teacher_unless_it_keeps_a_state_to_itself(small
         torch.testing.assert_close(batch[TEACHER_ACTION], module(whole(batch)) / 2)
     module.register_buffer("hidden_state", torch.zeros(1, 1, 5))
     torch.jit.script(module).save(tmp_path / "recurrent.pt")
-    with pytest.raises(ConfigError, match=r"must have no recurrent state inside.* Export it to ONNX"):
+    with pytest.raises(ConfigError, match=r"must not keep a recurrent state.* Export it to ONNX"):
         labelled(small(*PENDULUM, *distilled(tmp_path / "recurrent.pt")))
 
 

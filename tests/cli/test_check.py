@@ -10,7 +10,7 @@ from wrong_environments import Stale
 from recurrl.algorithms.ppo import PPO
 
 LINE = (
-    r"consistency check: 32 frames with \d+ resets give in the update what they gave in the rollout; largest "
+    r"consistency check passed: the update reproduces the rollout in 32 frames with \d+ resets; largest "
     r"differences: .*"
 )
 UPDATE = r"one update by algorithm=ppo: \d+ gradient steps; loss/objective \S+, loss/critic \S+, loss/entropy \S+"

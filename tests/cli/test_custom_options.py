@@ -83,8 +83,8 @@ def test_a_wrong_option_of_a_custom_part_is_rejected_on_resume_without_blaming_t
 @pytest.mark.parametrize("name", ["lstm", "lru"])
 def test_a_name_whose_options_the_run_does_not_have_is_answered_with_the_choice(train, coupled_run, name):
     assert train(f"resume={coupled_run}", f"cell.name={name}").error == (
-        f"cell.name must be a choice with the options of this run (got {name}, and they are of coupled:Coupled). "
-        f"Choose cell={name}, which takes its defaults."
+        f"cell.name={name} does not accept the options that this run has for coupled:Coupled. "
+        f"Choose cell={name}, which starts from the defaults of {name}."
     )
 
 
@@ -173,8 +173,8 @@ def test_a_yaml_whose_defaults_have_options_that_its_own_lack_is_rejected_with_w
     error = error_of(lambda: as_schema(compose([f"{group}=short"], tmp_path / "mine")))
     assert re.match(rf"{group}\.\w+ is an option of {group}=[\w ]*{choice}", error)
     assert error.endswith(
-        f"If you did not set it, a yaml's defaults did, which can be left out; or {key_of(group)}=... did, which "
-        f"keeps the options of the choice before: use {group}=... instead."
+        f"If you did not set it yourself, either the defaults of a yaml did (remove them), or {key_of(group)}=... did, "
+        f"which keeps the options of the previous choice (write {group}=... instead)."
     )
 
 
@@ -185,7 +185,7 @@ def test_an_experiment_takes_a_custom_choice_by_a_yaml_as_its_error_says(own_cho
     error = error_of(compose, ["experiment=mine"], tmp_path / "mine")
     key = key_of(group).partition(".")[2]
     assert error == (
-        f"{group}={name} must be on a command line, not in the defaults of a yaml. Name there a yaml of the folder "
+        f"{group}={name} can be given only on the command line. In the defaults of a yaml, name a yaml in the folder "
         f"{group} with the line '{key}: {name}'."
     )
     yamls("experiment", "mine", defaults=[{f"override /{group}": "short"}])

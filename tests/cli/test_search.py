@@ -37,7 +37,7 @@ def test_a_search_runs_its_trials_and_says_how_to_repeat_the_best(search, train,
     assert [settings(run)["lr"] for run in runs] == [trial.params["lr"] for trial in trials]
     assert len({trial.params["lr"] for trial in trials}) == 2
     assert "2 of 2 jobs completed" in outcome.err
-    again = shlex.split(re.search(r"The best one again: recurrl-train (.*)", outcome.out)[1])
+    again = shlex.split(re.search(r"To repeat it: recurrl-train (.*)", outcome.out)[1])
     assert train(*again, "hydra.run.dir=again").code == 0
     best = runs[max(range(2), key=lambda number: trials[number].value)]
     assert without_times(metrics(tmp_path / "again")) == without_times(metrics(best))

@@ -256,9 +256,9 @@ MESSAGES = {
     "flags": "Environment 0 of 4 (test_vector:made), at step 3, returned the truncated array([False, False]), a "
     "ndarray. Have step",
     "final of objects": "at step 3, returned an info['final_obs'] that is neither a batch of observations nor an array "
-    "of objects, an observation for each environment whose episode ended: gave the observation 'observation' the shape "
+    "of objects, one observation per environment whose episode ended: gave the observation 'observation' the shape "
     "(3,) and the dtype object",
-    "final of none": "neither a batch of observations nor an array of objects, an observation for each environment "
+    "final of none": "neither a batch of observations nor an array of objects, one observation per environment "
     "whose episode ended: index 1 is out of bounds",
     "final": "at step 2, ended episodes without info['final_obs'], which autoreset mode SAME_STEP requires.",
 }

@@ -14,15 +14,12 @@ from recurrl.cli.sweep import SWEEP, BeforeSweep
 from recurrl.errors import ConfigError
 from recurrl.reporting.page import write_report
 from recurrl.reporting.runs import Result, grouped
-from recurrl.returns import interval_95, return_format
+from recurrl.returns import interval_95, interval_text, return_format
 from recurrl.runs.results import results_of
 from recurrl.runtime.run_summary import RunSummary
 
 HEADER = "frames,train/return_mean,eval/return_mean"
-TITLES = (
-    *("Evaluation return: most probable actions", "Return of training: sampled actions", "What the memory is worth"),
-    "Runs",
-)
+TITLES = ("Evaluation return: most probable actions", "Return of training: sampled actions", "Effect of memory", "Runs")
 
 
 def write_run(run, overrides, **summary):
@@ -147,6 +144,8 @@ def test_a_job_that_was_rejected_differs_from_the_others_in_its_overrides_only(f
 def test_the_interval_of_a_mean_is_students(count, half):
     assert interval_95(10.0, 1.0, count) == pytest.approx((10 - half, 10 + half), rel=1e-3)
     assert {interval_95(10.0, 1.0, few) for few in range(3)} == {None}
+    summary = {"eval_return_mean": 10.0, "eval_return_std": 1.0, "eval_episodes": float(count)}
+    assert Result("run", Path(), {}, summary).cells()[3] == interval_text(interval_95(10.0, 1.0, count), ".2f", "")
 
 
 SCALES = """

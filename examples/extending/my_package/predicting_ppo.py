@@ -11,14 +11,14 @@ from dataclasses import dataclass
 
 from tensordict import TensorDictBase
 from torch import nn
-from torch.nn.functional import mse_loss
 
 from recurrl.algorithms import Losses
+from recurrl.algorithms.importance import mean_of
 from recurrl.algorithms.ppo import PPO
 from recurrl.config import PPOConfig, TrainConfig
 from recurrl.config.options import WEIGHT, option
 from recurrl.errors import require
-from recurrl.keys import HIDDEN, OBSERVATION
+from recurrl.keys import HIDDEN, LOSS_MASK, OBSERVATION
 from recurrl.policy import Policy
 from recurrl.policy.policy import SequenceOutput
 
@@ -49,7 +49,8 @@ class PredictingPPO(PPO):
     def loss(self, slices_SK: TensorDictBase, output: SequenceOutput) -> Losses:
         """PPO's terms, and the error of the prediction, logged as ``loss/prediction`` and ``prediction/error``."""
         losses = super().loss(slices_SK, output)
-        error = mse_loss(self.predictor(output.features), slices_SK[OBSERVATION, HIDDEN])
+        errors = (self.predictor(output.features) - slices_SK[OBSERVATION, HIDDEN]).square()
+        error = mean_of(errors.mean(-1, keepdim=True), slices_SK.get(LOSS_MASK))
         return losses._replace(
             terms={**losses.terms, "prediction": self.options.prediction_coeff * error},
             metrics={**losses.metrics, "prediction/error": error.detach()},

@@ -53,7 +53,7 @@ class Reinforce(Algorithm):
             to_go = reward_NT[:, t : t + 1] + self.options.gamma * torch.where(done[:, t], following[:, t], to_go)
             returns.append(to_go)
         rows_NT.set(RETURN, torch.stack(returns[::-1], 1))
-        return {"value/return_mean": float(rows_NT[RETURN].mean())}
+        return {"value/return_mean": float(mean_of(rows_NT[RETURN], rows_NT.get(LOSS_MASK)))}
 
     def loss(self, slices_SK: TensorDictBase, output: SequenceOutput) -> Losses:
         """The policy gradient's surrogate, the baseline's error and the entropy bonus."""

@@ -12,6 +12,7 @@ from recurrl.collector.collector import RolloutSpec
 from recurrl.collector.single import SingleCollector
 from recurrl.config import CollectorConfig
 from recurrl.config.options import STEPS, option
+from recurrl.recurrent.module.keys import IS_INIT
 
 
 @dataclass
@@ -30,13 +31,16 @@ class ResettingCollector(SingleCollector):
 
     def collect(self) -> TensorDictBase:
         """The next rollout ``[N, T]``."""
-        self.begins_with_reset = self.collected % self.reset_every == 0
+        if self.collected % self.reset_every == 0:
+            self.begin_episodes()
         self.collected += 1
-        return super().collect()
+        rollout = super().collect()
+        self.begins_with_reset = bool(rollout[IS_INIT][:, 0].all())
+        return rollout
 
     def metrics(self) -> dict[str, float]:
-        """1 if the last rollout began with a reset."""
-        return {"collect/reset": float(self.begins_with_reset)}
+        """1 if all rows of the last rollout begin with a reset."""
+        return {**super().metrics(), "collect/reset": float(self.begins_with_reset)}
 
     def state_dict(self) -> dict[str, Any]:
         """The unfinished episodes, and the number of rollouts collected."""
