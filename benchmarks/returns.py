@@ -275,8 +275,9 @@ def report(selection: Mapping[str, Sequence[Task]], results: Mapping[Job, Result
         "",
         "*Return* comes from the last evaluation, which plays the most probable actions; *sampled* from the last 100 "
         "episodes of training: interquartile means over seeds, with 95% bootstrap intervals. *Solved* is how many "
-        "seeds reached the threshold; frames and seconds to it are medians over seeds. *At most* is what no policy can "
-        "exceed. POPGym's published figures are of sampled actions: the highest mean return of a training iteration.",
+        "seeds reached the threshold in an evaluation; frames and seconds to it are medians over seeds. *At most* is "
+        "what no policy can exceed. POPGym's published figures are of sampled actions: the highest mean return of a "
+        "training iteration.",
     ]
     for suite, tasks in selection.items():
         lines += [

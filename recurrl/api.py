@@ -144,7 +144,7 @@ def _choice_of(env: Any, overrides: Sequence[str]) -> list[str]:
     """
     both = sorted({"env.source", "env.id"} & overridden_keys(overrides))
     require(
-        not both, f"env was passed to recurrl.train, but the configuration also sets {both[:1]}. Leave one of them out."
+        not both, f"env was passed to recurrl.train, but the configuration sets {both[:1]} too. Leave one of them out."
     )
     resumed = [each.value() for each in parsed(overrides) if each.key_or_group == "resume"]
     is_new = not resumed or resumed[-1] in (None, AUTO)

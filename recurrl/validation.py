@@ -161,10 +161,10 @@ def _check_batches(config: TrainConfig) -> None:
         _check_multiple("env.num_envs", config.env.num_envs, workers, f"collector.num_workers={workers}")
     num_envs, frames, steps = config.env.num_envs, config.frames_per_batch, config.steps_per_row
     _check_multiple("frames_per_batch", frames, num_envs, f"env.num_envs={num_envs}")
-    row = f"a divisor of frames_per_batch / env.num_envs, the {steps} steps of a row"
+    row = f"a divisor of the {steps} steps of a row, frames_per_batch / env.num_envs"
     _must(steps % config.slice_len == 0, "slice_len", row, config.slice_len, _one_of(steps))
     slices = frames // config.slice_len
-    batch = f"a divisor of frames_per_batch / slice_len, the {slices} slices of an iteration"
+    batch = f"a divisor of the {slices} slices of an iteration, frames_per_batch / slice_len"
     fits = slices % config.minibatch_slices == 0
     _must(fits, "minibatch_slices", batch, config.minibatch_slices, _one_of(slices))
     # The KL is zero until a gradient step has been taken, so an iteration of one step has nothing to adapt to.

@@ -48,7 +48,7 @@ def gathered_states(components: Mapping[str, Stateful]) -> dict[str, Any]:
         if differing:
             raise RunError(
                 f"The policies of rank 0 and rank {rank} differ in {', '.join(differing)}. All ranks share "
-                "parameters, but a module with counts or averages of its own has different ones on each. Have it use "
+                "parameters, but counts and averages that a module keeps differ between ranks. Have it use "
                 "recurrl.policy.normalization.RunningMoments, or train in one process."
             )
     return {RANKS: [from_bytes(state) for _, state in others]}

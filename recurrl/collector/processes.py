@@ -92,7 +92,7 @@ class ProcessHost:
             self.call(worker, "start", replace(spec, policy=self._policy), seed)
         except (TypeError, PicklingError) as error:
             raise ConfigError(
-                "What makes the environment, or the policy, cannot be pickled for the worker processes "
+                "What makes the environment, or the policy, cannot be pickled for worker processes "
                 f"({type(error).__name__}: {error}). Choose collector=single, or remove from it what cannot be pickled."
             ) from error
 

@@ -81,8 +81,8 @@ def _check_env(env: EnvBase, config: EnvConfig, num_envs: int) -> None:
     made = list(env.batch_size) if isinstance(env, EnvBase) else f"a {type(env).__name__}"
     require(
         made == [num_envs],
-        f"env.source={config.source} must make one environment of batch size [{num_envs}] of env.id={config.id} (got "
-        f"{made}). Have its factory take num_envs, and make that many.",
+        f"env.source={config.source} must make {num_envs} environments of env.id={config.id}, as one of batch size "
+        f"[{num_envs}] (got {made}). Have its factory take num_envs, and make that many.",
     )
     entries = {OBSERVATION: env.observation_spec, ACTION: env.full_action_spec, "reward": env.full_reward_spec}
     for key, spec in entries.items():

@@ -135,7 +135,7 @@ def check_code(named: Mapping[str, set[str]], source: Path, permission: str) -> 
     if named:
         texts = sorted(set().union(*named.values()))
         raise ConfigError(
-            f"{source} names code that would be imported and executed: {', '.join(texts)}. None of your own runs "
+            f"{source} names code that would be imported and executed: {', '.join(texts)}. None of your runs "
             f"wrote it, or it was changed or moved since. If you trust it, {permission}."
         )
 

@@ -200,7 +200,7 @@ def test_no_attack_makes_a_run_trusted(own_run, train, imported, tmp_path, monke
         attacked = attacked_by(run)
         error = error_of(open_run, attacked)
         assert "names code that would be imported" in error
-        assert "None of your own runs wrote it, or it was changed or moved since." in error, attack
+        assert "None of your runs wrote it, or it was changed or moved since." in error, attack
         outcome = train(f"resume='{attacked}'", "total_frames=96", "hydra.run.dir=out")
         assert "names code that would be imported" in outcome.error, (attack, outcome)
         assert not imported.exists(), attack
@@ -219,7 +219,7 @@ def test_where_nothing_can_be_noted_a_run_is_not_trusted(train, evaluate, tiny, 
     assert train(*tiny, "cell=my_parts:my_cell", "hydra.run.dir=run").code == 0
     assert not (tmp_path / "~").exists()
     assert evaluate("run").error.endswith(
-        "names code that would be imported and executed: my_parts:my_cell. None of your own runs wrote it, or it "
+        "names code that would be imported and executed: my_parts:my_cell. None of your runs wrote it, or it "
         "was changed or moved since. If you trust it, add --trust-packages (trust_packages=True in Python)."
     )
 

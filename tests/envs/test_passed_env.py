@@ -245,9 +245,9 @@ REJECTED = {
     "a missing argument": (takes_size, "", ":takes_size requires env.kwargs.size, which is not given."),
     "an unknown argument": (lambda: None, "env.kwargs.size=1", "env.id=<lambda> does not take env.kwargs.size."),
     "a single one of several": (single_of_several, "", "takes num_envs but makes a single TimeLimit. Have it make a"),
-    "a vector environment of fixed size": (vector_of_four, "", "make one environment of batch size [1] of env.id="),
+    "a vector environment of fixed size": (vector_of_four, "", "must make 1 environments of env.id="),
     "a batch of another size": (batch_of_four, "", "(got [4]). Have its factory take num_envs, and"),
-    "an id twice": ("CartPole-v1", "env.id=CartPole-v1", "env was passed to recurrl.train, but the configuration also"),
+    "an id twice": ("CartPole-v1", "env.id=CartPole-v1", "env was passed to recurrl.train, but the configuration sets"),
     "an id that does not exist": ("Nope-v0", "", "env.id=Nope-v0 is not registered with Gymnasium."),
     "no such name": ("envs_of_mine:Nope", "", "env.id=envs_of_mine:Nope: the module envs_of_mine has no Nope. It is"),
     "a constant": ("envs_of_mine:np.pi", "", "env.id=envs_of_mine:np.pi must name a class or function (got 3.14159"),
@@ -266,7 +266,7 @@ def test_what_makes_no_environments_is_rejected_in_a_sentence(env, settings, err
 
 def test_what_cannot_be_sent_to_workers_is_rejected_in_a_sentence(mine, tiny, tmp_path):
     workers = [*tiny, "collector=multi_sync", "collector.num_workers=2"]
-    with (tmp_path / "open.txt").open("w") as file, pytest.raises(ConfigError, match="cannot be pickled for the"):
+    with (tmp_path / "open.txt").open("w") as file, pytest.raises(ConfigError, match="cannot be pickled for worker"):
         recurrl.train(workers, env=lambda: (mine.Plain(), file)[0])
 
 

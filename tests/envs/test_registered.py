@@ -22,7 +22,7 @@ def test_an_id_with_its_module_is_trained_evaluated_checked_and_resumed(train, e
     assert check(*tiny, *GIVEN).code == 0
     assert evaluate("run").code == 0
     (folder / "run").rename(folder / "moved")
-    assert "games_of_mine:Games/Mine-v0. None of your own runs wrote it" in evaluate("moved").error
+    assert "games_of_mine:Games/Mine-v0. None of your runs wrote it" in evaluate("moved").error
     assert evaluate("moved", "--trust-packages").code == 0
     error = train("resume=moved", "total_frames=96").error
     assert error.endswith(f"If you trust it, name it on this command line too: {GIVEN[1]}.")

@@ -129,9 +129,9 @@ def test_environments_of_torchrl_are_trained_in(overrides, train, tmp_path):
 
 
 MISTAKES = [
-    ("env=mine:TooFew", "must make one environment of batch size [1] of env.id=TooFew (got [2])."),
+    ("env=mine:TooFew", "must make 1 environments of env.id=TooFew, as one of batch size [1] (got [2])."),
     ("env=gym env.source=memory env.id=mine:Recall env.kwargs.values=x", "=mine:Recall cannot be made: it raised"),
-    ("env=mine:Nothing", "of batch size [1] of env.id=Nothing (got a NoneType)."),
+    ("env=mine:Nothing", "as one of batch size [1] (got a NoneType)."),
     ("env=mine:Renamed", "made an environment without the entry 'observation'; it has pixels. Name its keys"),
     ("env=mine:no_source", "made a str, which is not a recurrl.envs.Source. Derive from"),
     ("env=mine:unannotated", "must be annotated with a dataclass derived from recurrl.config.EnvC"),

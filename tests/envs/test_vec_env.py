@@ -384,7 +384,7 @@ def test_resets_on_request_need_a_reset_that_can(compose):
 
 
 OTHERS = [
-    ("one_more", "seed=0", r"make one environment of batch size \[4\] of env\.id=simulators:one_more \(got \[5\]\)"),
+    ("one_more", "seed=0", r"must make 4 environments of env\.id=simulators:one_more, .* \(got \[5\]\)"),
     ("deaf", "env.device=meta", r"env\.device must be where env\.id=simulators:deaf runs, which is cpu \(got meta\)"),
 ]
 

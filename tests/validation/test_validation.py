@@ -33,10 +33,10 @@ def shown(value):
 
 ERRORS = [
     # Batches
-    ({"slice_len": 64}, "slice_len must be a divisor of frames_per_batch / env.num_envs, the 32 steps of a row"),
+    ({"slice_len": 64}, "slice_len must be a divisor of the 32 steps of a row, frames_per_batch / env.num_envs"),
     ({"slice_len": 5}, "Choose one of: 1, 2, 4, 8, 16, 32."),
     (HUGE, "Choose one of: 1, 2, 4, 5, 8, 10,"),
-    ({"minibatch_slices": 5}, "minibatch_slices must be a divisor of frames_per_batch / slice_len, the 32 slices"),
+    ({"minibatch_slices": 5}, "minibatch_slices must be a divisor of the 32 slices of an iteration"),
     ({"minibatch_slices": 64}, "Choose one of: 1, 2, 4, 8, 16, 32."),
     ({"frames_per_batch": 1000}, "must be a multiple of env.num_envs=32 (got 1000). Set frames_per_batch=992, for"),
     ({"frames_per_batch": 8}, "Set frames_per_batch=32, for example."),
