@@ -16,6 +16,7 @@ from recurrl.algorithms.algorithm import Algorithm
 from recurrl.callbacks.callback import Callbacks
 from recurrl.collector.collector import Collector
 from recurrl.config import TrainConfig
+from recurrl.errors import NonFiniteError, RunError
 from recurrl.policy import Policy
 from recurrl.runtime.metrics import merged
 from recurrl.runtime.ranks import world
@@ -81,7 +82,7 @@ class Trainer:
             if self.metrics:
                 self.callbacks.on_iteration(self, self.metrics)
             while not self.agree_on_end():
-                with self.summary.timing("collect"):
+                with self.summary.timing("collect"), self._ending_on_failure():
                     rollout = self.collector.collect()
                 self.callbacks.on_rollout(self, rollout)
                 with self.summary.timing("learn"):
@@ -145,6 +146,16 @@ class Trainer:
         times = self.summary.add_iteration(self.config.frames_per_batch, self.algorithm.compile_time_s)
         collected = world().averaged(self.collector.metrics())
         return merged(update, times, collected, self.callbacks.metrics())
+
+    @contextmanager
+    def _ending_on_failure(self) -> Iterator[None]:
+        """Ends the run if environments or workers fail, so that it is saved. Other ranks would have to take part."""
+        try:
+            yield
+        except RunError as error:
+            if world().size == 1 and not isinstance(error, NonFiniteError):  # such a policy is worth nothing
+                self.callbacks.on_end(self)
+            raise
 
     @contextmanager
     def _running(self) -> Iterator[None]:

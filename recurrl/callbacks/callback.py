@@ -60,7 +60,10 @@ class Callback:
         """
 
     def on_end(self, trainer: Trainer) -> None:
-        """Called once, after the last iteration, even if the run was interrupted; not if it failed."""
+        """Called once, after the last iteration, also if a signal or failing environments ended the run.
+
+        It is not called after other errors, nor if environments fail in a run of several ranks.
+        """
 
     def close(self, failed: bool) -> None:
         """Releases files and connections. Called however the run ends."""

@@ -16,6 +16,8 @@ from recurrl.runtime.serialization import from_bytes, to_bytes
 
 STALENESS = "collect/staleness"
 """Metric: mean number of updates since the weights that collected the rollout."""
+FAILED = "their environments had failed"
+"""Why the episodes of a rollout that ended with an error cannot be saved."""
 
 
 @dataclass(frozen=True)

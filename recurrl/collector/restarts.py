@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from tensordict import TensorDictBase
 
-from recurrl.collector.collector import RestartableCollector
+from recurrl.collector.collector import FAILED, RestartableCollector
 from recurrl.errors import NonFiniteError, RunError
 from recurrl.runtime.ranks import world
 
@@ -90,7 +90,7 @@ class RestartingCollector:
 
     def state_dict(self) -> dict[str, Any]:
         """The collector's state. The number of restarts is among the checkpoint's metrics."""
-        state: dict[str, Any] = {"unsavable_reason": "their environments had failed"}
+        state: dict[str, Any] = {"unsavable_reason": FAILED}
         with self._error_stored():
             state.update(self.collector.state_dict())
         return state

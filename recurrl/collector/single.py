@@ -14,7 +14,7 @@ import torch
 from tensordict import NestedKey, TensorDict, TensorDictBase
 from torch import Tensor
 
-from recurrl.collector.collector import RolloutSpec
+from recurrl.collector.collector import FAILED, RolloutSpec
 from recurrl.config import CollectorConfig
 from recurrl.envs import EPISODE_LENGTH, EPISODE_RETURN, make_batched_env
 from recurrl.envs.batched import Tensors, observation_in
@@ -84,7 +84,8 @@ class SingleCollector:
         if self.spec.group_size is not None or self.env.was_reset_elsewhere:
             self.begin_episodes()
         # Looked up once: finding a policy's device takes as long as a small layer.
-        policy, env, device, current = self.policy, self.env, self.policy.device, self._current
+        policy, env, device = self.policy, self.env, self.policy.device
+        current, self._current = self._current, {}  # should an environment fail, there is nothing to continue from
         state_keys, observation_keys = policy.carried_keys, list(env.observation_spec.keys(True, True))
         steps: list[Tensors] = []
         for noise_NZ in torch.randn(self._steps, *env.batch_size, policy.noise_size, device=device):
@@ -128,6 +129,8 @@ class SingleCollector:
     def state_dict(self) -> dict[str, Any]:
         """The unfinished episodes as plain values and tensors, or ``unsavable_reason``; and the curriculum, if any."""
         state: dict[str, Any] = {"curriculum": self._curriculum} if self._curriculum else {}
+        if not self._current:
+            return {**state, "unsavable_reason": FAILED}
         try:
             episodes = self.env.episodes()
         except UnsavableError as reason:

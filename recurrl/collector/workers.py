@@ -19,7 +19,7 @@ from tensordict import NestedKey, TensorDict, TensorDictBase
 from torch import nn
 from torchrl.checkpoint import GlobalRNGState
 
-from recurrl.collector.collector import STALENESS, RolloutSpec
+from recurrl.collector.collector import FAILED, STALENESS, RolloutSpec
 from recurrl.collector.single import SingleCollector
 from recurrl.collector.worker_errors import attributed
 from recurrl.config import WorkersConfig
@@ -222,6 +222,8 @@ class WorkerCollector:
         Raises:
             RunError: a worker failed.
         """
+        if len(self._running) < len(self._workers):
+            return {"unsavable_reason": FAILED}
         self._wait_for(self._ahead + 1)
         for worker in self._workers:
             self.host.call(worker, "saved")

@@ -8,7 +8,7 @@ Shape legend: B rows, T steps, F features, A entries of a previous action, Z nor
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -249,13 +249,9 @@ class Policy(nn.Module):
         """
         if is_init_B is not None:
             state = self.reset(state, is_init_B)
-        features, new_state = self.trunk.step(observation, state)
-        distribution: Any = self.actor_head(features, observation)
-        critic_features = features
-        if self.critic_trunk is not None:
-            critic_features, critic_state = self.critic_trunk.step(observation, state)
-            new_state |= critic_state
-        value = None if self.critic_head is None else self.critic_head(critic_features)
+        distribution, value, new_state, features = self._outputs(
+            observation, lambda trunk: trunk.step(observation, state)
+        )
         if NOISE in state:
             new_state[NOISE] = state[NOISE]
         if noise_BZ is not None and self.noise is not None:
@@ -283,11 +279,15 @@ class Policy(nn.Module):
                 action is read at all steps.
             is_init_BT: bool; true where an episode starts. None for a policy without states.
         """
-        features, new_state = self.trunk.sequence(observation, state, is_init_BT)
+        return self._outputs(observation, lambda trunk: trunk.sequence(observation, state, is_init_BT))
+
+    def _outputs(self, observation: Any, run: Callable[[Trunk], tuple[Tensor, NewState]]) -> SequenceOutput:
+        """The outputs of the heads, where ``run`` returns a trunk's features and new states."""
+        features, new_state = run(self.trunk)
         distribution = self.actor_head(features, observation)
         critic_features = features
         if self.critic_trunk is not None:
-            critic_features, critic_state = self.critic_trunk.sequence(observation, state, is_init_BT)
+            critic_features, critic_state = run(self.critic_trunk)
             new_state |= critic_state
         value = None if self.critic_head is None else self.critic_head(critic_features)
         return SequenceOutput(distribution, value, new_state, features)

@@ -108,12 +108,14 @@ def _recorded(summary: RunSummary, run_dir: Path) -> Iterator[None]:
         yield
     except KeyboardInterrupt as stop:
         summary.status = "interrupted"
-        logger.info(_stopped_line(stop, summary, run_dir))
+        logger.info(_stopped_line(str(stop) or "interrupted", summary, run_dir))
         raise
     except Exception as error:
         world().failed(error)
         summary.error = f"{type(error).__name__}: {error}"
         rejected = isinstance(error, ConfigError) and not summary.has_begun
+        if summary.has_begun:
+            logger.info(_stopped_line("failed", summary, run_dir))
         raise
     finally:
         if not rejected:
@@ -233,8 +235,8 @@ def _record_summary(summary: RunSummary, run_dir: Path) -> None:
         sys.stderr.write(f"summary.json cannot be written: {error}\n")
 
 
-def _stopped_line(stop: KeyboardInterrupt, summary: RunSummary, run_dir: Path) -> str:
-    at = f"{str(stop) or 'interrupted'} at {summary.frames} frames"
+def _stopped_line(how: str, summary: RunSummary, run_dir: Path) -> str:
+    at = f"{how} at {summary.frames} frames"
     if summary.checkpoint is None:
         return f"{at}; this run has written no checkpoint to {run_dir}"
     return f"{at}; last checkpoint: {run_dir / summary.checkpoint}; to resume: {summary.resume_command}"

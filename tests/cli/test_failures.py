@@ -1,8 +1,11 @@
 """``recurrl-train``, runs that end badly: what they say, record and leave."""
 
+from pathlib import Path
+
 import gymnasium
 import pytest
 from run_files import ended, metrics
+from slow_cases import slow_but
 
 from recurrl.algorithms import Algorithm
 
@@ -50,3 +53,33 @@ def test_a_run_that_fails_on_the_way_records_how_far_it_came(train, tiny, tmp_pa
     how = ended(tmp_path / "run", "error", "frames", "checkpoint")
     assert how == ("failed", "RuntimeError: the GPU fell off", 32, None)
     assert [row["frames"] for row in metrics(tmp_path / "run")] == ["32"]
+
+
+FAILURES = {
+    "raises": ("raising",),
+    "hangs": ("hanging", "collector.timeout_s=0.5"),
+    "raises after each restart": ("raising", "collector.on_env_error=restart"),
+    "raises in a worker": ("raising", "collector=multi_sync"),
+    "raises in a worker ahead": ("raising", "collector=multi_async"),
+    "kills its worker": ("being killed", "collector=multi_sync"),
+    "kills each new worker": ("being killed", "collector=multi_sync", "collector.on_env_error=restart"),
+}
+
+
+@pytest.mark.parametrize("kind", slow_but(("raises", "hangs", "raises after each restart"), FAILURES))
+def test_a_run_whose_environment_fails_saves_its_last_iteration(train, tiny, tmp_path, monkeypatch, kind):
+    monkeypatch.syspath_prepend(Path(__file__).parents[1] / "collector")
+    by, *options = FAILURES[kind]
+    kwargs = f"+env.kwargs={{at: 20, by: {by}, marker: {tmp_path / 'failed'}}}"
+    env = ("env=gym", "env.id=recurrl-test/Failing-v0", "env.packages=[failing_env]", kwargs)
+    monkeypatch.setattr("recurrl.collector.restarts.MAX_IN_A_ROW", 0)  # only the first environment fails
+    arguments = (*options, *tiny, *env, "env.max_episode_steps=60", "total_frames=128", "hydra.run.dir=run")
+    outcome = train(*arguments).failed()
+    run, checkpoint = tmp_path / "run", "checkpoints/frames_000000000064"
+    status, error, frames, saved = ended(run, "error", "frames", "checkpoint")
+    assert (status, frames, saved) == ("failed", 64, checkpoint)
+    assert error.partition(": ")[2] == outcome.error.strip()
+    assert f"failed at 64 frames; last checkpoint: {run / checkpoint}; to resume: " in outcome.out
+    resumed = train("resume=run").succeeded()
+    assert "Unfinished episodes are restarted: their environments had failed" in resumed.out
+    assert [row["frames"] for row in metrics(run)] == ["32", "64", "96", "128"]
