@@ -1,9 +1,9 @@
 """Builds the policy from the configuration."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torchrl.data import Categorical, Composite, TensorSpec
 
 from recurrl.config import AlgorithmConfig, CellConfig, TrainConfig
@@ -19,7 +19,7 @@ from recurrl.policy.initialization import HEAD_GAIN, TANH_GAIN, linear
 from recurrl.policy.noise import CorrelatedNoise
 from recurrl.policy.policy import Policy, Trunk
 from recurrl.policy.preprocessing import make_preprocessing
-from recurrl.policy.previous_action import PreviousAction
+from recurrl.policy.previous_action import INITIAL_GAIN, PreviousAction
 from recurrl.recurrent import RecurrentModule
 from recurrl.recurrent.backends import Backend
 from recurrl.recurrent.cell import Cell, orthogonal
@@ -143,6 +143,9 @@ def _make_trunk(
     encoder, width = make_encoder(config.encoder, preprocessed)
     width += 0 if previous is None else previous.size
     core = _feedforward(config.cell, width) if cell is None else _recurrent(config, width, cell, prefix)
+    if previous is not None:
+        for columns in _columns(core, cell, width, previous.size):
+            columns.mul_(INITIAL_GAIN)
     return Trunk(encoder, core, preprocess, sees_action=previous is not None)
 
 
@@ -172,6 +175,18 @@ def _recurrent(config: TrainConfig, width: int, cell: Cell, prefix: str) -> Recu
         for _, parameter in module.layers.named_parameters():
             orthogonal(parameter.data, cell.hidden_size)
     return module
+
+
+def _columns(core: nn.Module, cell: Cell | None, width: int, count: int) -> Iterator[Tensor]:
+    """The weights of the last ``count`` of a core's ``width`` inputs."""
+    if cell is None:
+        yield next(core.parameters()).data[:, -count:]
+        return
+    without = cell.parameters(width - count)
+    for name, shape in cell.parameters(width).items():
+        for axis, (size, fewer) in enumerate(zip(shape, without[name], strict=True)):
+            if size > fewer:
+                yield getattr(core.layers, f"{name}_l0").data.narrow(axis, size - count, count)
 
 
 def conditions_met(options: AlgorithmConfig, observation: TensorSpec, action: TensorSpec) -> set[Condition]:

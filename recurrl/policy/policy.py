@@ -21,7 +21,7 @@ from recurrl.keys import OBSERVATION, PREVIOUS_ACTION
 from recurrl.policy.distributions import most_probable
 from recurrl.policy.noise import NOISE, CorrelatedNoise
 from recurrl.policy.normalization import observe
-from recurrl.policy.previous_action import SCALE, PreviousAction
+from recurrl.policy.previous_action import PreviousAction
 from recurrl.recurrent import RecurrentModule
 from recurrl.recurrent.layer import reset_state, state_shapes
 from recurrl.recurrent.module.keys import IS_INIT
@@ -82,7 +82,7 @@ class Trunk(nn.Module):
         self, encoded: Tensor, state: State, is_init: Tensor | None, sequence: bool
     ) -> tuple[Tensor, NewState]:
         if self.sees_action:
-            encoded = torch.cat((encoded, SCALE * state[PREVIOUS_ACTION]), -1)
+            encoded = torch.cat((encoded, state[PREVIOUS_ACTION]), -1)
         if not isinstance(self.core, RecurrentModule):
             return self.core(encoded), {}
         entering = tuple([state[key] for key in self.state_keys])

@@ -14,9 +14,9 @@ from recurrl.keys import PREVIOUS_ACTION
 from recurrl.policy.encoders.mlp import OneHot
 from recurrl.specs import bounds_of, leaves_of, limit_of
 
-SCALE = 0.1
-"""The factor by which the previous action is multiplied before it enters the recurrent layer: with 1, tasks that can be
-learned without it take longer (docs/measurements/recipe.md)."""
+INITIAL_GAIN = 0.01
+"""Factor on the initial weights of the previous action: a policy starts as if it hardly saw it, because tasks that can
+be learned without it would otherwise take longer (docs/measurements/recipe.md)."""
 FLOAT32 = torch.finfo(torch.float32)
 
 

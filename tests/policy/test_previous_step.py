@@ -13,7 +13,8 @@ from recurrl.algorithms.advantages import next_values
 from recurrl.build import make_policy_for
 from recurrl.envs import make_env
 from recurrl.errors import ConfigError
-from recurrl.policy import ACTION, OBSERVATION, Trunk
+from recurrl.policy import ACTION, OBSERVATION, Trunk, build
+from recurrl.recurrent.cells import cell_names
 
 PREVIOUS = ("policy.previous_action=true", "env.previous_reward=true")
 
@@ -81,10 +82,25 @@ def test_by_default_a_recurrent_policy_sees_an_action_that_is_discrete(kind, cel
     assert policy.input_keys == policy.state_keys + ["previous_action"] * (is_discrete and cell == "gru")
 
 
-def test_a_tenth_of_it_enters_the_core():
+@pytest.mark.parametrize("cell", [*cell_names(), "none"])
+def test_the_weights_of_the_action_are_small_at_first(configure, monkeypatch, cell):
+    def parameters(gain):
+        monkeypatch.setattr(build, "INITIAL_GAIN", gain)
+        torch.manual_seed(0)
+        policy = make_policy_for(configure(CUE, "policy.previous_action=true", f"cell={cell}", action="discrete"))
+        return [parameter.detach() for parameter in policy.parameters()]
+
+    changed = [pair for pair in zip(parameters(1.0), parameters(0.01), strict=True) if not torch.equal(*pair)]
+    assert changed
+    for whole, small in changed:
+        assert torch.equal(small[..., :-4], whole[..., :-4])
+        torch.testing.assert_close(small[..., -4:], 0.01 * whole[..., -4:])
+
+
+def test_it_enters_the_core_beside_the_observation():
     trunk = Trunk(nn.Identity(), sees_action=True)
     observation, state = torch.ones(2, 3, 1), {"previous_action": torch.full((2, 3, 2), 5.0)}
-    expected = torch.tensor([1, 0.5, 0.5]).expand(2, 3, 3)
+    expected = torch.tensor([1.0, 5, 5]).expand(2, 3, 3)
     assert torch.equal(trunk.sequence(observation, state, None)[0], expected)
     first = {"previous_action": state["previous_action"][:, 0]}
     assert torch.equal(trunk.step(observation[:, 0], first)[0], expected[:, 0])
