@@ -36,7 +36,7 @@ def test_a_policy_keeps_the_initial_values_that_a_cell_defines(name, small, monk
 
     cell.initialize = recorded
     monkeypatch.setattr("recurrl.policy.build.cell_from_options", lambda _: cell)
-    config = small("cell.num_layers=2", "algorithm.critic=recurrent")
+    config = small("cell.num_layers=2", "algorithm.critic=recurrent", "policy.previous_action=false")
     policy = make_policy(config, Composite(observation=Unbounded((3,))), Categorical(4))
     cores = policy.trunk.core, policy.critic_trunk.core
     parameters = [each for core in cores for each in core.layers.parameters()]
