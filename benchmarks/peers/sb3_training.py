@@ -25,7 +25,7 @@ from stable_baselines3.common.vec_env import VecEnv, VecMonitor, VecNormalize, s
 from torchrl.data import Bounded, Categorical, TensorSpec
 
 from benchmarks.configuration import configuration
-from benchmarks.returns import Task, all_tasks
+from benchmarks.suites import Task, all_tasks
 from recurrl.config import EnvConfig
 from recurrl.envs import BatchedEnv
 from recurrl.envs.source import source_of

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from benchmarks import noise
-from benchmarks.returns import all_tasks
+from benchmarks.suites import all_tasks
 
 TASKS = {task.name: task for task in all_tasks() if task.suites[0] == "noise"}
 

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from benchmarks import returns
-from benchmarks.returns import Job, Result, all_tasks, bootstrap_95, chosen, report, result, verdict
+from benchmarks.returns_report import Result, bootstrap_95, report, result, verdict
+from benchmarks.suites import PEER, Job, all_tasks, chosen
 from recurrl.envs.source import source_of
 from recurrl.returns import interquartile_mean
 
@@ -160,7 +161,7 @@ def test_the_time_to_a_return_is_compared_with_a_peers_even_if_never_reached():
     solved, unsolved = run_of(480.0, {4000: 480.0}, 80.0), run_of(90.0, {4000: 90.0}, 150.0)
 
     def row(*theirs):
-        peers = {Job(task, returns.PEER, seed): each for seed, each in enumerate(theirs)}
+        peers = {Job(task, PEER, seed): each for seed, each in enumerate(theirs)}
         return report({"control": [task]}, {Job(task, "gru", 0): ours, **peers}, []).splitlines()[-1]
 
     assert row(solved, solved, unsolved).endswith("| gru | 1 | 2,000 | 8.0 | 3 | 2 of 3 | 4,000 | 80.0 | 10.0 |")
@@ -171,7 +172,7 @@ def test_the_time_to_a_return_is_compared_with_a_peers_even_if_never_reached():
 @pytest.mark.parametrize("name", [task.name for task in TASKS.values() if task.sb3_contrib is not None])
 def test_a_peer_trains_on_a_task_of_the_suite(name, tmp_path):
     pytest.importorskip("sb3_contrib", reason="needs pip install sb3-contrib")
-    run = Job(TASKS[name], returns.PEER, 0).folder(tmp_path)
+    run = Job(TASKS[name], PEER, 0).folder(tmp_path)
     command = [sys.executable, "-m", "benchmarks.peers.sb3_training", name, "0", "256", str(run), "1"]
     subprocess.run(command, check=True, timeout=300)
     finished = result(run)
