@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import warnings
-from functools import cache
+from functools import cache, partial
 
 import torch
 
@@ -12,7 +12,8 @@ from recurrl.recurrent import precision
 from recurrl.recurrent.backends import AUTO, Backend, Options, name_of, native, unsupported_reason, uses_torch_precision
 from recurrl.recurrent.cell import Cell
 
-_log = logging.getLogger(__name__)
+_log_once = cache(partial(logging.getLogger(__name__).info, "backend auto is %s%s"))
+_warn_once = cache(warnings.warn)
 
 
 def resolve(
@@ -75,15 +76,5 @@ def _choose(cell: Cell, options: Options, device: torch.device, dtype: torch.dty
     if reason is not None:
         name = "scan"
     if not torch.compiler.is_compiling():
-        _log_once(name, reason)
+        _log_once(name, f": {reason}" if reason else "")
     return name
-
-
-@cache
-def _log_once(name: str, why_not_faster: str | None) -> None:
-    _log.info("backend auto is %s%s", name, f": {why_not_faster}" if why_not_faster else "")
-
-
-@cache
-def _warn_once(message: str) -> None:
-    warnings.warn(message, stacklevel=2)

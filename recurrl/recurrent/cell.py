@@ -96,11 +96,7 @@ class ParallelCell(Cell):
 def factory_of(cell: Callable[..., Cell]) -> Callable[[Any], Cell]:
     """The ``make(options)`` of a cell's module: passes each argument of ``cell`` the option of its name, if any."""
     names = inspect.signature(cell).parameters
-
-    def make(options: Any) -> Cell:
-        return cell(**{name: getattr(options, name) for name in names if hasattr(options, name)})
-
-    return make
+    return lambda options: cell(**{name: getattr(options, name) for name in names if hasattr(options, name)})
 
 
 def orthogonal(parameter: Tensor, rows: int) -> None:

@@ -59,8 +59,7 @@ class Kernel(ABC):
 
     def run(self, *inputs: Tensor | None) -> tuple[Tensor, ...]:
         """Runs the forward pass and returns the results, which autograd can differentiate once."""
-        results = _Differentiable.apply(self, torch.is_grad_enabled(), *inputs)  # type: ignore[no-untyped-call]
-        return cast(tuple[Tensor, ...], results)
+        return _Differentiable.apply(self, torch.is_grad_enabled(), *inputs)  # type: ignore[no-untyped-call]
 
 
 @cache

@@ -16,13 +16,12 @@ from __future__ import annotations
 
 import torch
 
-from recurrl.errors import ConfigError
+from recurrl.errors import require
 from recurrl.runtime.environment import RNN_PRECISION, rnn_precision
 
 AUTO = "auto"
-CONCRETE = ("ieee", "tf32", "tf32x3", "bf16")
 PRESETS = {"fast": "tf32", "high-prec": "tf32x3"}
-MODES = (*CONCRETE, *PRESETS)
+MODES = ("ieee", "tf32", "tf32x3", "bf16", *PRESETS)
 _FROM_TORCH = {"highest": "ieee", "high": "high-prec", "medium": "fast"}
 
 # Read at import: torch's setting outlasts a run that changes it, and the next job of a sweep must not inherit it.
@@ -132,8 +131,7 @@ def conflict_with_torch(backend: str, mode: str, device: torch.device) -> str | 
 
 
 def _checked(mode: str, prefix: str) -> str:
-    if mode not in MODES:
-        raise ConfigError(f"{prefix} {mode!r}. Choose one of: {', '.join((AUTO, *MODES))}.")
+    require(mode in MODES, f"{prefix} {mode!r}. Choose one of: {', '.join((AUTO, *MODES))}.")
     return mode
 
 

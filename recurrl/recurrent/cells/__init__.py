@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-from collections.abc import Callable
 from functools import cache
 from types import SimpleNamespace
-from typing import Any
 
 from torch import nn
 
@@ -25,24 +23,16 @@ def cell_names() -> tuple[str, ...]:
     return tuple(sorted(module.name for module in pkgutil.iter_modules(__path__)))
 
 
-def load_cell(name: str) -> Callable[[Any], Cell]:
-    """The ``make`` function of a cell of the package.
-
-    Raises:
-        ValueError: no such cell.
-    """
-    if name not in cell_names():
-        raise ValueError(f"Unknown cell {name!r}. Choose one of: {', '.join(cell_names())}.")
-    return importlib.import_module(f"{__name__}.{name}").make
-
-
 def make_cell(name: str, hidden_size: int, bias: bool = True, proj_size: int = 0) -> Cell:
     """Makes a cell of the package from torch's options.
 
     Raises:
         ValueError: there is no such cell, or it does not have one of the options.
     """
-    cell = load_cell(name)(SimpleNamespace(hidden_size=hidden_size, bias=bias, proj_size=proj_size))
+    if name not in cell_names():
+        raise ValueError(f"Unknown cell {name!r}. Choose one of: {', '.join(cell_names())}.")
+    options = SimpleNamespace(hidden_size=hidden_size, bias=bias, proj_size=proj_size)
+    cell: Cell = importlib.import_module(f"{__name__}.{name}").make(options)
     if proj_size and cell.TORCH is not nn.LSTM:
         raise ValueError(f"proj_size={proj_size} is not possible for cell {name!r}, only for an LSTM. Leave it at 0.")
     if not bias and not isinstance(cell, GatedCell):

@@ -23,16 +23,7 @@ from recurrl.recurrent import auto, backends, precision
 from recurrl.recurrent.backends import Backend, Options
 from recurrl.recurrent.cell import Cell, States
 from recurrl.recurrent.layer import Parameters, reset_state, run_sequence, run_step, state_shapes, weight_names
-from recurrl.recurrent.module import submodule
-from recurrl.recurrent.module.keys import (
-    contiguous,
-    primer,
-    read_keys,
-    required_entry,
-    state_keys,
-    stored_states,
-    written_keys,
-)
+from recurrl.recurrent.module import keys, submodule
 from recurrl.recurrent.segments import only_ends
 
 
@@ -132,10 +123,10 @@ class RecurrentModule(TensorDictModuleBase):
         self._submodule = self.cell.name if self.cell.TORCH else "stack"
         self.add_module(self._submodule, layers)
         self.python_based = python_based or isinstance(wrapped, tuple(submodule.PYTHON_MODULES.values()))
-        states = self.DEFAULT_IN_KEYS or state_keys(self.cell)
-        self.in_keys = read_keys(self._name, states, in_key, in_keys)
-        new_states = self.DEFAULT_OUT_KEYS or [("next", key) for key in state_keys(self.cell)]
-        self.out_keys = written_keys(self._name, new_states, out_key, out_keys)
+        states = self.DEFAULT_IN_KEYS or keys.state_keys(self.cell)
+        self.in_keys = keys.read_keys(self._name, states, in_key, in_keys)
+        new_states = self.DEFAULT_OUT_KEYS or [("next", key) for key in keys.state_keys(self.cell)]
+        self.out_keys = keys.written_keys(self._name, new_states, out_key, out_keys)
         self.default_recurrent_mode = default_recurrent_mode
         self.recurrent_backend = recurrent_backend
         self.recurrent_compute_dtype = recurrent_compute_dtype
@@ -246,7 +237,7 @@ class RecurrentModule(TensorDictModuleBase):
         Raises:
             RuntimeError: a new state is not written where the next step reads it.
         """
-        return primer(self.state_keys, self.out_keys[1:], state_shapes(self.cell, self.layers))
+        return keys.primer(self.state_keys, self.out_keys[1:], state_shapes(self.cell, self.layers))
 
     @property
     def canonical_keys(self) -> list[NestedKey]:
@@ -260,7 +251,7 @@ class RecurrentModule(TensorDictModuleBase):
             data: missing entries are ignored.
             inplace: modify ``data`` instead of a shallow copy.
         """
-        return contiguous(data, self.canonical_keys, inplace)
+        return keys.contiguous(data, self.canonical_keys, inplace)
 
     @dispatch  # type: ignore[untyped-decorator]
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
@@ -276,10 +267,10 @@ class RecurrentModule(TensorDictModuleBase):
             raise ValueError("Sequence mode needs a TensorDict with at least one batch dimension; the last is time.")
         # Step mode treats any batch as B rows, sequence mode as B rows of T steps.
         lead = (batch[:-1].numel(), batch[-1]) if sequence else (batch.numel(),)
-        x = required_entry(self._name, tensordict, self.in_keys[0]).reshape(*lead, -1)
-        is_init = required_entry(self._name, tensordict, self.in_keys[-1]).reshape(lead)
+        x = keys.required_entry(self._name, tensordict, self.in_keys[0]).reshape(*lead, -1)
+        is_init = keys.required_entry(self._name, tensordict, self.in_keys[-1]).reshape(lead)
         shapes = state_shapes(self.cell, self.layers)
-        states = stored_states(self._name, tensordict, self.state_keys, shapes, x)
+        states = keys.stored_states(self._name, tensordict, self.state_keys, shapes, x)
         output, new_states = self.run(x, is_init, states, sequence)
         if sequence:
             new_states = only_ends(new_states, is_init)
