@@ -130,8 +130,7 @@ def evaluate(
                 "counted. Set env.max_episode_steps.",
                 *(unfinished, episodes, config.id, max_steps),
             )
-    returns: list[float] = returns_NE[:, :-1].T.flatten()[:episodes].tolist()
-    return returns
+    return returns_NE[:, :-1].T.flatten()[:episodes].tolist()
 
 
 def _acting(env: BatchedEnv, policy: Policy | None, states: str, seed: int, deterministic: bool) -> Act:

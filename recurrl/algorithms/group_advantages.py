@@ -49,7 +49,10 @@ def add_group_advantages(rows_NT: TensorDictBase, reward_NT: Tensor, options: GR
             "collector reset all environments before each batch."
         )
     start_NT, episode_id_NT, compared_NT = _comparisons(is_init_NT, options.group_size)
-    to_go_NT = _rewards_to_go(torch.where(compared_NT, reward_NT, 0.0), is_init_NT, options.gamma)
+    # The discounted sum of rewards from each step to the end of its episode or row, in float64.
+    counted_NT1 = torch.where(compared_NT, reward_NT, 0.0).double().unsqueeze(-1)
+    continues_NT1 = functional.pad(~is_init_NT[:, 1:], (0, 1)).double().unsqueeze(-1)
+    to_go_NT = discounted_sum(counted_NT1, options.gamma * continues_NT1).squeeze(-1)
     sampled_NT, peers_NT = compared_NT & is_init_NT, episode_id_NT
     returns = summary(to_go_NT[sampled_NT])
     if options.advantage == "process":
@@ -110,12 +113,6 @@ def _comparisons(is_init_NT: Tensor, group_size: int) -> tuple[Tensor, Tensor, T
     episode_id_NT = (torch.arange(rows, device=step_T.device) // group_size * episodes).view(-1, 1) + episode_NT
     is_in_time_NT = start_NT <= latest_GJ.flatten()[episode_id_NT]
     return start_NT, episode_id_NT, is_in_time_NT & (step_T - start_NT < horizon_GJ.flatten()[episode_id_NT])
-
-
-def _rewards_to_go(reward_NT: Tensor, is_init_NT: Tensor, gamma: float) -> Tensor:
-    """The discounted sum of rewards from each step to the end of its episode or row, in float64."""
-    continues_NT1 = functional.pad(~is_init_NT[:, 1:], (0, 1)).unsqueeze(-1)
-    return discounted_sum(reward_NT.double().unsqueeze(-1), gamma * continues_NT1.double()).squeeze(-1)
 
 
 def _relative(values: Tensor, peers: Tensor, divide_by_std: bool) -> Tensor:

@@ -137,12 +137,11 @@ def _mean(value: Tensor, weight: Tensor) -> Tensor:
 def _entropy(distribution: Distribution, samples: int) -> Tensor:
     """The entropy, estimated from ``samples`` samples if it has no closed form."""
     try:
-        entropy: Tensor = distribution.entropy()
+        return distribution.entropy()
     except NotImplementedError:
         shape = torch.Size([samples])
         drawn = distribution.rsample(shape) if distribution.has_rsample else distribution.sample(shape)
-        entropy = -distribution.log_prob(drawn).mean(0)
-    return entropy
+        return -distribution.log_prob(drawn).mean(0)
 
 
 make = GRPO

@@ -16,7 +16,7 @@ from optuna.trial import FrozenTrial, Trial, TrialState
 
 from recurrl.config.plugins import PRESETS
 from recurrl.errors import ConfigError, RunError, message_of, require
-from recurrl.reporting.runs import COMPLETED, Result
+from recurrl.reporting.runs import COMPLETED
 from recurrl.returns import return_format
 from recurrl.runs.overrides import parsed
 from recurrl.runs.results import job_in
@@ -57,7 +57,10 @@ def search(options: Mapping[str, Any], arguments: Sequence[str], config: DictCon
             jobs = [[*fixed, *_overrides(trial), f"hydra.sweep.subdir={trial.number}"] for trial in trials]
             launcher.launch(jobs, initial_job_idx=trials[0].number)
             for trial in trials:
-                _tell(study, trial, job_in(folder / str(trial.number), folder))
+                job = job_in(folder / str(trial.number), folder)
+                trial.set_user_attr("status", job.status)
+                value = job.mean_return if job.status == COMPLETED else None
+                study.tell(trial, value, TrialState.FAIL if value is None else TrialState.COMPLETE)
         _report(study, fixed)
 
 
@@ -125,13 +128,6 @@ def _proposed(study: optuna.Study, space: dict[str, BaseDistribution]) -> Trial:
 def _overrides(trial: Any) -> list[str]:
     """The values of a trial as overrides, with all digits: rounded, they would differ from the values recorded."""
     return [f"{key}={value}" for key, value in trial.params.items()]
-
-
-def _tell(study: optuna.Study, trial: Trial, job: Result) -> None:
-    """Records how a trial ended."""
-    trial.set_user_attr("status", job.status)
-    value = job.mean_return if job.status == COMPLETED else None
-    study.tell(trial, value, TrialState.FAIL if value is None else TrialState.COMPLETE)
 
 
 def _report(study: optuna.Study, fixed: Sequence[str]) -> None:

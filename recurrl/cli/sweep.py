@@ -33,8 +33,7 @@ class BeforeSweep(Callback):
         # joblib starts a process for each core by default, however many threads each has.
         if OmegaConf.select(config, "hydra.launcher.n_jobs") == -1:
             config.hydra.launcher.n_jobs = jobs_at_once(config.num_threads)
-        folder = Path(config.hydra.sweep.dir).absolute()
-        SWEEP.callback(_report, folder)
+        SWEEP.callback(_report, Path(config.hydra.sweep.dir).absolute())
         # The progress lines of jobs in parallel processes would overwrite each other.
         SWEEP.enter_context(env_override({SWITCH: str(os.getpid())}))
 

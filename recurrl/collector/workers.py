@@ -27,10 +27,8 @@ from recurrl.runtime.metrics import floats, means
 from recurrl.runtime.seeds import seed_process, seeds
 from recurrl.runtime.serialization import from_bytes, to_bytes
 
-Arrays = dict[NestedKey, np.ndarray[Any, Any]]
-"""The entries of rows ``[N, T]``."""
-Collected = tuple[Arrays, dict[str, float]]
-"""What a worker returns: rows, and the metrics of their collection."""
+Collected = tuple[dict[NestedKey, np.ndarray[Any, Any]], dict[str, float]]
+"""What a worker returns: the entries of rows ``[N, T]``, and the metrics of their collection."""
 
 logger = logging.getLogger(__name__)
 

@@ -1,6 +1,7 @@
 """Options of collectors and of buffers."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from recurrl.config.options import SECONDS, STEPS, WORKERS, Range, option
 
@@ -53,11 +54,8 @@ class BufferConfig:
     """The options that all buffers have; a buffer with further options derives a dataclass from this one."""
 
     name: str = option("the buffer")
-
-    @property
-    def replays(self) -> bool:
-        """True if frames of earlier iterations are learned from again; checkpoints then hold the buffer."""
-        return False
+    replays: ClassVar[bool] = False
+    """True if frames of earlier iterations are learned from again; checkpoints then hold the buffer."""
 
 
 @dataclass
@@ -66,8 +64,4 @@ class ReplayConfig(BufferConfig):
 
     frames: int = option("number of most recent frames to keep; at least frames_per_batch", STEPS)
     replay_ratio: int = option("rows to learn from per new row, including the new one", Range(2, 1000, integers=True))
-
-    @property
-    def replays(self) -> bool:
-        """True: rows of earlier iterations are drawn again."""
-        return True
+    replays = True

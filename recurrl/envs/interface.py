@@ -237,5 +237,4 @@ def _own_entries_of_dict(observation: Composite, mask: Collection[int | str], pr
             "algorithm.critic_observation must name the entries of a dict that only the critic sees (got hidden). "
             f"Use [{', '.join(map(str, mask))}], and leave env.mask out."
         )
-    visible = [(path, spec) for path, spec in leaves_of(observation) if path[0] not in hidden]
-    return [Entry((OBSERVATION, *path), path, spec) for path, spec in visible]
+    return [Entry((OBSERVATION, *path), path, spec) for path, spec in leaves_of(observation) if path[0] not in hidden]

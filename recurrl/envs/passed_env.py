@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from operator import attrgetter
@@ -46,11 +47,9 @@ def id_of(env: Any) -> str:
     )
     module, name = str(getattr(env, "__module__", "")), getattr(env, "__qualname__", type(env).__name__)
     if module != "__main__" and "<" not in name:
-        try:
+        with suppress(KeyError, AttributeError):  # an object that is not importable, such as a partial function
             if attrgetter(name)(sys.modules[module]) is env:
                 return f"{module}:{name}"
-        except (KeyError, AttributeError):  # an object that is not importable, such as a partial function
-            pass
     name = getattr(env.func, "__qualname__", name) if isinstance(env, partial) else name
     return f"<{name.rpartition('.')[2].strip('<>')}>"
 

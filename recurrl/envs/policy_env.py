@@ -56,8 +56,7 @@ class PolicyEnv(BatchedEnv):
         super().__init__(count, {OBSERVATION: specs[OBSERVATION]}, specs[ACTION], raw.device)
         self.raw, self.checks = raw, raw.checks or EnvChecks(options.id, count)
         self.interface = interface.to(raw.device)
-        leaves = observation.items(include_nested=True, leaves_only=True)
-        self._limits = {key: limit_of(spec) for key, spec in leaves}
+        self._limits = {key: limit_of(spec) for key, spec in observation.items(True, True)}
         self._action = raw.full_action_spec[0][ACTION]
         # These tensors are replaced, never written to.
         self._last: Tensors = {}

@@ -137,8 +137,7 @@ def load_onnx(path: Path) -> Call:
 
 def load_pt2(path: Path) -> Call:
     """Loads an exported step into torch."""
-    module = torch.export.load(path).module()
-    return lambda inputs: module(inputs)
+    return torch.export.load(path).module()
 
 
 def _write_onnx(program: Any, path: Path, inputs: Tensors, outputs: Tensors) -> Call:

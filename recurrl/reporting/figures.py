@@ -9,7 +9,6 @@ import plotly.graph_objects as go  # type: ignore[import-untyped]
 
 from recurrl.reporting.runs import Group
 from recurrl.returns import deviation, return_format
-from recurrl.tracking.csv import Curve
 
 # Distinct for colour-blind readers (Paul Tol, https://personal.sron.nl/~pault/), on a light and on a dark page.
 _COLORS = ("#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377")
@@ -24,7 +23,10 @@ def learning_curves(groups: Sequence[Group], metric: str) -> go.Figure | None:
         curves = [curve for run in group.seeds or group.runs if (curve := run.curve(metric))]
         if not curves:
             continue
-        frames, values = _aligned(curves)
+        # At the frames of all curves together: interpolated linearly within each curve, NaN beyond it.
+        frames = np.unique([frame for curve in curves for frame, _ in curve])
+        beyond = {"left": np.nan, "right": np.nan}
+        values = np.array([np.interp(frames, *np.array(curve).T, **beyond) for curve in curves])
         line, name = {"x": frames, "mode": "lines", "legendgroup": group.name}, group.name
         if len(curves) > 1:
             bounds = {**line, "line": {"width": 0}, "hoverinfo": "skip", "showlegend": False}
@@ -56,12 +58,3 @@ def _figure(x: str | None, y: str | None) -> go.Figure:
     figure.update_layout(paper_bgcolor=clear, plot_bgcolor=clear, height=340, margin={"l": 8, "r": 8, "t": 30, "b": 8})
     legend = {"orientation": "h", "yanchor": "bottom", "y": 1.0, "x": 0, "traceorder": "normal"}
     return figure.update_layout(legend=legend, font={"color": "#808080", "family": "system-ui, sans-serif"})
-
-
-def _aligned(curves: Sequence[Curve]) -> tuple[np.ndarray, np.ndarray]:
-    """The frames of all curves together, and each curve's values there ``[curves, frames]``: interpolated linearly
-    within the curve, NaN beyond it.
-    """
-    frames = np.unique([frame for curve in curves for frame, _ in curve])
-    beyond = {"left": np.nan, "right": np.nan}
-    return frames, np.array([np.interp(frames, *np.array(curve).T, **beyond) for curve in curves])

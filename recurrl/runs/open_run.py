@@ -174,6 +174,5 @@ def _change(settings: DictConfig, overrides: Sequence[str]) -> None:
                 f"{override.input_line} does not change the environment of the run. Use env.key=value, such as "
                 "env.kwargs.length=20."
             )
-        if key in WITHOUT_EFFECT:
-            raise ConfigError(f"{override.input_line} has no effect on returns. Leave it out.")
+        require(key not in WITHOUT_EFFECT, f"{override.input_line} has no effect on returns. Leave it out.")
         OmegaConf.update(settings, override.key_or_group, override.value(), merge=False, force_add=True)

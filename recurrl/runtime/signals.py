@@ -50,7 +50,10 @@ class StopRequest:
         if _is_rank():
             self._same_until = time.monotonic() + _SAME_S
         if self._notice:
-            self._print(f"{signal.Signals(number).name}: {self._notice}\n")
+            line = f"{signal.Signals(number).name}: {self._notice}\n"
+            # Not through sys.stderr, which the signal may have interrupted. A terminal's progress line is still open.
+            with suppress(OSError):
+                os.write(2, (b"\n" if os.isatty(2) else b"") + line.encode())
 
     @contextmanager
     def deferred(self, notice: str = "") -> Iterator[None]:
@@ -77,11 +80,6 @@ class StopRequest:
         if not self._defers or self.number:
             raise Interrupted(number)
         self.record(number)
-
-    def _print(self, line: str) -> None:
-        # Not through sys.stderr, which the signal may have interrupted. A terminal's progress line has no newline yet.
-        with suppress(OSError):
-            os.write(2, (b"\n" if os.isatty(2) else b"") + line.encode())
 
 
 @contextmanager

@@ -13,8 +13,6 @@ import numpy as np
 
 from recurrl.errors import RunError
 
-Array = np.ndarray[Any, Any]
-
 _LATE_S = 1.0
 """An alarm this late means that the process was stopped (Ctrl-Z, a scheduler); that time does not count."""
 
@@ -55,7 +53,7 @@ _limit = _Limit()
 
 
 @contextmanager
-def time_limit(seconds: float | None, due: Array | None = None) -> Iterator[None]:
+def time_limit(seconds: float | None, due: np.ndarray[Any, Any] | None = None) -> Iterator[None]:
     """Limits each block of :func:`limited` to a number of seconds, while the block of this function runs.
 
     In a block that takes longer, :class:`TimeLimitError` is raised wherever it is in Python. Native code is interrupted

@@ -11,10 +11,6 @@ from recurrl.runtime.atomic import replacing
 from recurrl.tracking.csv import Row, curve_of, read_rows
 from recurrl.tracking.trackers import FRAMES
 
-TRAIN_MEAN = "train/return_mean"
-EVAL_MEAN = "eval/return_mean"
-EVAL_STD = "eval/return_std"
-
 
 def plot_learning_curve(metrics_csv: Path, png: Path) -> None:
     """Plots returns over frames: training episodes as a line, evaluations as points with ±1 standard deviation.
@@ -41,7 +37,7 @@ def plot_learning_curve(metrics_csv: Path, png: Path) -> None:
 
 
 def _draw(axes: Axes, rows: list[Row]) -> None:
-    train, evaluation = curve_of(rows, TRAIN_MEAN), curve_of(rows, EVAL_MEAN)
+    train, evaluation = curve_of(rows, "train/return_mean"), curve_of(rows, "eval/return_mean")
     if not train and not evaluation:
         axes.text(0.5, 0.5, "no finished episode yet", transform=axes.transAxes, ha="center", va="center", color="gray")
         axes.set_yticks([])
@@ -51,7 +47,7 @@ def _draw(axes: Axes, rows: list[Row]) -> None:
         axes.plot(*zip(*train, strict=True), color="C0", marker=marker, label=label)
     if evaluation:
         frames, returns = zip(*evaluation, strict=True)
-        deviation_at = dict(curve_of(rows, EVAL_STD))
+        deviation_at = dict(curve_of(rows, "eval/return_std"))
         deviations = [deviation_at.get(at, math.nan) for at in frames]
         label = "evaluation (most probable actions, mean ± standard deviation)"
         axes.errorbar(frames, returns, yerr=deviations, fmt="o", color="C1", capsize=4, zorder=3, label=label)

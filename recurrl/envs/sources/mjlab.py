@@ -6,7 +6,7 @@ from typing import Any
 from recurrl.config.env import DISABLED
 from recurrl.config.plugins import import_custom
 from recurrl.envs.sources.vec_env import SimulatorSource
-from recurrl.errors import ConfigError, require
+from recurrl.errors import require
 
 
 class MjlabSource(SimulatorSource):
@@ -39,8 +39,7 @@ def _replace(target: Any, values: Mapping[str, Any], key: str) -> None:
     """Replaces values of nested dataclasses and dicts."""
     for name, value in values.items():
         present = target if isinstance(target, dict) else vars(target)
-        if name not in present:
-            raise ConfigError(f"{key} has no {name} to replace. It has: {', '.join(present)}.")
+        require(name in present, f"{key} has no {name} to replace. It has: {', '.join(present)}.")
         if isinstance(value, Mapping):
             _replace(present[name], value, f"{key}.{name}")
         elif isinstance(target, dict):
