@@ -180,9 +180,7 @@ class Diagnosis(Callback):
         """True if returns are higher than at first by two standard errors of the difference, or not known yet."""
         if not self._first:
             return True
-        variance = 0.0
-        for each in (metrics, self._first):
-            variance += each[STD] ** 2 / min(each[EPISODES], WINDOW)
+        variance = sum(each[STD] ** 2 / min(each[EPISODES], WINDOW) for each in (metrics, self._first))
         rounding = 1e-9 * abs(self._first[MEAN])
         return metrics[MEAN] > self._first[MEAN] + 2 * math.sqrt(variance) + rounding
 

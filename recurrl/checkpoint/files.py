@@ -63,14 +63,8 @@ def write(
         for name, state in states.items():
             _save(state, stage / f"state-{name}.pt")
         sums = {file.name: _checksum(file) for file in stage.iterdir()}
-        text = _sealed(
-            {
-                "metadata": dict(metadata),
-                "checksums": sums,
-                "evaluation": None if evaluation is None else floats(evaluation),
-            }
-        )
-        (stage / MANIFEST).write_text(text, encoding="utf-8")
+        manifest = Manifest(dict(metadata), sums, None if evaluation is None else floats(evaluation))
+        (stage / MANIFEST).write_text(_sealed(manifest._asdict()), encoding="utf-8")
         for file in [*stage.iterdir(), stage]:
             sync(file)
         if path.exists():

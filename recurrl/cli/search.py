@@ -66,9 +66,7 @@ def search(options: Mapping[str, Any], arguments: Sequence[str], config: DictCon
 
 def _space(overrides: Sequence[str]) -> tuple[list[str], dict[str, BaseDistribution]]:
     """The overrides that all trials share, and the distribution of each other key; a key's last override counts."""
-    last: dict[str, Override] = {}
-    for override in parsed(overrides):
-        last[override.get_key_element().lstrip("+")] = override
+    last = {override.get_key_element().lstrip("+"): override for override in parsed(overrides)}
     fixed = [str(override.input_line) for override in last.values() if not override.is_sweep_override()]
     return fixed, {each.get_key_element(): _distribution(each) for each in last.values() if each.is_sweep_override()}
 

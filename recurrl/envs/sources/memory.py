@@ -53,10 +53,9 @@ class MemoryTaskSource(Source):
         """The task, with ``num_envs`` environments."""
         make: Any = self.task()
         try:
-            task: MemoryTask = make(num_envs, max_steps=self.options.max_episode_steps, **self.options.kwargs)
+            return make(num_envs, max_steps=self.options.max_episode_steps, **self.options.kwargs)
         except ValueError as error:
             raise ConfigError(f"env={self.options.name}: {error}") from error
-        return task
 
 
 make = MemoryTaskSource

@@ -63,18 +63,13 @@ def make_or_wrap(
             f"{owner} needs input_size and hidden_size, or a torch module to wrap. Got input_size={input_size} and "
             f"hidden_size={hidden_size}."
         )
-    return cell, _make(cell, input_size, python_based, device, **sizes)
-
-
-def _make(
-    cell: Cell, input_size: int, python_based: bool, device: torch.device | str | None, **sizes: Any
-) -> nn.Module:
     if cell.TORCH is None:
-        return StackedParameters(cell, input_size, **sizes, device=device)
+        return cell, StackedParameters(cell, input_size, **sizes, device=device)
     assert isinstance(cell, GatedCell)
-    projected: dict[str, Any] = {"proj_size": cell.proj_size} if cell.proj_size else {}
+    sizes |= {"proj_size": cell.proj_size} if cell.proj_size else {}
     form: Any = PYTHON_MODULES[cell.TORCH] if python_based else cell.TORCH
-    return form(input_size, cell.hidden_size, bias=cell.bias, **sizes, **projected, batch_first=True, device=device)
+    module = form(input_size, cell.hidden_size, bias=cell.bias, **sizes, batch_first=True, device=device)
+    return cell, module
 
 
 def convert(old: nn.Module, form: type[nn.RNNBase] | None, cell: Cell) -> nn.Module:
