@@ -4,7 +4,7 @@ from functools import partial
 
 import pytest
 import torch
-from collected import fresh_policy
+from collected import fresh_policy, rollouts
 from rejections import error_of
 from tasks import VECTOR
 from torchrl.collectors import Collector, MultiSyncCollector
@@ -32,11 +32,10 @@ make = partial(fresh_policy, std=0.5)
 def batches(config, policy, count=4):
     """Rollouts of a policy whose statistics change from one to the next."""
     torch.manual_seed(1)
-    rollout, found = SingleCollector(make_rollout_spec(config, policy)), []
-    for _ in range(count):
-        found.append(rollout.collect().clone())
-        policy.observe(found[-1]["observation"])
-    rollout.shutdown()
+    found = []
+    for rows in rollouts(config, policy, count):
+        found.append(rows.clone())
+        policy.observe(rows["observation"])
     return found
 
 

@@ -2,10 +2,9 @@
 
 import pytest
 import torch
+from collected import fresh_policy, rollouts
 from torchrl.envs.utils import check_env_specs
 
-from recurrl.build import make_policy_for, make_rollout_spec
-from recurrl.collector import single
 from recurrl.envs import make_env
 from recurrl.envs.sources.memory import MemoryChain, RepeatPrevious, TMaze
 
@@ -109,11 +108,9 @@ def test_a_task_is_an_environment_of_torchrl_and_is_collected_from(env, compose)
     config = compose(f"env={env}", "env.num_envs=4", "frames_per_batch=240", "cell.hidden_size=8")
     made = make_env(config.env, 3, seed=0)
     check_env_specs(made)
-    collector = single.make(config.collector, make_rollout_spec(config, make_policy_for(config)))
-    batch = [collector.collect() for _ in range(2)][-1]
+    _, batch = rollouts(config, fresh_policy(config), 2)
     assert batch["next", "done"].any()
     assert torch.equal(batch["is_init"][:, 1:], batch["next", "done"][:, :-1])
-    collector.shutdown()
 
 
 def test_the_same_seed_gives_the_same_episodes_and_another_does_not():

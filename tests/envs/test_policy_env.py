@@ -4,7 +4,7 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
-from collected import fresh_policy
+from collected import collected, fresh_policy, rollouts
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, VectorEnv
 from rejections import error_of
@@ -13,8 +13,6 @@ from torchrl.envs import GymWrapper, SerialEnv
 from torchrl.envs.utils import check_env_specs
 
 from recurrl.agent import Agent
-from recurrl.build import make_rollout_spec
-from recurrl.collector.single import SingleCollector
 from recurrl.envs import BatchedEnv, Source, make_batched_env, make_env
 from recurrl.envs.policy_env import PolicyEnv
 from recurrl.errors import EnvError
@@ -170,11 +168,11 @@ def test_what_is_hidden_is_for_a_privileged_critic(made_by, configured):
 @pytest.mark.parametrize("entry", ["observation", "reward"])
 def test_a_value_of_tensors_that_is_not_finite_is_an_error_at_the_end_of_the_rollout(entry, small):
     config = small("env=gym", f"env.source={__name__}:Late", f"env.id={entry}", "env.mask=[1]")
-    rollout = SingleCollector(make_rollout_spec(config, fresh_policy(config)))
-    rollout.collect()
+    rollout = rollouts(config, fresh_policy(config), 2)
+    next(rollout)
     what = {"observation": "'observation': [1.0, nan]", "reward": "'reward': [nan]"}[entry]
     error = f"Environment 2 of 4 ({entry}), at step 13, returned a non-finite value of {what}."
-    assert error_of(rollout.collect, kind=EnvError) == error
+    assert error_of(next, rollout, kind=EnvError) == error
 
 
 def test_a_step_and_a_reset_read_nothing_from_a_device(compose):
@@ -241,7 +239,7 @@ FROM_INFO = "env.action_mask_from_info=true"
 @pytest.mark.parametrize("made_by", ["Gates", "gates_in_one", "gates_on_request", "gates_in_the_next_step"])
 def test_a_mask_in_the_info_forbids_actions_in_training_evaluation_and_use(made_by, small):
     config = small("env=gym", f"env.id={__name__}:{made_by}", FROM_INFO, "policy.previous_action=true")
-    rows = SingleCollector(make_rollout_spec(config, policy := fresh_policy(config))).collect()
+    policy, rows = collected(config)
     assert torch.equal(rows["action"], rows["observation", "observation"][..., 0].long() % 3)
     assert torch.equal(rows["observation", "action_mask"].argmax(-1), rows["action"])
     agent = Agent(policy, config.env)

@@ -3,14 +3,13 @@
 import gymnasium
 import pytest
 import torch
-from collected import fresh_policy
+from collected import collected, collecting, fresh_policy
 from rejections import error_of
 from tensordict import TensorDict
 from torchrl.data import Bounded, Categorical, Composite, Unbounded
 from torchrl.envs import EnvBase, SerialEnv, Transform, TransformedEnv
 
 from recurrl.agent import Agent
-from recurrl.build import make_collector
 from recurrl.envs import make_batched_env
 from recurrl.envs.passed_env import with_maker
 from recurrl.errors import ConfigError
@@ -115,13 +114,10 @@ def test_a_group_of_observations_is_a_dict(compose):
 
 def test_a_policy_is_trained_evaluated_and_used_with_them(small):
     config = small(*of("many", *KEYS))
-    policy = fresh_policy(config)
-    collector = make_collector(config, policy)
-    rows = collector.collect()
+    policy, rows = collected(config)
     assert rows["observation"][0, :, 0].tolist() == [float(t % LENGTH) for t in range(rows.shape[1])]
     moved = (2 + 4 * rows["action"]).clamp(-2, 6)
     torch.testing.assert_close(rows["next", "reward"], moved, rtol=0, atol=1e-5)
-    collector.shutdown()
     agent = Agent(policy, config.env)
     assert len(agent.evaluate(episodes=2)) == 2
     env, state = agent.make_env(), agent.initial_state()
@@ -133,14 +129,12 @@ def test_a_policy_is_trained_evaluated_and_used_with_them(small):
 def test_the_state_of_transforms_is_in_checkpoints(small):
     config = small(*of("counted", *KEYS, "env.normalize_observation=false"))
     policy = fresh_policy(config)
-    collector = make_collector(config, policy)
-    steps = collector.collect().shape[1]
-    state = collector.state_dict()
-    collector.shutdown()
-    resumed = make_collector(config, policy)
-    resumed.load_state_dict(state)
-    assert resumed.collect()["next", "observation"][0, 0].item() == 100 * (steps + 1) + 1
-    resumed.shutdown()
+    with collecting(config, policy) as collector:
+        steps = collector.collect().shape[1]
+        state = collector.state_dict()
+    with collecting(config, policy) as resumed:
+        resumed.load_state_dict(state)
+        assert resumed.collect()["next", "observation"][0, 0].item() == 100 * (steps + 1) + 1
 
 
 WRONG = {

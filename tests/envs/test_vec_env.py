@@ -52,11 +52,7 @@ def rows_of(episodes, length):
 @pytest.fixture
 def mode(monkeypatch):
     """Actions without noise, so that they depend on what is seen alone."""
-    monkeypatch.setattr("recurrl.collector.single.torch.randn", _zeros)
-
-
-def _zeros(*shape, **options):
-    return torch.zeros(*shape, **options)
+    monkeypatch.setattr("recurrl.collector.single.torch.randn", torch.zeros)
 
 
 def collected(config):
@@ -377,20 +373,15 @@ def test_what_a_simulator_cannot_do_is_rejected_before_it_is_made(rejected):
     assert "does not support env.max_episode_steps=3" in rejected(*overrides, "env.max_episode_steps=3")
 
 
-def test_resets_on_request_need_a_reset_that_can(compose):
-    config = compose(*simulated("env.resets=disabled", name="rsl_vec_env")).env
-    with pytest.raises(ConfigError, match=r"env\.resets=disabled needs a reset with an argument env_ids, mask or opt"):
-        make_batched_env(config, N, seed=0)
-
-
 OTHERS = [
+    ("rsl_vec_env", "env.resets=disabled", r"env\.resets=disabled needs a reset with an argument env_ids, mask or opt"),
     ("one_more", "seed=0", r"must make 4 environments of env\.id=simulators:one_more, .* \(got \[5\]\)"),
     ("deaf", "env.device=meta", r"env\.device must be where env\.id=simulators:deaf runs, which is cpu \(got meta\)"),
 ]
 
 
 @pytest.mark.parametrize(("name", "override", "message"), OTHERS)
-def test_another_number_or_device_than_configured_is_rejected(compose, name, override, message):
+def test_another_number_device_or_reset_than_configured_is_rejected(compose, name, override, message):
     config = compose(*simulated(override, name=name)).env
     with pytest.raises(ConfigError, match=message):
         make_batched_env(config, N, seed=0)

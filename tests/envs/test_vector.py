@@ -5,6 +5,7 @@ import sys
 import numpy as np
 import pytest
 import torch
+from collected import fresh_policy, rollouts
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, VectorEnv
 from hypothesis import given, settings
@@ -14,8 +15,6 @@ from run_files import summary
 from tasks import CARTPOLE, VECTOR
 from torchrl.envs.utils import check_env_specs
 
-from recurrl.build import make_policy_for, make_rollout_spec, set_process_state
-from recurrl.collector import single
 from recurrl.envs import make_env
 from recurrl.errors import ConfigError, EnvError
 
@@ -160,11 +159,7 @@ WAYS = {
 def test_rows_hold_every_step_of_every_episode_and_nothing_else(make, register_vector, compose, request):
     small = ("env.num_envs=3", "frames_per_batch=60", "cell.hidden_size=4", "encoder.sizes=[4]")
     config = compose("env=gym", f"env.id={register_vector(make)}", *small)
-    set_process_state(config)
-    collector = single.make(config.collector, make_rollout_spec(config, make_policy_for(config)))
-    batches = [collector.collect().clone() for _ in range(2)]
-    collector.shutdown()
-    all_rows = torch.cat(batches, 1)
+    all_rows = torch.cat([rows.clone() for rows in rollouts(config, fresh_policy(config), 2)], 1)
     inserted = all_rows["next"].get("inserted", torch.zeros_like(all_rows["is_init"])).squeeze(-1)
     key = "observation" if all_rows["observation"].__class__ is torch.Tensor else ("observation", "clock")
     for i in range(3):
