@@ -52,9 +52,8 @@ SAID = {
 
 
 @pytest.mark.parametrize("of", SAID)
-def test_what_an_error_of_others_says_ends_with_one_full_stop(of, tmp_path, monkeypatch):
+def test_what_an_error_of_others_says_ends_with_one_full_stop(of, tmp_path, in_tmp_path, monkeypatch):
     monkeypatch.setattr(library, "_load", raising(OSError("It broke.")))
-    monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     with pytest.raises(Exception, match=r"It broke\.( |$)"):
         SAID[of](tmp_path)

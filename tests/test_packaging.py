@@ -2,12 +2,12 @@
 
 import os
 import shutil
-import subprocess
 import sys
 import tarfile
 from pathlib import Path
 
 import pytest
+from commands import output_of
 
 ROOT = Path(__file__).parent.parent
 BUILD = "import sys; from setuptools.build_meta import build_sdist; print(build_sdist(sys.argv[1]))"
@@ -31,9 +31,7 @@ def test_a_wheel_works_outside_the_checkout(tiny, tmp_path):
 
     def run(*command, folder=tmp_path):
         environment = {**os.environ, "PYTHONPATH": str(site)}  # before an editable installation of this checkout
-        done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300)
-        assert done.returncode == 0, done.stderr
-        return done.stdout
+        return output_of(command, cwd=folder, env=environment, timeout=300)
 
     def command(name, *arguments):
         return run(str(site / "bin" / name), *arguments)

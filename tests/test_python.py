@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 import torch
 from checkpoint_files import resealed
+from commands import output_of
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import OmegaConf
@@ -41,8 +42,7 @@ pytestmark = pytest.mark.usefixtures("in_tmp_path")
 
 def test_importing_the_package_does_not_import_torch():
     code = "import recurrl, sys; print('torch' in sys.modules, recurrl.__version__)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
-    assert done.stdout.split() == ["False", recurrl.__version__]
+    assert output_of([sys.executable, "-c", code], timeout=120).split() == ["False", recurrl.__version__]
     with pytest.raises(AttributeError, match="no attribute 'lode'"):
         _ = recurrl.lode
 
@@ -93,8 +93,7 @@ def test_a_mapping_is_a_configuration_too(tiny):
 
 
 @pytest.mark.parametrize("options", ["-m", "--multirun", "-m --config-dir=mine"])
-def test_a_call_is_one_run(tmp_path, monkeypatch, options):
-    monkeypatch.chdir(tmp_path)
+def test_a_call_is_one_run(tmp_path, options):
     several = "seed=0,1 has several values. Add -m before it to run each; in Python, call train for each."
     assert error_of(recurrl.train, "seed=0,1").startswith(several)
     assert error_of(recurrl.train, f"{options} seed=0,1") == (

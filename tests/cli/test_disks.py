@@ -3,12 +3,12 @@
 import errno
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import gymnasium
 import pytest
+from commands import output_of
 from disks import with_a_disk_of_its_own
 from slow_cases import slow_but
 
@@ -28,9 +28,8 @@ def on_full_disks(tiny, tmp_path):
         own = with_a_disk_of_its_own(str(tmp_path), "2m")
         assert own, "This test mounts a small disk of its own; let `unshare --map-root-user --mount true` succeed."
         arguments = [str(tmp_path), ",".join(map(str, free_kib)), *tiny, *overrides, f"hydra.run.dir={tmp_path}/run"]
-        done = subprocess.run([*own, sys.executable, PROGRAM, *arguments], capture_output=True, text=True, timeout=550)
-        assert done.returncode == 0, done.stderr
-        return [json.loads(line) for line in done.stdout.splitlines()]
+        printed = output_of([*own, sys.executable, PROGRAM, *arguments], timeout=550)
+        return [json.loads(line) for line in printed.splitlines()]
 
     return on_full_disks
 

@@ -27,7 +27,7 @@ def test_what_a_yaml_says_of_its_environment_applies_to_no_other(env):
             compose([f"env={env}", "env.id=Other-v1"])
 
 
-def test_a_foreign_id_is_an_error_wherever_it_comes_from(rejected, yamls, tmp_path, monkeypatch):
+def test_a_foreign_id_is_an_error_wherever_it_comes_from(rejected, yamls, in_tmp_path):
     yamls("experiment", "acrobot", env={"id": "Acrobot-v1"})
     yamls("env", "masked", defaults=["gym", "_self_"], id="CartPole-v1", mask=[1, 3])
     for overrides in (["env.id=Acrobot-v1"], ["--config-dir", "mine", "experiment=acrobot"]):
@@ -35,7 +35,6 @@ def test_a_foreign_id_is_an_error_wherever_it_comes_from(rejected, yamls, tmp_pa
     assert rejected("--config-dir", "mine", "env=masked", "env.id=Acrobot-v1").endswith(ADVICE)
     assert rejected("env.id=MiniGrid-Empty-5x5-v0").endswith(" Use env=minigrid env.id=MiniGrid-Empty-5x5-v0.")
     assert rejected("env.id=PongNoFrameskip-v4").endswith(" Use env=atari env.id=PongNoFrameskip-v4.")
-    monkeypatch.chdir(tmp_path)
     for config in (["env.id=Acrobot-v1"], {"env": {"id": "Acrobot-v1"}}):
         assert FOREIGN in error_of(recurrl.train, config, run_dir="run")
 

@@ -1,11 +1,11 @@
 """A run that is ended again and again, at random moments, ends as one that was left alone."""
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from commands import output_of
 from disks import with_a_disk_of_its_own
 from run_files import ended, metrics, state_in, without_times
 from slow_cases import slow
@@ -22,10 +22,9 @@ RUNS = [
 
 @pytest.mark.parametrize(("others", "kills", "terms", "iterations"), RUNS)
 def test_a_run_ended_at_random_moments_ends_bit_for_bit_as_one_that_was_not(
-    train, tiny, tmp_path, monkeypatch, no_compiler, others, kills, terms, iterations
+    train, tiny, tmp_path, in_tmp_path, monkeypatch, no_compiler, others, kills, terms, iterations
 ):
     monkeypatch.setenv("RECURRL_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.chdir(tmp_path)
     frames = iterations * 32
     every = ["checkpoint.every_frames=64", "evaluation.every_frames=128"]
     arguments = [*tiny, *every, f"total_frames={frames}", *others, "backend=auto"]
@@ -34,9 +33,7 @@ def test_a_run_ended_at_random_moments_ends_bit_for_bit_as_one_that_was_not(
     own = with_a_disk_of_its_own("/dev/shm", "256m")
     before = set() if own else {path.name for path in Path("/dev/shm").iterdir()}
     program = [*own, sys.executable, PROGRAM, killed, str(kills), str(terms), *arguments]
-    done = subprocess.run(program, capture_output=True, text=True, timeout=3600)
-    assert done.returncode == 0, done.stderr
-    report = json.loads(done.stdout)
+    report = json.loads(output_of(program, timeout=3600))
     lives = report["lives"]
     assert len(lives) == kills + terms
     # They were spread over the run.
@@ -57,5 +54,5 @@ def _weights(run, frames):
 
 
 def _processes_with(argument):
-    lines = subprocess.run(["ps", "-eo", "pid,args"], capture_output=True, text=True, check=True).stdout.splitlines()
+    lines = output_of(["ps", "-eo", "pid,args"]).splitlines()
     return [line for line in lines if argument in line and " ps " not in line]

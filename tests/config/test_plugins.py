@@ -46,9 +46,8 @@ def make(options: Mine, policy): ...
 
 
 @pytest.fixture
-def package(tmp_path, monkeypatch):
+def package(tmp_path, in_tmp_path, monkeypatch):
     """Writes a module of ``own_package`` into the current folder."""
-    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", sys.path[:])
 
     def write(name, text):
@@ -67,9 +66,7 @@ def test_a_factory_in_a_module_of_the_current_folder_is_found_with_its_options(p
     assert options_class("cell", f"own_package.elman:{name}").__name__ == "ElmanConfig"
 
 
-def test_a_module_in_the_current_folder_does_not_hide_an_installed_one(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", sys.path[:])
+def test_a_module_in_the_current_folder_does_not_hide_an_installed_one(package, tmp_path):
     (tmp_path / "yaml.py").write_text("raise RuntimeError('hidden')")
     assert factory("cell", "yaml:Dumper").__module__ == "yaml.dumper"
 

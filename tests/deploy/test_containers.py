@@ -6,12 +6,12 @@ import os
 import re
 import shlex
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import yaml
+from commands import output_of
 
 ROOT = Path(__file__).parents[2]
 KUBERNETES = sorted((ROOT / "deploy" / "kubernetes").glob("*.yaml"))
@@ -135,15 +135,8 @@ def test_commands_need_no_other_place_to_write_to(tiny, tmp_path, finished_run, 
     images = re.findall(rf"(\w+)={HOME}(\S*)", DOCKERFILE)
     variables = {name: f"{home}{place}" for name, place in images}
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("RECURRL_", "XDG_"))}
-    done = subprocess.run(
-        [*_read_only_but(outputs, home), *words],
-        cwd=tmp_path,
-        env=kept | variables | {"OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr
+    env = kept | variables | {"OMP_NUM_THREADS": "1"}
+    output_of([*_read_only_but(outputs, home), *words], cwd=tmp_path, env=env, timeout=300)
 
 
 def _read_only_but(outputs, home):

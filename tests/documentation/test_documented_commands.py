@@ -103,8 +103,7 @@ def test_the_extras_exist(command):
 
 
 @pytest.mark.parametrize(("page", "code"), list(snippets("python")), ids=lambda value: value if len(value) < 40 else "")
-def test_a_snippet_runs(page, code, tiny, finished_run, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_a_snippet_runs(page, code, tiny, finished_run, in_tmp_path, monkeypatch):
     if "recurrl.train(" not in code:
         shutil.copytree(finished_run, "outputs/mine")
     long = r'\["cell=lstm", "seed=1"\]|"cell=lstm seed=1"|"total_frames=20_000"|"algorithm.entropy_final_fraction=1"'

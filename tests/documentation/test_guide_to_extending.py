@@ -21,12 +21,11 @@ COMMANDS = [shlex.split(command) for page, block in snippets("bash") if page == 
 
 
 @pytest.fixture
-def folder(tmp_path, monkeypatch):
+def folder(tmp_path, in_tmp_path, monkeypatch):
     """An empty folder with the page's files, and the current one."""
     for name, code in FILES.items():
         (tmp_path / name).write_text(code, encoding="utf-8")
         monkeypatch.delitem(sys.modules, Path(name).stem, raising=False)
-    monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     return tmp_path
 

@@ -1,12 +1,12 @@
 """``torch.compile(module, fullgraph=True)`` works on modules as they are constructed, and equals eager mode."""
 
 import os
-import subprocess
 import sys
 import textwrap
 
 import pytest
 import torch
+from commands import output_of
 from tensordict import TensorDict
 from torch import nn
 
@@ -80,6 +80,4 @@ def test_a_module_compiles_as_a_newcomer_constructs_it(kind, compiler, tmp_path)
     environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path)}
     environment |= {"CC": "/nonexistent"} if compiler == "scan" else {}
     command = [sys.executable, "-c", textwrap.dedent(script)]
-    result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
-    assert result.returncode == 0, result.stderr
-    assert result.stdout.split()[0] == compiler
+    assert output_of(command, env=environment, timeout=600).split()[0] == compiler

@@ -47,9 +47,8 @@ def test_a_run_is_trained_checked_saved_resumed_and_evaluated(env_id, train, che
     assert {path.name for path in tmp_path.iterdir()} == {"run", "resumed"}  # MuJoCo logs into the current folder
 
 
-def test_a_warning_of_mujoco_is_logged_once_and_writes_no_file(compose, tmp_path, caplog, monkeypatch):
+def test_a_warning_of_mujoco_is_logged_once_and_writes_no_file(compose, tmp_path, in_tmp_path, caplog):
     require("mujoco", "mujoco")
-    monkeypatch.chdir(tmp_path)
     gymnasium_source._warn_once.cache_clear()  # other tests make the same environment
     make_env(compose("env=gym", "env.id=HalfCheetah-v5").env, 3, seed=0).close()
     assert [record.message.split("'")[1] for record in caplog.records if "MuJoCo" in record.message] == ["settotalmass"]

@@ -55,8 +55,7 @@ def test_so_it_is_by_every_command(console, tiny, app, tmp_path):
         assert called(console, tmp_path, *command) == ["launched False", "made"], command
 
 
-def test_it_is_an_error_once_torch_is_imported(tiny, app, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_it_is_an_error_once_torch_is_imported(tiny, app, tmp_path, in_tmp_path):
     with pytest.raises(ConfigError, match=r"env\.launcher=app:launch must be called before torch is imported"):
         recurrl.train([*tiny, *app], run_dir="run")
     assert not (tmp_path / "calls").exists()

@@ -1,7 +1,6 @@
 """Environments that are passed to ``recurrl.train`` as objects, or named by ``module:Name`` and not registered."""
 
 import importlib
-import subprocess
 import sys
 from functools import partial
 from operator import attrgetter
@@ -10,6 +9,7 @@ from pathlib import Path
 import gymnasium
 import numpy as np
 import pytest
+from commands import output_of
 from rejections import error_of
 from torchrl.envs import GymEnv, SerialEnv
 
@@ -116,10 +116,9 @@ def many_of_torchrl(num_envs):
 
 
 @pytest.fixture
-def mine(tmp_path, monkeypatch):
+def mine(tmp_path, in_tmp_path, monkeypatch):
     """A module of environments in the current folder."""
     (tmp_path / "envs_of_mine.py").write_text(MODULE)
-    monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     yield importlib.import_module("envs_of_mine")
     del sys.modules["envs_of_mine"]
@@ -214,10 +213,9 @@ class Foo(nn.Linear):
         "print(run.load())\ntry:\n    recurrl.train([*%s, 'encoder=__main__:Bar'])\nexcept ValueError as e: print(e)"
     )
     code = f"{MODULE}{encoder}{train}\n{shown % settings}"
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=200)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("Agent(<Plain>, ")
-    assert "the module __main__ has no Bar." in done.stdout
+    printed = output_of([sys.executable, "-c", code], cwd=tmp_path, timeout=200)
+    assert printed.startswith("Agent(<Plain>, ")
+    assert "the module __main__ has no Bar." in printed
 
 
 def single_of_several(num_envs):

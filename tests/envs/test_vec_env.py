@@ -271,8 +271,7 @@ def test_short_episodes_count_no_more_than_long_ones(compose):
     assert evaluate(config.env, None, 6, seed=0) == [1, 2, 3, 1, 2, 3]
 
 
-def test_one_simulation_serves_training_evaluation_and_a_resumed_run(train, tiny, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_one_simulation_serves_training_evaluation_and_a_resumed_run(train, tiny, tmp_path, in_tmp_path):
     overrides = [*tiny, "env=vec_env", "env.id=simulators:Only", "cell=gru", "evaluation.every_frames=32"]
     outcome = train(*overrides, "hydra.run.dir=run").succeeded()
     assert Only.made == 1

@@ -1,9 +1,10 @@
-"""Commands that run in this process, and what they come to."""
+"""Commands, most of which run in this process, and what they come to."""
 
 import io
 import logging
 import os
 import re
+import subprocess
 import sys
 import traceback
 from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
@@ -37,6 +38,13 @@ class Outcome(NamedTuple):
         """The same, of a command that ended with an error."""
         assert self.code == 1, self.err
         return self
+
+
+def output_of(command, **options):
+    """What a command prints that succeeds, in a process of its own."""
+    done = subprocess.run(command, capture_output=True, text=True, **options)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 def run_in_process(main, program, arguments, cwd):

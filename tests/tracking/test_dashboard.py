@@ -3,21 +3,22 @@
 import json
 import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from commands import output_of
 from wandb_server import WandbServer
 
 ROOT = Path(__file__).parents[2]
 
 
 def dashboard(home, *arguments, **environment):
+    """What it prints."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("WANDB_", "NETRC"))}
     command = [sys.executable, ROOT / "scripts/dashboard.py", *arguments]
     env = {**kept, "HOME": str(home), **environment}
-    return subprocess.run(command, cwd=home, env=env, capture_output=True, text=True, timeout=60)
+    return output_of(command, cwd=home, env=env, timeout=60)
 
 
 def panels(spec):
@@ -29,9 +30,8 @@ def panels(spec):
 def written(tmp_path_factory):
     """What it prints and writes without a login."""
     home = tmp_path_factory.mktemp("home")
-    done = dashboard(home, "--by", "cell.name", "--by", "lr", "--group", "2026-01-01/12-00-00")
-    assert done.returncode == 0, done.stderr
-    return done.stdout, json.loads((home / "wandb_workspace.json").read_text(encoding="utf-8"))
+    printed = dashboard(home, "--by", "cell.name", "--by", "lr", "--group", "2026-01-01/12-00-00")
+    return printed, json.loads((home / "wandb_workspace.json").read_text(encoding="utf-8"))
 
 
 def test_without_a_login_it_writes_what_it_would_make_and_says_so(written):
@@ -62,11 +62,10 @@ def test_runs_are_grouped_by_settings_and_filtered_by_their_sweep(written):
 
 def test_with_a_login_it_saves_the_workspace(tmp_path):
     server = WandbServer()
-    done = dashboard(tmp_path, WANDB_API_KEY="0" * 40, WANDB_BASE_URL=server.url)
+    printed = dashboard(tmp_path, WANDB_API_KEY="0" * 40, WANDB_BASE_URL=server.url)
     server.stop()
-    assert done.returncode == 0, done.stderr
     [view] = server.views
     assert (view["entityName"], view["projectName"]) == ("me", "recurrl")
     assert len(list(panels(json.loads(view["spec"])))) > 5
-    assert "/me/recurrl" in done.stdout
+    assert "/me/recurrl" in printed
     assert list(tmp_path.glob("*.json")) == []

@@ -1,7 +1,7 @@
-import subprocess
 import sys
 
 import pytest
+from commands import output_of
 from rejections import error_of
 
 import recurrl.tracking
@@ -62,8 +62,7 @@ from recurrl.tracking import make_trackers
 make_trackers(LoggerConfig(name="csv"), Path(sys.argv[1]), {})["csv"].close()
 print(sorted({"wandb", "tensorboard", "torch", "matplotlib", "hydra", "omegaconf"} & set(sys.modules)))
 """
-    done = subprocess.run([sys.executable, "-c", script, tmp_path], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
+    assert output_of([sys.executable, "-c", script, tmp_path]).strip() == "[]"
 
 
 def test_a_logger_that_is_no_tracker_is_an_error_before_training(logger_options, tmp_path, monkeypatch):
