@@ -9,6 +9,7 @@ import torch
 from collected import collected, fresh_policy
 from counting_env import Counting
 from gymnasium import spaces
+from rejections import error_of
 from torch import nn
 from torchrl.envs import InitTracker, TransformedEnv
 from wrong_environments import Stale
@@ -28,9 +29,7 @@ def config(small):
 
 
 def complaint(config, policy, batch):
-    with pytest.raises(ConsistencyError) as caught:
-        check_consistency(policy, batch, config)
-    return str(caught.value)
+    return error_of(check_consistency, policy, batch, config, kind=ConsistencyError)
 
 
 # What is right
@@ -70,26 +69,18 @@ def test_the_check_changes_neither_batch_nor_policy_nor_random_numbers(small):
 # Entries that are missing
 
 
-def test_a_batch_without_marks_of_starts_is_caught(config):
+@pytest.mark.parametrize("entry", ["is_init", STATE])
+def test_a_batch_without_an_entry_that_the_update_needs_is_caught(config, entry):
     policy, batch = collected(config, std=0.5)
-    sentence = complaint(config, policy, batch.exclude("is_init"))
-    assert "the batch has no entry 'is_init'" in sentence
+    sentence = complaint(config, policy, batch.exclude(entry))
+    assert f"the batch has no entry '{entry}', so the policy's state was lost" in sentence
     assert "The collector must write is_init, and the states" in sentence
-    batch["is_init"].zero_()
-    assert "marked by 'is_init' as the start of an episode, but one starts there" in complaint(config, policy, batch)
 
 
 def test_an_environment_without_a_primer_is_rejected(config):
     env = TransformedEnv(gymnasium_source.make(config.env).make(4), InitTracker())
     with pytest.raises(KeyError, match=f"needs the entries .*{STATE}.*get_primers_from_module"):
         PolicyModule(fresh_policy(config))(env.reset())
-
-
-def test_a_batch_without_the_recurrent_state_is_caught(config):
-    policy, batch = collected(config, std=0.5)
-    sentence = complaint(config, policy, batch.exclude(STATE))
-    assert f"the batch has no entry '{STATE}', so the policy's state was lost" in sentence
-    assert "The collector must write is_init, and the states" in sentence
 
 
 # Entries that are wrong
@@ -105,6 +96,7 @@ MISTAKES = [
     (ZEROED, rf"\('next', '{STATE}'\) of environment 2, step 4, was 0 when collected but is .*zeroed"),
     ({STATE: ((1, 3), torch.zeros_like)}, rf"'{STATE}' of environment 1, step 3, {LED_TO}.*zeroed, for example"),
     ({"is_init": ((3, 2), torch.ones_like)}, "environment 3, step 2, is marked by 'is_init' .*, but no"),
+    ({"is_init": (..., torch.zeros_like)}, "marked by 'is_init' as the start of an episode, but one starts there"),
     ({"observation": ((2, 1, 0), plus(0.25))}, rf"'observation' of environment 2, step 1, {LED_TO}.* 0\.25\)"),
     ({"observation": ((0, 6, 1), plus(torch.nan))}, rf"'observation' of environment 0, step 6, {LED_TO}.* nan\)"),
 ]

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from device_sync import GPU, Nowhere, Waits, fake_gpu, moved
-from tasks import ACTIONS, CUE, MASKED, OBSERVATIONS
+from tasks import ACTIONS, CUE, MASKED, OBSERVATIONS, PREVIOUS
 from torch.utils._pytree import tree_leaves
 
 from recurrl import build, evaluation
@@ -23,7 +23,6 @@ from recurrl.recurrent import segments
 from recurrl.recurrent.cells import cell_names, lmu
 
 BACKENDS = ("reference", "scan", "pad")
-PREVIOUS = ("policy.previous_action=true", "env.previous_reward=true")
 SQUASHED = (*PREVIOUS, "policy.bounded_action=tanh")
 PACKED = "segments.py"
 """It finds segments on the host, for kernels that do not take resets."""

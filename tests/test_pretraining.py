@@ -14,7 +14,7 @@ from checkpoint_files import Code
 from collected import fresh_policy
 from rejections import error_of
 from run_files import metrics, summary, without_times
-from tasks import ACTIONS, CUE, MASKED, OBSERVATIONS
+from tasks import ACTIONS, CUE, MASKED, OBSERVATIONS, PREVIOUS
 
 import recurrl
 from recurrl.agent import Agent
@@ -23,8 +23,6 @@ from recurrl.config import PretrainConfig
 from recurrl.errors import ConfigError
 from recurrl.evaluation import evaluate
 from recurrl.pretraining import _in_rows, pretrain, read_episodes
-
-PREVIOUS = ("policy.previous_action=true", "env.previous_reward=true")
 
 
 def arrays_of(values, name):
@@ -165,10 +163,9 @@ def test_a_fresh_policy_imitates_an_expert_of_the_default_run(compose, tmp_path)
     assert np.mean(evaluate(config.env, policy, 20, seed=1)) >= 450
 
 
-def test_the_example_of_the_page_records_what_is_read(finished_run, small, tmp_path, monkeypatch):
+def test_the_example_of_the_page_records_what_is_read(finished_run, small, tmp_path, in_tmp_path):
     page = (Path(__file__).parent.parent / "docs" / "pretraining.md").read_text(encoding="utf-8")
     (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
-    monkeypatch.chdir(tmp_path)
     exec(code.replace("outputs/mine", str(finished_run)).replace("range(20)", "range(2)"), {})
     config = small()
     episodes = read_episodes(tmp_path / "episodes", make_policy_for(config), config.env)

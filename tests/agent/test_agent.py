@@ -10,7 +10,7 @@ from counting_env import Counting
 from gymnasium import spaces
 from gymnasium.vector.utils import batch_space, concatenate, create_empty_array, iterate
 from rejections import error_of
-from tasks import ACTIONS, CUE, MASKED, OBSERVATIONS
+from tasks import ACTIONS, CUE, MASKED, OBSERVATIONS, PREVIOUS
 
 from recurrl.agent import Agent
 from recurrl.build import make_policy_for
@@ -18,7 +18,6 @@ from recurrl.errors import ConfigError
 from recurrl.evaluation import SEED_OFFSET, evaluate
 from recurrl.runtime.seeds import seeds
 
-PREVIOUS = ("policy.previous_action=true", "env.previous_reward=true")
 PENDULUM = ("Pendulum-v1", "env.mask=[2]", "env.max_episode_steps=30")
 
 

@@ -1,6 +1,5 @@
 """Replay: drawn slices are contiguous pieces of one environment's steps, all frames are drawn, and a ring resumes."""
 
-import io
 from collections import Counter
 
 import pytest
@@ -13,6 +12,7 @@ from recurrl.buffers.replay import ReplayBuffer
 from recurrl.config.collector import ReplayConfig
 from recurrl.consistency import check_consistency
 from recurrl.errors import ConfigError, ConsistencyError
+from recurrl.runtime.serialization import from_bytes, to_bytes
 
 ENVS, STEPS, SLICE = 3, 8, 8
 
@@ -89,14 +89,6 @@ def test_every_frame_can_be_drawn_and_all_starts_equally_often():
         assert abs(count - slices_with_it * expected) < 5 * (slices_with_it * expected) ** 0.5
 
 
-def saved(state):
-    """What a checkpoint restores of a state."""
-    file = io.BytesIO()
-    torch.save(state, file)
-    file.seek(0)
-    return torch.load(file, weights_only=True)
-
-
 @pytest.mark.parametrize("iterations", [0, 1, 2, 3, 5])
 def test_a_restored_ring_draws_the_same_slices_and_goes_on_equally(iterations):
     simulated = Simulated(seed=1)
@@ -104,7 +96,7 @@ def test_a_restored_ring_draws_the_same_slices_and_goes_on_equally(iterations):
     first, second = (ReplayBuffer(options, 4, 1) for _ in range(2))
     for _ in range(iterations):
         first.extend(simulated.rows())
-    second.load_state_dict(saved(first.state_dict()))
+    second.load_state_dict(from_bytes(to_bytes(first.state_dict())))
     for _ in range(4):
         rows, joined = simulated.rows(), []
         for buffer in (first, second):

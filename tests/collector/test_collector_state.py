@@ -1,6 +1,5 @@
 """Collection that continues in another process as if nothing had happened."""
 
-import io
 import os
 import signal
 from contextlib import contextmanager
@@ -9,11 +8,12 @@ import pytest
 import torch
 from collected import collecting
 from slow_cases import slow, slow_but
-from tasks import VECTOR
+from tasks import PREVIOUS, VECTOR
 
 from recurrl.build import make_policy_for, set_process_state
 from recurrl.collector.worker_errors import WorkerError
 from recurrl.envs.saved_state import UnsavableError
+from recurrl.runtime.serialization import from_bytes, to_bytes
 
 OPTIONS = ("frames_per_batch=64", "slice_len=8", "minibatch_slices=8", "cell.hidden_size=4")
 UNSAVABLE = ("env=gym", "env.id=recurrl-test/Handle-v0", "env.packages=[unsavable_env]")
@@ -26,7 +26,7 @@ CASES = {
     "vector environment that resets in the next step": ("env=gym", NEXT_STEP, "env.kwargs.max_episode_steps=9"),
     "repeat_first": ("env=repeat_first",),
     "without memory": ("cell=none",),
-    "previous action": ("policy.previous_action=true", "env.previous_reward=true"),
+    "previous action": PREVIOUS,
     "in torch": ("env=repeat_previous_torch",),
     "groups": ("algorithm=grpo", "algorithm.group_size=2", "env.max_episode_steps=10"),
 }
@@ -41,8 +41,7 @@ class Parts:
     """A run in parts: collectors one after the other, each going on from what the one before it has left."""
 
     def __init__(self, config):
-        self.config, self.frames = config, 0
-        self.left = io.BytesIO()
+        self.config, self.frames, self.left = config, 0, b""
 
     @contextmanager
     def collector(self):
@@ -50,15 +49,13 @@ class Parts:
         set_process_state(self.config)
         with collecting(self.config, make_policy_for(self.config), self.frames) as collector:
             if self.frames:
-                self.left.seek(0)
-                loaded = torch.load(self.left, weights_only=True)
+                loaded = from_bytes(self.left)
                 collector.load_state_dict(loaded["collector_state"])
                 torch.set_rng_state(loaded["rng"])
             yield collector
 
     def save(self, collector):
-        self.left = io.BytesIO()
-        torch.save({"collector_state": collector.state_dict(), "rng": torch.get_rng_state()}, self.left)
+        self.left = to_bytes({"collector_state": collector.state_dict(), "rng": torch.get_rng_state()})
 
     def batches(self, count, saves=True):
         """The next collector's batches; it saves its state after each."""

@@ -37,11 +37,13 @@ UNKNOWN = [
         "cell=... lists those of a choice.",
     ),
     (["-m", "sed=0,1"], "Unknown configuration key 'sed'. Did you mean seed?"),
+    (["algorithm=grpo", "algorithm.lmbda=0.9"], "algorithm.lmbda is an option of algorithm=ppo or distill,"),
+    (["logger.mode=offline"], "logger.mode is an option of logger=wandb,"),
 ]
 
 
 @pytest.mark.parametrize(("overrides", "error"), UNKNOWN, ids=lambda of: "" if isinstance(of, str) else " ".join(of))
-def test_an_unknown_key_is_rejected_with_the_nearest_one(rejected, overrides, error):
+def test_an_unknown_key_is_rejected_with_the_nearest_one_or_the_choice_that_has_it(rejected, overrides, error):
     assert rejected(*overrides).startswith(error)
 
 
@@ -75,12 +77,6 @@ def test_an_option_of_another_choice_is_rejected_with_its_owners(group, owner, k
         f"{key} is an option of {group}={owners}, but this run has another {group}. Leave it out, or choose "
         f"{group}={owners}. "
     )
-
-
-def test_an_option_of_another_choice_is_rejected_on_the_command_line(rejected):
-    error = rejected("algorithm=grpo", "algorithm.lmbda=0.9")
-    assert error.startswith("algorithm.lmbda is an option of algorithm=ppo or distill,")
-    assert rejected("logger.mode=offline").startswith("logger.mode is an option of logger=wandb,")
 
 
 def test_the_differences_of_two_configurations_have_dotted_keys_and_both_values():

@@ -1,7 +1,5 @@
 """Environments that continue in another process, and those that cannot."""
 
-import io
-
 import gymnasium
 import numpy as np
 import pytest
@@ -9,6 +7,7 @@ import torch
 from rejections import error_of
 
 from recurrl.envs.saved_state import UnsavableError, restore, state_of
+from recurrl.runtime.serialization import from_bytes, to_bytes
 
 IDS = [
     *("CartPole-v1", "Pendulum-v1", "MountainCarContinuous-v0", "Acrobot-v1", "Blackjack-v1", "FrozenLake-v1"),
@@ -40,11 +39,8 @@ def test_a_restored_environment_continues_like_the_saved_one(env_id, steps):
     played(env, actions[:steps])
     saved = state_of(env)
     expected = played(env, actions[steps:])
-    file = io.BytesIO()
-    torch.save(saved, file)
     other.reset(seed=4)
-    file.seek(0)
-    restore(other, torch.load(file, weights_only=True))
+    restore(other, from_bytes(to_bytes(saved)))
     np.testing.assert_equal(played(other, actions[steps:]), expected)
 
 

@@ -3,7 +3,6 @@
 import hashlib
 import json
 import runpy
-import subprocess
 import sys
 from contextlib import closing
 from itertools import islice
@@ -12,9 +11,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from commands import output_of
 from rejections import error_of
 from slow_cases import slow
-from tasks import CUE, MASKED
+from tasks import CUE, MASKED, PREVIOUS
 from torch import nn
 
 import recurrl
@@ -23,7 +23,6 @@ from recurrl.export.checking import examples, largest_difference, recorded_input
 from recurrl.export.export import export, load_onnx, load_pt2
 from recurrl.recurrent.cells import cell_names
 
-PREVIOUS = ("policy.previous_action=true", "env.previous_reward=true")
 IN_INFO = "env.action_mask_from_info=true"
 RUNNER = Path(__file__).parent.parent.parent / "examples" / "deployment" / "act.py"
 WITHOUT_TORCH = "import sys, runpy; sys.modules.update(torch=None, recurrl=None, gymnasium=None); "
@@ -68,17 +67,15 @@ def test_the_runner_needs_neither_torch_nor_recurrl(exported, finished_run, tmp_
         f"policy = act['Policy']({str(exported)!r}, batch=3); "
         "print([policy.act(b, observation=o).tolist() for o, b in zip(seen['observed'], seen['begins'])])"
     )
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
+    printed = output_of([sys.executable, "-c", code], cwd=tmp_path, timeout=120)
     state, expected = agent.initial_state(3), []
     for observation, begin in zip(observed, begins, strict=True):
         action, state = agent.act(observation, state, begin)
         expected.append(action.tolist())
-    assert json.loads(done.stdout) == expected
+    assert json.loads(printed) == expected
     program = f"{WITHOUT_TORCH}sys.argv[:] = sys.argv[1:]; runpy.run_path({str(RUNNER)!r}, run_name='__main__')"
-    done = subprocess.run([sys.executable, "-c", program, "act.py", str(exported)], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert len(done.stdout.splitlines()) == 5
+    printed = output_of([sys.executable, "-c", program, "act.py", str(exported)])
+    assert len(printed.splitlines()) == 5
 
 
 def test_the_runner_takes_dicts_and_returns_the_parts_of_actions(agent_of, tmp_path):
@@ -93,8 +90,8 @@ def test_the_runner_takes_dicts_and_returns_the_parts_of_actions(agent_of, tmp_p
             action, state = agent.act(batch, state)
             assert exported_action["move"] == action["move"]
             np.testing.assert_allclose(exported_action["more"]["aim"], action["more"]["aim"], atol=1e-5)
-    program = [sys.executable, str(RUNNER), str(tmp_path)]
-    assert len(subprocess.run(program, capture_output=True, text=True, check=True).stdout.splitlines()) == 5
+    printed = output_of([sys.executable, str(RUNNER), str(tmp_path)])
+    assert len(printed.splitlines()) == 5
 
 
 def test_a_program_of_torch_export_runs_any_batch(exported, finished_run):

@@ -175,6 +175,8 @@ MASKED = "recurrl-test/Masked-v0"
 CARTPOLE = ("env=gym", "env.packages=[tasks]", "env.id=recurrl-test/CartPole-v1", "env.mask=[1,3]")
 VECTOR = ("env=gym", "env.id=tasks:VectorCartPole", "env.mask=[1,3]")
 """CartPole without velocities, as single environments and as a vector environment."""
+PREVIOUS = ("policy.previous_action=true", "env.previous_reward=true")
+"""What a policy may see besides, of any environment."""
 
 gymnasium.register(CUE, entry_point=Cue)
 gymnasium.register(MASKED, entry_point=Masked)
