@@ -34,13 +34,17 @@ BACKENDS = (
 EQUAL = {"rtol": 1e-7, "atol": 1e-9}
 
 
+def made(package, kind, **options):
+    """The module of a package, in float64."""
+    return getattr(package, f"{kind.upper()}Module")(IN, H, **{"in_key": "x", "out_key": "y", **options}).double()
+
+
 def pair(kind, backend="auto", recompute="none", **options):
-    """TorchRL's module and ours with the same parameters, in float64."""
+    """TorchRL's module and ours with the same parameters."""
     torch.manual_seed(0)
-    name, keys = f"{kind.upper()}Module", {"in_key": "x", "out_key": "y"}
     ways = {"recurrent_backend": backend, "recurrent_recompute": recompute}
-    theirs = getattr(torchrl.modules, name)(IN, H, **keys, **options).double().eval()
-    ours = getattr(recurrent, name)(IN, H, **keys, **ways, **options).double().eval()
+    theirs = made(torchrl.modules, kind, **options).eval()
+    ours = made(recurrent, kind, **ways, **options).eval()
     ours.load_state_dict(theirs.state_dict())
     return theirs, ours
 
@@ -91,18 +95,12 @@ def test_outputs_states_and_gradients_equal_torchrls(kind, sizes, call, backend,
     torch.testing.assert_close(results(ours, data, call), results(theirs, data, call), **EQUAL)
 
 
-def raised(call):
+def raised(call, *arguments, **options):
     try:
-        call()
+        call(*arguments, **options)
     except Exception as error:
         return type(error)
     return None
-
-
-def rejected(kind, **options):
-    return lambda package: getattr(package, f"{kind.upper()}Module")(
-        IN, H, **{"in_key": "x", "out_key": "y", **options}
-    )
 
 
 REJECTED = {
@@ -123,10 +121,8 @@ REJECTED = {
 @pytest.mark.parametrize("case", REJECTED)
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_torchrl_rejects_is_rejected(kind, case):
-    construct = rejected(kind, **REJECTED[case])
-    theirs = raised(lambda: construct(torchrl.modules))
+    theirs, ours = (raised(made, package, kind, **REJECTED[case]) for package in (torchrl.modules, recurrent))
     assert theirs is not None
-    ours = raised(lambda: construct(recurrent))
     assert ours is not None
     assert issubclass(ours, theirs)
 
@@ -177,9 +173,9 @@ RAISING = {
 @pytest.mark.parametrize("kind", KINDS)
 def test_members_raise_what_torchrls_raise(kind, case):
     theirs, ours = pair(kind)
-    expected = raised(lambda: RAISING[case](theirs))
+    expected = raised(RAISING[case], theirs)
     assert expected is not None
-    assert raised(lambda: RAISING[case](ours)) is expected
+    assert raised(RAISING[case], ours) is expected
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -202,13 +198,13 @@ def test_a_subclass_may_rename_its_states():
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_torchrl_rejects_runs(kind):
     options = {"num_layers": 2, "bidirectional": True, "dropout": 0.5, "recurrent_backend": "scan"}
-    module = getattr(recurrent, f"{kind.upper()}Module")(IN, H, in_key="x", out_key="y", **options).double()
+    module = made(recurrent, kind, **options)
     with set_recurrent_mode(True):
         output = module(data_of(module, "sequence"))["y"]
     assert output.shape == (B, T, 2 * H)
 
     def theirs():
-        rejected = getattr(torchrl.modules, f"{kind.upper()}Module")(IN, H, in_key="x", out_key="y", **options).double()
+        rejected = made(torchrl.modules, kind, **options)
         with set_recurrent_mode(True):
             rejected(data_of(rejected, "sequence"))
 
@@ -218,10 +214,9 @@ def test_what_torchrl_rejects_runs(kind):
 @pytest.mark.parametrize("options", [{}, {"recurrent_backend": "auto"}, {"recurrent_backend": "pad"}])
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_backend_recomputes(kind, options):
-    construct = rejected(kind, recurrent_recompute="full", **options)
-    assert raised(lambda: construct(torchrl.modules)) is ValueError
-    module = construct(recurrent).double()
-    expected = getattr(recurrent, f"{kind.upper()}Module")(IN, H, in_key="x", out_key="y").double()
+    options = {"recurrent_recompute": "full", **options}
+    assert raised(made, torchrl.modules, kind, **options) is ValueError
+    module, expected = made(recurrent, kind, **options), made(recurrent, kind)
     expected.load_state_dict(module.state_dict())
     data = data_of(module, "sequence")
     torch.testing.assert_close(results(module, data, "sequence"), results(expected, data, "sequence"), **EQUAL)
