@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from run_files import contents, ended, learning_rates, metrics, settings, summary, without_times
+from run_files import column, contents, ended, metrics, settings, summary, without_times
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import recurrl
@@ -70,13 +70,13 @@ def test_a_checkpoint_alone_is_enough_to_resume_and_to_evaluate(train, evaluate,
 def test_a_run_that_is_extended_stays_at_the_learning_rate_it_had_come_to(train, finished_run, tmp_path):
     # From 3e-3 to a tenth of it over 64 frames, at the beginning of each iteration.
     last = 3e-3 * (1 - 0.9 / 2)
-    assert learning_rates(finished_run) == pytest.approx([3e-3, last])
+    assert column(finished_run, "optim/lr") == pytest.approx([3e-3, last])
     outcome = train(f"resume={finished_run}", "total_frames=128", "hydra.run.dir=run")
-    assert learning_rates(tmp_path / "run") == pytest.approx([3e-3, last, last, last])
+    assert column(tmp_path / "run", "optim/lr") == pytest.approx([3e-3, last, last, last])
     assert "The schedules end at 64 frames, as before. schedule_frames=128 stretches them over the whole" in outcome.out
     # And again, from there.
     assert train("resume=run", "total_frames=160").code == 0
-    assert learning_rates(tmp_path / "run") == pytest.approx([3e-3, *[last] * 4])
+    assert column(tmp_path / "run", "optim/lr") == pytest.approx([3e-3, *[last] * 4])
     assert settings(tmp_path / "run")["schedule_frames"] == 64
 
 
@@ -84,7 +84,7 @@ def test_a_run_that_is_extended_stays_at_the_learning_rate_it_had_come_to(train,
 def test_an_extended_run_follows_an_explicit_schedule(train, finished_run, tmp_path, schedule):
     train(f"resume={finished_run}", "total_frames=96", "hydra.run.dir=run").succeeded()
     assert "as before" not in train("resume=run", "total_frames=128", f"schedule_frames={schedule}").succeeded().out
-    assert learning_rates(tmp_path / "run")[3] == pytest.approx(3e-3 * (1 - 0.9 * 96 / 128))
+    assert column(tmp_path / "run", "optim/lr")[3] == pytest.approx(3e-3 * (1 - 0.9 * 96 / 128))
 
 
 # Where
@@ -121,7 +121,7 @@ def test_a_run_is_resumed_in_its_own_directory(recurrl_train, finished_run, tmp_
 def test_a_run_continued_from_an_older_checkpoint_has_one_history(train, run):
     outcome = train(f"resume=run/{FIRST}", "lr=1e-3", "total_frames=96", "checkpoint.every_frames=null").succeeded()
     assert [row["frames"] for row in metrics(run)] == ["32", "64", "96"]
-    assert learning_rates(run)[1] == pytest.approx(1e-3 * (1 - 0.9 / 2))
+    assert column(run, "optim/lr")[1] == pytest.approx(1e-3 * (1 - 0.9 / 2))
     assert sorted(path.name[-2:] for path in (run / "checkpoints").iterdir()) == ["32", "96"]
     [later] = (run / "replaced").rglob("frames_*")
     assert "The run continues at 32 frames: later rows of metrics.csv are replaced" in outcome.out
@@ -177,8 +177,7 @@ def test_resume_auto_without_a_directory_to_look_into_is_an_error(train, yamls, 
     assert written == ({"multirun.yaml"} if "-m" in command else set())  # Hydra's
 
 
-def test_resume_auto_from_python_names_the_argument(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_resume_auto_from_python_names_the_argument(tmp_path, in_tmp_path):
     with pytest.raises(ConfigError, match=r"resume=auto needs a directory that lasts \(run_dir=\.\.\. in Python\)"):
         recurrl.train(["resume=auto"])
     assert not list(tmp_path.iterdir())

@@ -3,7 +3,7 @@
 import sys
 
 import pytest
-from run_files import metrics
+from run_files import column
 
 REINFORCE = ("--config-dir", "configs", "algorithm=reinforce", "epochs=1")
 PREDICTING = ("--config-dir", "configs", "algorithm=predicting_ppo")
@@ -14,10 +14,6 @@ def _not_loaded(monkeypatch):
     """As in a process of its own, which would not have the examples loaded."""
     for name in [name for name in sys.modules if name.partition(".")[0] == "my_package"]:
         monkeypatch.delitem(sys.modules, name)
-
-
-def column(run, name):
-    return [float(row[name]) for row in metrics(run)]
 
 
 def test_an_algorithm_from_scratch_learns(train):

@@ -50,8 +50,9 @@ def contents(folder):
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
 
 
-def learning_rates(run):
-    return [float(row["optim/lr"]) for row in metrics(run)]
+def column(run, name):
+    """A metric in each iteration."""
+    return [float(row[name]) for row in metrics(run)]
 
 
 def without_times(rows):
