@@ -2,18 +2,15 @@
 
 import os
 import signal
-from pathlib import Path
 
 import pytest
+from failing_env import FAILING
 from run_files import ended, lasting, metrics, summary, without_times
 
 from recurrl import evaluation
 from recurrl.evaluation import KEPT, SHUFFLED, ZEROED
 
-FAILING = (
-    *("env=gym", "env.id=recurrl-test/Failing-v0", "env.packages=[failing_env]", "env.max_episode_steps=60"),
-    *("checkpoint.keep_last=1", "hydra.run.dir=run"),
-)
+OPTIONS = (*FAILING, "env.max_episode_steps=60", "checkpoint.keep_last=1", "hydra.run.dir=run")
 AFTER = 40
 """The steps of an environment's life after which it fails; those that are trained in have 16."""
 
@@ -71,10 +68,9 @@ def test_a_signal_ends_an_evaluation_at_a_step_and_a_resumed_run_repeats_it(
 
 
 @pytest.fixture
-def failing(train, tiny, monkeypatch):
+def failing(train, tiny):
     """Runs with environments that fail in evaluations, and only there."""
-    monkeypatch.syspath_prepend(Path(__file__).parents[1] / "collector")
-    return lambda how, *arguments: train(*tiny, *FAILING, f"+env.kwargs={{at: {AFTER}, {how}}}", *arguments)
+    return lambda how, *arguments: train(*tiny, *OPTIONS, f"+env.kwargs={{at: {AFTER}, {how}}}", *arguments)
 
 
 @pytest.mark.parametrize("by", ["raising", "hanging"])

@@ -1,9 +1,8 @@
 """``recurrl-train``, runs that end badly: what they say, record and leave."""
 
-from pathlib import Path
-
 import gymnasium
 import pytest
+from failing_env import FAILING
 from run_files import ended, metrics
 from slow_cases import slow_but
 
@@ -68,12 +67,10 @@ FAILURES = {
 
 @pytest.mark.parametrize("kind", slow_but(("raises", "hangs", "raises, restarts spent"), FAILURES))
 def test_a_run_whose_environment_fails_saves_its_last_iteration(train, tiny, tmp_path, monkeypatch, kind):
-    monkeypatch.syspath_prepend(Path(__file__).parents[1] / "collector")
     by, *options = FAILURES[kind]
     kwargs = f"+env.kwargs={{at: 20, by: {by}, marker: {tmp_path / 'failed'}}}"
-    env = ("env=gym", "env.id=recurrl-test/Failing-v0", "env.packages=[failing_env]", kwargs)
     monkeypatch.setattr("recurrl.collector.restarts.MAX_IN_A_ROW", 0)  # no restart is left
-    arguments = (*options, *tiny, *env, "env.max_episode_steps=60", "total_frames=128", "hydra.run.dir=run")
+    arguments = (*options, *tiny, *FAILING, kwargs, "env.max_episode_steps=60", "total_frames=128", "hydra.run.dir=run")
     outcome = train(*arguments).failed()
     run, checkpoint = tmp_path / "run", "checkpoints/frames_000000000064"
     status, error, frames, saved = ended(run, "error", "frames", "checkpoint")

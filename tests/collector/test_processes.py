@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from collected import collecting, fresh_policy, rollouts
+from failing_env import FAILING
 
 from recurrl.build import make_collector, make_policy_for
 from recurrl.errors import EnvError
@@ -18,7 +19,6 @@ from recurrl.policy import VALUE
 
 pytestmark = pytest.mark.slow
 OPTIONS = ("frames_per_batch=80", "slice_len=20", "minibatch_slices=2")
-FAILING = ("env=gym", "env.id=recurrl-test/Failing-v0", "env.packages=[failing_env]")
 
 
 def value_everything(policy, value):

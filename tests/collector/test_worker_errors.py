@@ -5,8 +5,9 @@ from itertools import product
 from types import SimpleNamespace
 
 import pytest
+from failing_env import FAILING
 from slow_cases import slow
-from test_processes import FAILING, OPTIONS
+from test_processes import OPTIONS
 
 from recurrl.build import make_collector, make_policy_for, set_process_state
 from recurrl.errors import EnvError, RunError

@@ -60,3 +60,5 @@ class Failing(gymnasium.Env):
 
 
 gymnasium.register("recurrl-test/Failing-v0", entry_point=Failing)
+FAILING = ("env=gym", "env.id=recurrl-test/Failing-v0", "env.packages=[failing_env]")
+"""Overrides that choose it."""
