@@ -21,6 +21,7 @@ from recurrl.algorithms.group_advantages import EPISODE_LOSS_STEPS, add_group_ad
 from recurrl.algorithms.importance import clipped_surrogate, kl_from_log_ratio, log_range, mean_of
 from recurrl.algorithms.metrics import Losses
 from recurrl.config import GRPOConfig, TrainConfig
+from recurrl.errors import require
 from recurrl.keys import ACTION, ADVANTAGE, LOG_PROB, LOSS_MASK
 from recurrl.policy import Policy
 from recurrl.policy.policy import SequenceOutput
@@ -45,6 +46,11 @@ class GRPO(Algorithm):
     def begin_iteration(self) -> None:
         """Anneals the entropy bonus. Copies the policy to the reference every ``ref_refresh_iterations`` iterations."""
         options = self.options
+        require(
+            self.reference is not None or not options.kl_to_ref_coeff,
+            f"algorithm.kl_to_ref_coeff must stay 0 in a run that began with 0 (got {options.kl_to_ref_coeff}): it "
+            "has no reference policy. Begin with a small one.",
+        )
         # Again, because a callback may change these options.
         self.log_clip_range = log_range(options.clip_epsilon, options.clip_epsilon_high)
         self.entropy_coeff.fill_(self.annealed(options.entropy_coeff, options.entropy_final_fraction))

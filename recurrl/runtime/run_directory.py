@@ -35,6 +35,8 @@ _IN_USE = (errno.EACCES, errno.EAGAIN)
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 _MAX_LOCK_BYTES = 4096
 """No more than this is read from the lock's file."""
+_HOLDER = b"process "
+"""The lock's file begins with this while a run holds it, and after a run that was killed."""
 
 PREFIX = "frames_"
 """A checkpoint's name is this and its frames."""
@@ -148,7 +150,7 @@ def locked(run_dir: Path) -> Iterator[None]:
     ``flock``). If it does not, a warning is logged. The file names the holder, and is empty when the run has ended.
 
     Raises:
-        ConfigError: another process has locked it; the message says which.
+        ConfigError: another process has locked it, which the message names; or a run did not write the lock's file.
         OSError: the directory cannot be written to.
     """
     path = run_dir / LOCK
@@ -158,6 +160,11 @@ def locked(run_dir: Path) -> Iterator[None]:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             raise ConfigError(f"{path} is not a file, so no run can lock its directory. Remove it.")
         _lock(descriptor, path)
+        require(
+            os.pread(descriptor, len(_HOLDER), 0) in (b"", _HOLDER),
+            f"{path} was not written by a run, and this run would overwrite it. Move it away, or choose another run "
+            "directory with hydra.run.dir=... (run_dir in Python).",
+        )
         since = datetime.now().astimezone().isoformat(sep=" ", timespec="seconds")
         holder = f"process {os.getpid()} on {socket.gethostname()} since {since} ({' '.join(sys.argv)})"
         os.truncate(descriptor, 0)

@@ -13,7 +13,7 @@ from counting_env import Counting
 from recurrl import checkpoint
 from recurrl.algorithms.ppo import PPO
 from recurrl.build import make_algorithm, make_collector, make_policy_for
-from recurrl.errors import NonFiniteError
+from recurrl.errors import ConfigError, NonFiniteError
 
 OPTIONS = ("frames_per_batch=64", "slice_len=8", "epochs=3")
 GRPO = ("algorithm=grpo", "algorithm.group_size=2", "env=pendulum_no_velocity")
@@ -194,6 +194,13 @@ def test_grpo_learns_without_a_critic_and_logs_its_groups(small):
     # The policy is still the reference, whose own states the reference went through.
     assert metrics["policy/kl_to_ref"] == pytest.approx(0, abs=1e-6)
     assert all(math.isfinite(value) for value in metrics.values())
+
+
+def test_a_penalty_on_the_kl_that_begins_later_without_a_reference_is_an_error(small):
+    algorithm, batch = with_rollout(small(*OPTIONS, *GRPO, "algorithm.kl_to_ref_coeff=0"))
+    algorithm.options.kl_to_ref_coeff = 0.1
+    with pytest.raises(ConfigError, match=r"algorithm\.kl_to_ref_coeff must stay 0 in a run that began with 0"):
+        algorithm.update(batch, 0.0)
 
 
 def test_an_iteration_whose_groups_are_all_dropped_changes_nothing(small):

@@ -40,6 +40,13 @@ def test_something_else_of_that_name_is_rejected_at_once(tmp_path, make):
         locked(tmp_path).__enter__()
 
 
+@pytest.mark.parametrize("content", [b"mine", b"process", b"\xff\0"])
+def test_a_file_of_that_name_which_no_run_has_written_is_kept(tmp_path, content):
+    (tmp_path / LOCK).write_bytes(content)
+    assert "run.lock was not written by a run" in error_of(locked(tmp_path).__enter__)
+    assert (tmp_path / LOCK).read_bytes() == content
+
+
 def test_a_link_of_that_name_is_not_followed(tmp_path):
     (tmp_path / "other").write_text("mine")
     (tmp_path / LOCK).symlink_to(tmp_path / "other")
