@@ -14,8 +14,8 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
 from benchmarks.command_line import add_output, publish
-from benchmarks.returns_report import PEER_SECONDS, draw, report, result, verdict
-from benchmarks.suites import EVALUATIONS, PEER, SUITES, Job, Task, chosen
+from benchmarks.returns_report import draw, report, result, verdict
+from benchmarks.suites import EVALUATIONS, PEER, PEER_SECONDS, SUITES, Job, Task, chosen
 
 PEER_SEEDS = 3
 QUICK_SEEDS = 3

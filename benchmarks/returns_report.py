@@ -20,13 +20,10 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter
 
 from benchmarks.measuring import machine
-from benchmarks.suites import CONTROL, PEER, Job, Task
+from benchmarks.suites import CONTROL, PEER, PEER_SECONDS, Job, Task
 from recurrl.returns import interquartile_mean
 from recurrl.runtime.run_summary import read_summary
 from recurrl.tracking.csv import curve_of, read_rows
-
-PEER_SECONDS = 150
-"""A run of the peer ends at the threshold, or after so much time."""
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,8 @@ CONTROL = "none"
 """The cell without memory."""
 PEER = "sb3_contrib"
 """In place of a cell: a run of sb3-contrib's RecurrentPPO, for the tasks that have settings for it."""
+PEER_SECONDS = 150
+"""A run of the peer ends at the threshold, or after so much time."""
 EVALUATIONS = 20
 """Evaluations a run, from which its learning curve and its time to the threshold are read."""
 
