@@ -89,9 +89,8 @@ def _job(composed: DictConfig) -> float | None:
             if is_sweep:
                 stack.enter_context(recorded(run_dir, job_overrides()))
             check_choices(composed, HydraConfig.get())
-            if is_sweep and "group" in composed.logger and composed.logger.group is None:
-                # The last two folders of the sweep's path.
-                composed.logger.group = "/".join(Path(HydraConfig.get().sweep.dir).resolve().parts[-2:])
+            if is_sweep:
+                _name_group(composed)
             launch(composed) if resume in (None, "auto") else launch_saved(Path(resume))
             config = as_schema(composed) if resume is None else None
             # This imports torch, which takes seconds.
@@ -105,3 +104,10 @@ def _job(composed: DictConfig) -> float | None:
             raise
         sys.exit(f"error: {error}")
     return read_summary(run_dir)["eval_return_mean"]  # for sweepers that maximise it
+
+
+def _name_group(composed: DictConfig) -> None:
+    """Sets the logger's group of a sweep's runs, if it has none, to the last two folders of the sweep's path."""
+    logger = composed.logger
+    if "group" in logger and logger.group is None:
+        logger.group = "/".join(Path(HydraConfig.get().sweep.dir).resolve().parts[-2:])

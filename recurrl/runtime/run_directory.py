@@ -35,7 +35,7 @@ _IN_USE = (errno.EACCES, errno.EAGAIN)
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 _MAX_LOCK_BYTES = 4096
 """No more than this is read from the lock's file."""
-_HOLDER = b"process "
+_HOLDER = "process "
 """The lock's file begins with this while a run holds it, and after a run that was killed."""
 
 PREFIX = "frames_"
@@ -106,15 +106,19 @@ def check_unused(run_dir: Path, is_resumed: bool) -> None:
     is_run = checkpoints or (run_dir / METRICS).exists()
     for path in (run_dir / CONFIG_FILE, run_dir / SUMMARY, run_dir / CURVE):
         # A run that ended before its first iteration has left .hydra.
-        require(
-            is_run or (run_dir / ".hydra").is_dir() or not os.path.lexists(path),
-            f"{path} was not written by a run, and this run would overwrite it. Move it away, or choose another "
-            "run directory with hydra.run.dir=... (run_dir in Python).",
-        )
+        require(is_run or (run_dir / ".hydra").is_dir() or not os.path.lexists(path), _foreign(path))
     require(
         is_resumed or not is_run,
         f"{run_dir} already holds another run. Choose another directory with hydra.run.dir=... (run_dir in "
         f"Python), or continue that run with resume={run_dir}.",
+    )
+
+
+def _foreign(path: Path) -> str:
+    """The error message for a file that the run would overwrite."""
+    return (
+        f"{path} was not written by a run, and this run would overwrite it. Move it away, or choose another run "
+        "directory with hydra.run.dir=... (run_dir in Python)."
     )
 
 
@@ -160,13 +164,9 @@ def locked(run_dir: Path) -> Iterator[None]:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             raise ConfigError(f"{path} is not a file, so no run can lock its directory. Remove it.")
         _lock(descriptor, path)
-        require(
-            os.pread(descriptor, len(_HOLDER), 0) in (b"", _HOLDER),
-            f"{path} was not written by a run, and this run would overwrite it. Move it away, or choose another run "
-            "directory with hydra.run.dir=... (run_dir in Python).",
-        )
+        require(os.pread(descriptor, len(_HOLDER), 0) in (b"", _HOLDER.encode()), _foreign(path))
         since = datetime.now().astimezone().isoformat(sep=" ", timespec="seconds")
-        holder = f"process {os.getpid()} on {socket.gethostname()} since {since} ({' '.join(sys.argv)})"
+        holder = f"{_HOLDER}{os.getpid()} on {socket.gethostname()} since {since} ({' '.join(sys.argv)})"
         os.truncate(descriptor, 0)
         os.pwrite(descriptor, holder.encode()[:_MAX_LOCK_BYTES], 0)
         try:
@@ -186,7 +186,7 @@ def _lock(descriptor: int, path: Path) -> None:
         if error.errno in _IN_USE:
             # The other process may not have written its name yet.
             holder = os.pread(descriptor, _MAX_LOCK_BYTES, 0).decode(errors="replace")
-            holder = holder if holder.startswith("process ") and holder.isprintable() else "another process"
+            holder = holder if holder.startswith(_HOLDER) and holder.isprintable() else "another process"
             raise ConfigError(
                 f"{path.parent} is in use by {holder}. Wait until that run has ended, or choose another directory with "
                 "hydra.run.dir=... (run_dir in Python)."

@@ -41,7 +41,7 @@ class Outcome(NamedTuple):
 
 
 def output_of(command, **options):
-    """What a command prints that succeeds, in a process of its own."""
+    """What a command prints, run in another process; it must succeed."""
     done = subprocess.run(command, capture_output=True, text=True, **options)
     assert done.returncode == 0, done.stderr
     return done.stdout
