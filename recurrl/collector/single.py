@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from tensordict import NestedKey, TensorDict, TensorDictBase
 from torch import Tensor
+from torch.nn import functional
 
 from recurrl.collector.collector import FAILED, RolloutSpec
 from recurrl.config import CollectorConfig
@@ -85,33 +86,23 @@ class SingleCollector:
             self.begin_episodes()
         # Looked up once: finding a policy's device takes as long as a small layer.
         policy, env, device = self.policy, self.env, self.policy.device
-        current, self._current = self._current, {}  # should an environment fail, there is nothing to continue from
+        before, self._current = self._current, {}  # should an environment fail, there is nothing to continue from
         state_keys, observation_keys = policy.carried_keys, list(env.observation_spec.keys(True, True))
-        steps: list[Tensors] = []
+        current, steps = before, list[Tensors]()
         for noise_NZ in torch.randn(self._steps, *env.batch_size, policy.noise_size, device=device):
             is_init = current[IS_INIT].to(device)
             state = policy.reset({key: current[key] for key in state_keys}, is_init.squeeze(-1))
             observation = {key: current[key].to(device) for key in observation_keys}
             action, log_prob, value, new_state = self._act(observation_in(observation), state, noise_NZ)
             after = env.step_tensors(action.to(env.device))
-            after[EPISODE_LENGTH] = current[EPISODE_LENGTH] + 1
-            after[EPISODE_RETURN] = current[EPISODE_RETURN] + after["reward"]
-            after["reward"] = after["reward"].float()
             steps.append(
                 {**observation, **state, ACTION: action, IS_INIT: is_init, LOG_PROB: log_prob}
                 | ({} if value is None else {VALUE: value})
                 | {_next(key): entry for key, entry in (*after.items(), *new_state.items())}
             )
-            done = after["done"]
-            current = {
-                **env.reset_tensors(done),
-                **new_state,
-                IS_INIT: done,
-                EPISODE_LENGTH: after[EPISODE_LENGTH].masked_fill(done, 0),
-                EPISODE_RETURN: after[EPISODE_RETURN].masked_fill(done, 0.0),
-            }
-        self._current = current
+            current = {**env.reset_tensors(after["done"]), **new_state, IS_INIT: after["done"]}
         entries_NT = {key: torch.stack([step[key] for step in steps], 1).to(device) for key in steps[0]}
+        self._current = current | _add_totals(entries_NT, before)
         rows_NT = TensorDict(entries_NT, entries_NT[LOG_PROB].shape, device=device)
         env.check_rows(rows_NT)
         self._metrics, self._curriculum = env.raw.metrics(), state_copy(env.raw.stateful, self.spec.env.id)
@@ -187,3 +178,26 @@ def make(options: CollectorConfig, spec: RolloutSpec) -> SingleCollector:
 @cache
 def _next(key: NestedKey) -> tuple[str, ...]:
     return ("next", *path_of(key))
+
+
+def _add_totals(entries_NT: Tensors, before: Tensors) -> Tensors:
+    """Adds each step's return and length of its episode so far, and returns those that the next rollout starts with.
+
+    Rewards become single precision, after they were added up.
+
+    Args:
+        entries_NT: the entries of a rollout.
+        before: the return and length, ``[N, 1]``, of the episodes under way as the rollout began.
+    """
+    reward_NT1, done_NT1 = entries_NT["next", "reward"], entries_NT["next", "done"]
+    entries_NT["next", "reward"] = reward_NT1.float()
+    step = torch.arange(1, done_NT1.shape[1] + 1, device=done_NT1.device).view(1, -1, 1)
+    # The step, counted from 1, at which the last episode before each step ended; 0 if it was before the rollout.
+    ended = functional.pad(torch.where(done_NT1, step, 0).cummax(1).values, (0, 0, 1, -1))
+    after: Tensors = {}
+    for key, amount_NT1 in ((EPISODE_RETURN, reward_NT1), (EPISODE_LENGTH, torch.ones_like(reward_NT1))):
+        start_N11 = before[key].to(reward_NT1.device).unsqueeze(1)
+        sums = torch.cat((start_N11, amount_NT1.to(start_N11.dtype)), 1).cumsum(1)
+        totals = sums[:, 1:] - torch.where(ended > 0, sums.gather(1, ended), 0)
+        entries_NT["next", key], after[key] = totals, totals[:, -1].masked_fill(done_NT1[:, -1], 0)
+    return after
