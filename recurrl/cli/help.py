@@ -19,7 +19,7 @@ Usage: recurrl-train [option ...] [group=choice ...] [key=value ...]
 
 Examples:
   recurrl-train                                            the default task, in about twenty seconds
-  recurrl-train cell=lstm env.num_envs=64 seed=1           other choices and values
+  recurrl-train cell=lstm frames_per_batch=2048 seed=1     other choices and values
   recurrl-train experiment=cartpole_grpo                   a tuned set of choices and values
   recurrl-train env=gym env.id=Acrobot-v1 env.mask=[4,5]   any registered Gymnasium environment
   recurrl-train -m cell=gru,lstm seed=0,1                  a sweep: four jobs

@@ -14,11 +14,14 @@ import pytest
 from documented import ROOT, Command, commands, snippets
 
 from benchmarks.main import parser
+from recurrl.validation import check_config
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 COMMANDS = {str(command): command for command in commands()}
 OTHERS = {"pytest", "mypy", "ruff", "lint-imports", "pre-commit", "mkdir", "mkdocs", "bash"}
 SCRIPTS = {path.name for path in (ROOT / "scripts").iterdir()}
+SIZES = (r"env\.num_envs", "experiment", "total_frames", "frames_per_batch", "slice_len", "minibatch_slices")
+HELP = (ROOT / "recurrl/cli/help.py").read_text(encoding="utf-8")
 RUN = re.compile(r"outputs/<date>/<time>|outputs/mine\b|\bRUN\b")
 
 
@@ -46,6 +49,12 @@ def of(*names):
     return [pytest.param(command, id=str(command)) for command in COMMANDS.values() if program(command)[0] in names]
 
 
+SIZED = {
+    **{str(command): program(command)[1] for command in COMMANDS.values() if program(command)[0] == "recurrl-train"},
+    **{line: shlex.split(line)[1:] for line in re.findall(r"^  (recurrl-train .*?)(?:   .*)?$", HELP, re.MULTILINE)},
+}
+
+
 def test_every_command_is_of_a_kind_that_is_tested():
     assert len(COMMANDS) > 50
     ours = {*PROJECT["scripts"], "benchmark", "dashboard", "reference", "scaling"}
@@ -68,6 +77,12 @@ def test_a_run_can_be_configured_so(command, recurrl_train, finished_run, tmp_pa
         arguments += ["--cfg", "job"]
     shown = recurrl_train(*arguments, cwd=command.folder).succeeded()
     assert "seed:" in shown.out or "seed=" in shown.out
+
+
+@pytest.mark.parametrize("arguments", SIZED.values(), ids=SIZED)
+def test_the_sizes_of_a_run_fit_together(arguments, compose):
+    sizes = [_single(word) for word in arguments if re.match(rf"({'|'.join(SIZES)})=", word)]
+    check_config(compose(*sizes))
 
 
 @pytest.mark.parametrize("command", of("recurrl-evaluate"))
