@@ -63,7 +63,7 @@ def test_the_examples_of_the_help_compose(train, recurrl_train):
     examples = Path(__file__).parents[2] / "examples" / "extending"
     block = train("--help").out.partition("Examples:\n")[2].partition("\n\n")[0]
     commands = [re.split(r" {2,}", line.strip())[0].split()[1:] for line in block.splitlines()]
-    assert ["cell=lstm", "env.num_envs=64", "seed=1"] in commands
+    assert ["cell=lstm", "frames_per_batch=2048", "seed=1"] in commands
     for words in commands:
         if "-m" in words:
             prepared(words)

@@ -148,7 +148,7 @@ AT_THE_COMMAND_LINE = [
     ((*GRPO, "algorithm.group_size=3", "env.num_envs=16"), "(got 3). Choose one of: 2, 4, 8, 16."),
     ((*GRPO, "algorithm.group_size=1", "env.num_envs=16"), "(got 1). Choose one of: 2, 4, 8, 16."),
     ((*GRPO, "algorithm.group_size=8", "env.num_envs=1"), "(got 8). Set a larger env.num_envs."),
-    (("algorithm=grpo",), "Set frames_per_batch=16000, and a slice_len that divides 500; or, if shorter episodes"),
+    (("algorithm=grpo",), "Set frames_per_batch=8000, and a slice_len that divides 500; or, if shorter episodes"),
     (("algorithm=grpo", "collector=multi_sync"), "collector must be single with algorithm=grpo, because"),
 ]
 
