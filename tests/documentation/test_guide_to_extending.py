@@ -17,7 +17,12 @@ FILES = {
     for page, code in snippets("python")
     if page == PAGE and re.match(r"# \w+\.py\n", code)
 }
-COMMANDS = [shlex.split(command) for page, block in snippets("bash") if page == PAGE for command in block.splitlines()]
+COMMANDS = [
+    shlex.split(command)
+    for page, block in snippets("bash")
+    if page == PAGE
+    for command in block.replace("\\\n", "").splitlines()
+]
 
 
 @pytest.fixture
