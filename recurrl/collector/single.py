@@ -24,6 +24,7 @@ from recurrl.errors import NonFiniteError
 from recurrl.keys import ACTION, HIDDEN, LOG_PROB, VALUE, path_of
 from recurrl.policy.noise import NOISE
 from recurrl.policy.policy import NewState, State
+from recurrl.recurrent.linear_recurrence import scan_from_zero
 from recurrl.recurrent.module.keys import IS_INIT
 from recurrl.runtime.compiling import compiled
 from recurrl.runtime.serialization import state_copy
@@ -191,13 +192,12 @@ def _add_totals(entries_NT: Tensors, before: Tensors) -> Tensors:
     """
     reward_NT1, done_NT1 = entries_NT["next", "reward"], entries_NT["next", "done"]
     entries_NT["next", "reward"] = reward_NT1.float()
-    step = torch.arange(1, done_NT1.shape[1] + 1, device=done_NT1.device).view(1, -1, 1)
-    # The step, counted from 1, at which the last episode before each step ended; 0 if it was before the rollout.
-    ended = functional.pad(torch.where(done_NT1, step, 0).cummax(1).values, (0, 0, 1, -1))
+    # Whether the sum goes on at each step, after one that stands for what came before the rollout.
+    continues = functional.pad((~done_NT1[:, :-1]).double(), (0, 0, 2, 0), value=1.0)
     after: Tensors = {}
     for key, amount_NT1 in ((EPISODE_RETURN, reward_NT1), (EPISODE_LENGTH, torch.ones_like(reward_NT1))):
         start_N11 = before[key].to(reward_NT1.device).unsqueeze(1)
-        sums = torch.cat((start_N11, amount_NT1.to(start_N11.dtype)), 1).cumsum(1)
-        totals = sums[:, 1:] - torch.where(ended > 0, sums.gather(1, ended), 0)
+        sums = scan_from_zero(continues, torch.cat((start_N11.double(), amount_NT1.double()), 1))
+        totals = sums[:, 1:].to(start_N11.dtype)
         entries_NT["next", key], after[key] = totals, totals[:, -1].masked_fill(done_NT1[:, -1], 0)
     return after
