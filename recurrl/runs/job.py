@@ -249,12 +249,13 @@ def _closing_line(summary: RunSummary, run_dir: Path) -> str:
     evaluation = summary.evaluation
     if not evaluation:
         return f"{trained}; no episode of training has ended; {run_dir}"
-    mean, std, memory = evaluation["return_mean"], evaluation["return_std"], ""
+    mean, std, episodes = (evaluation[name] for name in ("return_mean", "return_std", "episodes"))
+    memory = ""
     form = return_format(mean, std)
     if "return_mean_zeroed_state" in evaluation:
         zeroed, shuffled = (evaluation[f"return_mean_{states}_state"] for states in ("zeroed", "shuffled"))
         memory = f", {zeroed:{form}} with its memory zeroed, {shuffled:{form}} with another episode's"
     return (
-        f"{trained}; evaluation return {mean:{form}} ± {std:{form}} over {evaluation['episodes']:.0f} episodes"
+        f"{trained}; evaluation return {mean:{form}} ± {std:{form}} over {episodes:.0f} episode{'s' * (episodes != 1)}"
         f"{memory}; {run_dir}"
     )
