@@ -192,7 +192,7 @@ def _add_totals(entries_NT: Tensors, before: Tensors) -> Tensors:
     """
     reward_NT1, done_NT1 = entries_NT["next", "reward"], entries_NT["next", "done"]
     entries_NT["next", "reward"] = reward_NT1.float()
-    # Whether the sum goes on at each step, after one that stands for what came before the rollout.
+    # 0 at the first step of an episode, else 1; the entry before the first step is that of the total so far.
     continues = functional.pad((~done_NT1[:, :-1]).double(), (0, 0, 2, 0), value=1.0)
     after: Tensors = {}
     for key, amount_NT1 in ((EPISODE_RETURN, reward_NT1), (EPISODE_LENGTH, torch.ones_like(reward_NT1))):
