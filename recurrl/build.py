@@ -80,7 +80,7 @@ def make_trainer(
     if world().rank > 0:
         seed_process(seed_of_rank(config.seed, summary.frames, world().rank))
     with ExitStack() as opened:
-        all_callbacks = make_callbacks(config, run_dir, settings, policy, start, restarts, callbacks)
+        all_callbacks = make_callbacks(config, share, run_dir, settings, policy, start, restarts, callbacks)
         opened.callback(all_callbacks.close, failed=True)
         collector = make_collector(share, policy, summary.frames, restarts)
         opened.pop_all()
@@ -89,6 +89,7 @@ def make_trainer(
 
 def make_callbacks(
     config: TrainConfig,
+    share: TrainConfig,
     run_dir: Path,
     settings: Mapping[str, Any],
     policy: Policy,
@@ -98,9 +99,10 @@ def make_callbacks(
 ) -> Callbacks:
     """The callbacks of a run in their order: check, statistics, warnings, checkpoints, evaluation, the user's, log.
 
-    In this order, an interrupted evaluation already has its checkpoint, so that a resumed run repeats it.
+    In this order, an interrupted evaluation already has its checkpoint, so that a resumed run repeats it. ``share`` is
+    this rank's part of the configuration.
     """
-    check, share = [], config_of_rank(config, world())
+    check = []
     if config.consistency_check:
         check.append(builtin.ConsistencyCheck(partial(check_consistency, config=share)))
     if world().rank > 0:

@@ -50,6 +50,7 @@ def model_card(
     """
     env, cell, algorithm = config.env.id, config.cell.name, config.algorithm.name
     mean, spread, interval, *_ = table_row(statistics, "episodes")
+    count = statistics["episodes"]
     metric = {"type": "mean_reward", "name": "mean_reward", "value": f"{mean} +/- {spread}", "verified": False}
     task, dataset = {"type": _KIND, "name": _KIND}, {"type": env, "name": env}
     header = {
@@ -64,11 +65,11 @@ def model_card(
     facts = f"""| | |
 |---|---|
 | task | `{env}`{hides} |
-| return | {mean} ± {spread} over {statistics["episodes"]} episodes; 95% interval of the mean: {interval} |
+| return | {mean} ± {spread} over {count} episode{"s" * (count != 1)}; 95% interval of the mean: {interval} |
 | evaluated with | the most probable actions, seed {evaluation_seed}, which training did not use |
 | trained for | {frames:,} frames, seed {config.seed} |
 | network | {cell}, {config.cell.hidden_size} features |"""
-    evaluation = f"--device cpu --seed {evaluation_seed} --episodes {statistics['episodes']}"
+    evaluation = f"--device cpu --seed {evaluation_seed} --episodes {count}"
     evaluation += " --trust-packages" if needs_trust else ""
     paragraphs = [
         f"---\n{yaml.safe_dump(header, sort_keys=False, allow_unicode=True)}---",

@@ -180,6 +180,7 @@ def test_a_card_of_any_environment_keeps_its_header(compose):
     check_header(header)
     assert header["tags"][0] == env
     assert "trust_packages=True" in card
+    assert "over 1 episode;" in model_card(config, summarized([0.5]), **facts, needs_trust=True)
 
 
 NOT_TOGETHER = [
