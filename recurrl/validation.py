@@ -18,7 +18,7 @@ from recurrl.config.collector import ReplayConfig
 from recurrl.config.composed import values_in
 from recurrl.config.options import Condition
 from recurrl.config.plugins import factory, is_custom
-from recurrl.config.run import BURN_IN, STORED
+from recurrl.config.run import BURN_IN, REFRESH, STORED
 from recurrl.envs.making import check_row_length
 from recurrl.envs.source import source_of
 from recurrl.errors import require
@@ -197,13 +197,14 @@ def _check_off_policy(config: TrainConfig) -> None:
 
 
 def _check_states(config: TrainConfig) -> None:
-    """Checks that ``state`` has recurrent states to set, and that burn-in has steps to run."""
+    """Checks that ``state`` has recurrent states to set, and that recomputed ones have steps before them."""
     advice = "Leave state out, or choose a cell."
     _must(config.cell.name != NO_CELL or config.state == STORED, "state", "stored with cell=none", config.state, advice)
     length, steps = config.slice_len, config.steps_per_row
-    condition = f"at least 2 and less than the {steps} steps of a row with state=burn_in"
+    shortest = {BURN_IN: 2, REFRESH: 1}.get(config.state)
+    condition = f"at least {shortest} and less than the {steps} steps of a row with state={config.state}"
     advice = "Set one in between, or a larger frames_per_batch."
-    _must(config.state != BURN_IN or 2 <= length < steps, "slice_len", condition, length, advice)
+    _must(shortest is None or shortest <= length < steps, "slice_len", condition, length, advice)
 
 
 def _check_ranks(config: TrainConfig) -> None:

@@ -45,6 +45,8 @@ EPS = 1e-5
 # An adaptive learning rate changes by this factor, within these bounds, when the KL of a step is above twice or below
 # half the desired one (Schulman's rule, with the values of Rudin et al. 2022, https://arxiv.org/abs/2109.11978).
 LR_FACTOR, LR_BOUNDS = 1.5, (1e-5, 1e-2)
+ELSEWHERE = ("policy.", "reward_scaler.")
+"""Parts of an algorithm's state that checkpoints hold as components of their own."""
 
 
 class Algorithm(nn.Module):
@@ -62,7 +64,6 @@ class Algorithm(nn.Module):
     Attributes:
         log_clip_range: the range that a clipped objective clips log-ratios to; None for an objective without clipping.
         progress: the fraction of the schedules completed before this iteration.
-        epoch: the current epoch of the iteration, from 0.
         rows: the rows that the last iteration learned from, after :meth:`prepare`; None before the first iteration.
         compile_time_s: seconds that the first compiled loss and gradient took; None before, and with ``compile=none``.
     """
@@ -79,7 +80,7 @@ class Algorithm(nn.Module):
         self.skipped_in_a_row = nn.Buffer(torch.zeros((), dtype=torch.int64))
         self.buffer = factory("buffer", config.buffer.name)(config.buffer, config.slice_len, config.minibatch_slices)
         self.states = SliceStates(policy, config.state, config.slice_len)
-        self.progress, self.epoch = 0.0, 0
+        self.progress = 0.0
         self.rows: TensorDictBase | None = None
         self.compile_time_s: float | None = None
         self._is_checked = False
@@ -90,7 +91,7 @@ class Algorithm(nn.Module):
     def prepare(self, rows_NT: TensorDictBase, reward_NT: Tensor) -> dict[str, float]:
         """Writes what the loss reads, such as advantages, into rows ``[N, T]``.
 
-        Called once per iteration, or once per epoch with ``state=refresh``. Minibatches hold all entries but ``next``.
+        Called once per iteration. Minibatches hold all entries but ``next``.
 
         Args:
             rows_NT: the rollout, with replayed rows if the buffer adds any.
@@ -142,7 +143,7 @@ class Algorithm(nn.Module):
             ConfigError: ``prepare`` returns no metrics, ``loss`` does not return what :class:`Losses` describes, or a
                 parameter would not be trained.
         """
-        self.progress, self.epoch = progress, 0
+        self.progress = progress
         if self.config.lr_schedule == "linear":
             self._optimized["lr"] = self.annealed(self.config.lr, self.config.lr_final_fraction)
         self.begin_iteration()
@@ -155,19 +156,18 @@ class Algorithm(nn.Module):
         self.rows = rows_NT = self.buffer.extend(rollout_NT)
         reward_NT = self.reward_scaler(rows_NT["next", "reward"].squeeze(-1))
         self.states.set_rows(rows_NT)
-        metrics = merged(metrics, self.states.norms(rows_NT), self._prepare(rows_NT, reward_NT))
+        metrics = merged(metrics, self.states.norms(rows_NT), self._prepared(rows_NT, reward_NT))
         if LOSS_MASK in rows_NT and not world().gathered(rows_NT[LOSS_MASK].any()).any():
             metrics[STEPS] = 0.0
         else:
-            metrics = merged(metrics, self._run_epochs(rows_NT, reward_NT))
+            metrics = merged(metrics, self._run_epochs(rows_NT))
         # Last, because rollout and update must normalise observations by the same statistics.
         seen_NT = rollout_NT[OBSERVATION]
         self.policy.observe(seen_NT if mask_NT is None else seen_NT[mask_NT].unsqueeze(0))
         return world().averaged(metrics)
 
-    def _prepare(self, rows_NT: TensorDictBase, reward_NT: Tensor) -> dict[str, float]:
-        if self.states.refreshes:
-            self.states.refresh(rows_NT)
+    def _prepared(self, rows_NT: TensorDictBase, reward_NT: Tensor) -> dict[str, float]:
+        """The metrics of ``prepare``, checked."""
         metrics = self.prepare(rows_NT, reward_NT)
         if not isinstance(metrics, Mapping):
             raise ConfigError(
@@ -176,13 +176,11 @@ class Algorithm(nn.Module):
             )
         return floats(metrics)
 
-    def _run_epochs(self, rows_NT: TensorDictBase, reward_NT: Tensor) -> dict[str, float]:
+    def _run_epochs(self, rows_NT: TensorDictBase) -> dict[str, float]:
         steps: list[Metrics] = []
         has_changed = False
         for epoch in range(self.config.epochs):
-            self.epoch = epoch
-            if epoch > 0 and self.states.refreshes:
-                self._prepare(rows_NT, reward_NT)
+            self.states.begin_epoch(rows_NT)
             before = len(steps)
             for slices_SK in self.buffer.minibatches(rows_NT):
                 self.states.set_initial_states(slices_SK)
@@ -307,11 +305,16 @@ class AlgorithmState:
     def state_dict(self) -> dict[str, Any]:
         """Parameters and buffers by name."""
         state = self._algorithm.state_dict().items()
-        return {name: value for name, value in state if not name.startswith(("policy.", "reward_scaler."))}
+        return {name: value for name, value in state if not name.startswith(ELSEWHERE)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restores the parameters and buffers."""
-        self._algorithm.load_state_dict({**self._algorithm.state_dict(), **state})
+        """Restores the parameters and buffers.
+
+        Raises:
+            RuntimeError: the state has other names or shapes than the algorithm.
+        """
+        elsewhere = {name: value for name, value in self._algorithm.state_dict().items() if name.startswith(ELSEWHERE)}
+        self._algorithm.load_state_dict({**elsewhere, **state})
 
 
 def average_gradients(parameters: Sequence[nn.Parameter], total: Tensor) -> None:

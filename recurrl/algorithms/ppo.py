@@ -70,11 +70,10 @@ class PPO(Algorithm):
         metrics = advantage_metrics(masked(advantage, mask)) | _value_metrics(masked(value, mask), masked(target, mask))
         if options.normalize_advantage == "batch":
             advantage = standardized(advantage, mask)
-        if self.epoch == 0:  # with state=refresh, later epochs prepare the same rows with weights fitted to them
-            explained = torch.full_like(self.explained, metrics["value/explained_variance"]).nan_to_num()
-            self.explained.lerp_(world().gathered(explained.clamp(0.0, 1.0)).mean(), AVERAGE_RATE)
-            if options.normalize_advantage != "minibatch":
-                self.advantage_scale.update(masked(advantage, mask))
+        explained = torch.full_like(self.explained, metrics["value/explained_variance"]).nan_to_num()
+        self.explained.lerp_(world().gathered(explained.clamp(0.0, 1.0)).mean(), AVERAGE_RATE)
+        if options.normalize_advantage != "minibatch":
+            self.advantage_scale.update(masked(advantage, mask))
         # With normalize_advantage=minibatch the scale stays 1.
         coeff = self.annealed(options.entropy_coeff, options.entropy_final_fraction)
         self.entropy_coeff.copy_(coeff * self.advantage_scale.value)

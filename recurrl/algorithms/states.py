@@ -4,6 +4,7 @@ Shape legend: N environments, T steps of a row, S slices, K steps of a slice, B 
 """
 
 from collections.abc import Mapping
+from itertools import pairwise
 
 import torch
 from tensordict import NestedKey, TensorDictBase
@@ -11,9 +12,8 @@ from tensordict.utils import expand_as_right
 from torch import Tensor
 from torch.nn import functional
 
-from recurrl.algorithms.advantages import segment_ends
 from recurrl.config.run import BURN_IN, REFRESH, ZERO
-from recurrl.keys import OBSERVATION, VALUE
+from recurrl.keys import OBSERVATION
 from recurrl.policy import Policy
 from recurrl.recurrent.module.keys import IS_INIT
 from recurrl.runtime.ranks import world
@@ -29,7 +29,7 @@ class SliceStates:
       neither loss nor gradient, so every frame still counts once per epoch. The first slice of a row starts from its
       stored state.
     - ``refresh``: recomputed with the current weights by one pass over the rows before each epoch, starting from the
-      states stored at the beginnings of rows.
+      states stored at the beginnings of rows. Values and advantages stay those of the iteration.
 
     In every mode, a slice that begins with an episode starts from zeros. No gradient flows into these states.
 
@@ -38,14 +38,11 @@ class SliceStates:
         mode: ``stored``, ``zero``, ``burn_in`` or ``refresh``.
         slice_len: steps per slice.
 
-    Attributes:
-        refreshes: true if states, values and advantages are recomputed before each epoch.
     """
 
     def __init__(self, policy: Policy, mode: str, slice_len: int) -> None:
         self._mode, self._slice_len, self._burn_in_len = mode, slice_len, slice_len // 2
         self._policy, self._keys = policy, policy.state_keys
-        self.refreshes = mode == REFRESH
         self._read = [OBSERVATION, IS_INIT, *policy.input_keys]
 
     def set_rows(self, rows_NT: TensorDictBase) -> None:
@@ -59,29 +56,16 @@ class SliceStates:
         return {f"state/{key}_norm": float(rows_NT[key].flatten(2).norm(dim=-1).mean()) for key in self._keys}
 
     @torch.no_grad()
-    def refresh(self, rows_NT: TensorDictBase) -> None:
-        """Recomputes states and values of the rows with the current weights.
-
-        States are replaced where they are read: at the starts of slices, and at the ends of episodes and rows, for the
-        bootstrap. Log-probabilities remain the behaviour policy's.
-        """
+    def begin_epoch(self, rows_NT: TensorDictBase) -> None:
+        """Recomputes the states that the slices of the rows start from, if the mode is ``refresh``."""
+        if self._mode != REFRESH:
+            return
         inputs_NT = rows_NT.select(*self._read).clone()
-        values: list[Tensor] = []
-        states: list[dict[NestedKey, Tensor]] = []
-        for begin in range(0, inputs_NT.batch_size[1], self._slice_len):
-            slices_NK = inputs_NT[:, begin : begin + self._slice_len]
-            if states:
-                self._write_initial(slices_NK, {key: state[:, -1] for key, state in states[-1].items()})
-            output = self._policy.sequence(*self._policy.inputs(slices_NK))
-            values += [] if output.value is None else [output.value]
-            states.append(output.state)
-        ends_NT = segment_ends(rows_NT, self._slice_len)
-        for key in self._keys:
-            current, recorded = torch.cat([state[key] for state in states], 1), rows_NT["next", key]
-            rows_NT.set(key, inputs_NT[key])
-            rows_NT.set(("next", key), torch.where(expand_as_right(ends_NT, current), current, recorded))
-        if values:
-            rows_NT.set(VALUE, torch.cat(values, 1))
+        slices = inputs_NT.split(self._slice_len, 1)
+        for before_NK, after_NK in pairwise(slices):
+            state = self._policy.sequence(*self._policy.inputs(before_NK)).state
+            self._write_initial(after_NK, {key: each[:, -1] for key, each in state.items()})
+        rows_NT.update(inputs_NT.select(*self._keys))
 
     def set_initial_states(self, slices_SK: TensorDictBase) -> None:
         """Writes the states that sampled slices start from into their first step.

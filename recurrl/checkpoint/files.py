@@ -23,7 +23,7 @@ from recurrl.config.keys import described
 from recurrl.errors import ConfigError, RunError, message_of, require
 from recurrl.runtime.atomic import atomic_write, remove_unfinished, sync, unfinished, unfinished_in
 from recurrl.runtime.metrics import floats
-from recurrl.runtime.run_directory import MANIFEST, PREFIX, looks_like_checkpoint, read_text
+from recurrl.runtime.run_directory import CONFIG_FILE, MANIFEST, PREFIX, looks_like_checkpoint, read_text
 from recurrl.runtime.serialization import Stateful
 
 _OURS = re.compile(rf"{re.escape(MANIFEST)}|state-\w+\.pt")
@@ -220,8 +220,9 @@ def intact_in(folder: Path) -> list[Path]:
 
 
 def is_checkpoint(path: Path) -> bool:
-    """True if a path is a checkpoint, damaged or not."""
-    return path.is_dir() and (path.name.startswith(PREFIX) or os.path.lexists(path / MANIFEST))
+    """True if a path is a checkpoint, damaged or not. A run directory is none, whatever its name."""
+    is_named = re.fullmatch(rf"{PREFIX}[0-9]+", path.name) is not None and not os.path.lexists(path / CONFIG_FILE)
+    return path.is_dir() and (is_named or os.path.lexists(path / MANIFEST))
 
 
 def damage(path: Path) -> str | None:

@@ -13,7 +13,7 @@ from recurrl.config import TrainConfig
 from recurrl.config.composed import as_schema, plain, value_of
 from recurrl.config.keys import differences
 from recurrl.config.plugins import GROUPS, PRESETS
-from recurrl.errors import ConfigError, naming
+from recurrl.errors import ConfigError, naming, require
 from recurrl.runs.open_run import config_of
 from recurrl.runs.overrides import overridden_keys, parsed, text_of
 from recurrl.runs.saved_config import check_code, code_named
@@ -102,12 +102,20 @@ def _typed(effective: DictConfig, changes: Mapping[str, Any], overrides: Sequenc
 
 def _check_changes(config: TrainConfig, changes: Mapping[str, tuple[Any, Any]], start: Path) -> None:
     """Rejects changes of settings that a resumed run takes from its checkpoint."""
-    restored = {"seed": "its random number generators are restored", "init_from": "its weights are restored"}
-    restored |= {f"pretrain.{name}": "its weights are restored" for name in ("folder", "epochs")}
+    restored = {"seed": "its random number generators are restored", "optimizer": "its optimizer is restored"}
+    weights = ("init_from", "pretrain.folder", "pretrain.epochs", "policy.initial_std")
+    restored |= dict.fromkeys(weights, "its weights are restored")
     if config.lr_schedule == "adaptive" and "lr_schedule" not in changes:
         restored["lr"] = "lr_schedule=adaptive resumes from its last learning rate"
+    advice = f"Leave it out, or start a new run with these weights: init_from={start} instead of resume."
     for key in (key for key in restored if key in changes):
         raise ConfigError(
             f"{key}={changes[key][1]} has no effect in a resumed run, where it was {changes[key][0]}: {restored[key]}. "
-            f"Leave it out, or start a new run with these weights: init_from={start} instead of resume."
+            + advice
         )
+    was, now = changes.get("policy.noise_correlation", (0, 0))
+    require(  # episodes under way and replayed rows have an entry for the noise, or have none
+        bool(was) == bool(now),
+        f"policy.noise_correlation must be {'above 0' if was else '0'} in a resumed run that began so (got {now}). "
+        + advice,
+    )

@@ -102,19 +102,3 @@ def test_the_explained_variance_is_averaged_from_zero_and_a_negative_one_counts_
     batch["state_value"] = reward.unsqueeze(-1) * 5
     assert algorithm.prepare(batch, reward)["value/explained_variance"] < -1
     assert float(algorithm.explained) == pytest.approx(explained * AVERAGE_RATE * (1 - AVERAGE_RATE))
-
-
-def test_later_epochs_of_refreshed_states_leave_the_averages_alone(small, monkeypatch):
-    algorithm, batch = with_rollout(small("frames_per_batch=64", "slice_len=8", "epochs=3", "state=refresh"))
-    seen, prepare = [], algorithm.prepare
-
-    def watched(*rows):
-        prepare(*rows)
-        seen.append((algorithm.epoch, float(algorithm.explained), float(algorithm.advantage_scale.value)))
-        return {}
-
-    monkeypatch.setattr(algorithm, "prepare", watched)
-    for _ in range(2):
-        algorithm.update(batch.clone(), progress=0.0)
-    assert [epoch for epoch, *_ in seen] == [0, 1, 2, 0, 1, 2]
-    assert len({averages[1:] for averages in seen}) == 2

@@ -1,5 +1,7 @@
 """The states that slices start from, and what gradients flow where: against a loop over single steps."""
 
+from itertools import pairwise
+
 import pytest
 import torch
 from collected import collected, weights_of
@@ -7,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensordict import TensorDict
 
-from recurrl.algorithms.advantages import next_values
+from recurrl.algorithms.advantages import next_values, reevaluate
 from recurrl.algorithms.states import SliceStates
 from recurrl.buffers.on_policy import SliceBuffer
 from recurrl.build import make_algorithm, make_policy_for
@@ -107,8 +109,7 @@ def gradients(policy, loss):
 def slices_of(states, rows, slice_len):
     """All slices of the rows, each with the state it starts from."""
     states.set_rows(rows)
-    if states.refreshes:
-        states.refresh(rows)
+    states.begin_epoch(rows)
     (slices,) = SliceBuffer(BufferConfig(name="on_policy"), slice_len, rows.numel() // slice_len).minibatches(rows)
     states.set_initial_states(slices)
     return slices
@@ -134,12 +135,10 @@ def test_losses_and_gradients_are_those_of_a_loop_from_a_constant_state(policy, 
 
 @settings(max_examples=5, deadline=None)
 @given(cut=cut_rows())
-def test_a_refresh_gives_the_values_and_the_bootstraps_of_the_current_weights(policy, cut):
-    rows, slice_len = rows_of(policy, *cut), cut[2]
+def test_values_and_bootstraps_are_reevaluated_with_the_current_weights(policy, cut):
+    rows = rows_of(policy, *cut)
     before = rows.clone()
-    states = SliceStates(policy, "refresh", slice_len)
-    states.set_rows(rows)
-    states.refresh(rows)
+    reevaluate(rows, policy)
     bootstraps = next_values(rows, policy)
     for n, row in enumerate(before.unbind(0)):
         with torch.no_grad():
@@ -189,21 +188,26 @@ def test_the_norm_of_each_state_is_logged_as_it_was_collected(small):
         assert metrics[f"state/recurrent_state_{name}_norm"] == pytest.approx(expected, rel=1e-5)
 
 
-def test_states_are_refreshed_before_each_epoch(small, monkeypatch):
+def test_states_are_refreshed_before_each_epoch_and_nothing_else_is(small, monkeypatch):
     config = small(*OPTIONS, "state=refresh", "epochs=3")
     policy, batch = collected(config)
     algorithm = make_algorithm(config, policy)
-    refresh, seen = algorithm.states.refresh, []
+    begin_epoch, seen = algorithm.states.begin_epoch, []
 
-    def spy(batch):
-        refresh(batch)
-        seen.append(batch[VALUE].clone())
+    def spy(rows):
+        begin_epoch(rows)
+        seen.append(rows.clone())
 
-    monkeypatch.setattr(algorithm.states, "refresh", spy)
+    monkeypatch.setattr(algorithm.states, "begin_epoch", spy)
     algorithm.update(batch, progress=0.0)
     assert len(seen) == 3
-    assert not torch.allclose(seen[0], seen[1])
-    assert not torch.allclose(seen[1], seen[2])
+    (key,) = policy.state_keys
+    for earlier, later in pairwise(seen):
+        changed = (earlier[key] != later[key]).flatten(2).any(-1)
+        assert changed[:, 8::8].any()
+        changed[:, 8::8] = False  # the starts of slices, but for the first of a row
+        assert not changed.any()
+        assert (earlier.exclude(key) == later.exclude(key)).all()
 
 
 def test_drift_is_the_relative_distance_of_current_states_from_recorded_ones(policy):

@@ -210,6 +210,8 @@ WITHOUT_EFFECT = [
     ((), "seed=7", "its random number generators are restored"),
     (("lr_schedule=adaptive",), "lr=1e-5", "lr_schedule=adaptive resumes from its last"),
     ((), "init_from=run", ", where it was None: its weights are restored. "),
+    ((), "optimizer=adamw", ", where it was adam: its optimizer is restored. "),
+    (("env=pendulum_no_velocity",), "policy.initial_std=0.1", ", where it was 0.6: its weights are restored. "),
 ]
 
 
@@ -221,6 +223,32 @@ def test_a_change_that_would_change_nothing_is_rejected(train, tiny, before, cha
     assert reason in outcome.error
     advice = f"Leave it out, or start a new run with these weights: init_from=run/{LAST} instead of resume."
     assert outcome.error.endswith(advice)
+
+
+GRPO = ("algorithm=grpo", "algorithm.group_size=2")
+PENDULUM = ("env=pendulum_no_velocity",)
+MISFITS = [
+    (PENDULUM, "policy.noise_correlation=0.5", "policy.noise_correlation must be 0 in a"),
+    ((*PENDULUM, "policy.noise_correlation=0.5"), "policy.noise_correlation=0", "must be above 0 in a"),
+    (GRPO, "algorithm.kl_to_ref_coeff=0.1", "not fit this configuration: algorithm.kl_to_ref_coeff is 0.1 and was"),
+    ((*GRPO, "algorithm.kl_to_ref_coeff=0.1"), "algorithm.kl_to_ref_coeff=0", "not fit this configuration: algorithm."),
+]
+
+
+@pytest.mark.parametrize(("before", "change", "reason"), MISFITS)
+def test_a_change_for_which_the_checkpoint_lacks_something_is_rejected_and_changes_nothing(
+    train, tiny, tmp_path, before, change, reason
+):
+    assert train(*tiny, *before, "hydra.run.dir=run").code == 0
+    unchanged = settings(tmp_path / "run")
+    assert reason in train("resume=run", "total_frames=96", change).failed().error
+    assert settings(tmp_path / "run") == unchanged
+    train("resume=run", "total_frames=96").succeeded()
+
+
+def test_the_name_of_a_run_may_be_like_that_of_a_checkpoint(train, tiny):
+    train(*tiny, "hydra.run.dir=frames_1").succeeded()
+    train("resume=frames_1", "total_frames=96").succeeded()
 
 
 def test_resuming_with_an_experiment_is_rejected(train, finished_run, yamls):

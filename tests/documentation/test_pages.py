@@ -14,7 +14,7 @@ GLOSSARY = (ROOT / "docs/metrics.md").read_text(encoding="utf-8")
 OWN_LOSS = "loss/..."
 RUNS = {
     "ppo": "algorithm.clip_value=0.2 collector.on_env_error=restart",
-    "lstm": "env=pendulum_no_velocity cell=lstm lr_schedule=adaptive state=refresh",
+    "lstm": "env=pendulum_no_velocity cell=lstm lr_schedule=adaptive",
     "grpo": "env=pendulum_no_velocity algorithm=grpo algorithm.group_size=2 algorithm.kl_to_ref_coeff=0.1 "
     "env.max_episode_steps=8",
     "distill": "env=t_maze algorithm=distill algorithm.teacher=tasks:still",

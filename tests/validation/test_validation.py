@@ -52,6 +52,7 @@ ERRORS = [
         for state in ("zero", "refresh", "burn_in")
     ),
     *(({**BURN_IN, "slice_len": n}, "slice_len must be at least 2 and less than the 32 steps of") for n in (1, 32)),
+    ({"state": "refresh"}, "slice_len must be at least 1 and less than the 32 steps of a row with state=refresh (got"),
     # Devices
     *(
         ({"device": device}, f"such as cuda:0 (got {device}). Choose device=cpu, or install")
@@ -94,7 +95,13 @@ ADVISED = [
     {"slice_len": 1, "minibatch_slices": 2, NORMALIZE: "minibatch"},
     {**ONE_FRAME, NORMALIZE: "batch"},
     ONE_FRAME_A_BATCH,
-    *({"state": "zero"}, {"state": "refresh"}, BURN_IN, {"precision": "fast"}, {"recompute": "full"}),
+    *(
+        {"state": "zero"},
+        {**BURN_IN, "state": "refresh", "slice_len": 1},
+        BURN_IN,
+        {"precision": "fast"},
+        {"recompute": "full"},
+    ),
     {"recompute": "full", "backend.name": "reference"},
     {"compile": "loss", "cell": MLSTM, "backend.name": "native"},
     {"collector": workers(4)},

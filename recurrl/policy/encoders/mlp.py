@@ -62,7 +62,7 @@ def _to_vector(options: MLPConfig, spec: TensorSpec) -> tuple[nn.Module, int]:
         if size <= ONE_HOT_LIMIT:
             return OneHot((size,)), size
         width = options.sizes[0] if options.sizes else EMBEDDING
-        return nn.Embedding(size, width), width
+        return Embedding(size, width), width
     return nn.Identity() if len(spec.shape) == 1 else nn.Flatten(), spec.shape.numel()
 
 
@@ -77,6 +77,14 @@ class Bits(nn.Module):
     def forward(self, image: Tensor) -> Tensor:
         """Bytes ``[B, ...]`` to zeros and ones ``[B, 8 · entries]``, the lowest bit of each byte first."""
         return functional.embedding(image.long(), self.table).flatten(1)
+
+
+class Embedding(nn.Embedding):
+    """A table of vectors, from which choices of any integer type are looked up."""
+
+    def forward(self, chosen: Tensor) -> Tensor:
+        """The vectors ``[B, width]`` of choices ``[B]``."""
+        return super().forward(chosen.long())
 
 
 class OneHot(nn.Module):
@@ -97,5 +105,5 @@ class OneHot(nn.Module):
     def forward(self, chosen: Tensor) -> Tensor:
         """One at each chosen value, zero elsewhere, ``[B, sum(sizes)]``."""
         # Not torch's one_hot, which checks the values first and so waits for a GPU.
-        of_entries = chosen.reshape(-1, self.count).index_select(1, self.place)
+        of_entries = chosen.long().reshape(-1, self.count).index_select(1, self.place)
         return (of_entries == self.value).to(torch.get_default_dtype())

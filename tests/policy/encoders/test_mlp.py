@@ -41,6 +41,13 @@ def test_each_layer_is_followed_by_the_activation(options):
         torch.testing.assert_close(encoder(inputs), function(second(function(first(inputs)))), rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int16, torch.uint16, torch.uint32, torch.uint64])
+@pytest.mark.parametrize("spec", [Categorical(3), MultiCategorical([2, 3]), Categorical(ONE_HOT_LIMIT + 1)])
+def test_choices_may_have_any_integer_type(spec, dtype, options):
+    encoder, chosen = make(options(), spec), spec.zero((5,)) + 1
+    assert torch.equal(encoder(chosen.to(dtype)), encoder(chosen))
+
+
 def test_many_values_have_an_embedding_rather_than_one_hot_vectors(options):
     encoder = make(options("encoder.sizes=[]"), Categorical(ONE_HOT_LIMIT + 1))
     features = encoder(torch.tensor([0, 5, 5, ONE_HOT_LIMIT, 0]))
