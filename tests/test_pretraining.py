@@ -82,7 +82,7 @@ def test_what_is_read_is_what_the_policy_saw_and_did(env_id, kwargs, overrides, 
         shapes = agent.policy.trunk.state_shapes
         state = {key: torch.zeros(1, episode.numel(), *shape) for key, shape in shapes.items()}
         state |= {key: whole[key] for key in set(agent.policy.input_keys) - set(shapes)}
-        features, _ = agent.policy.trunk.sequence(whole["observation"], state, whole["is_init"])
+        features, _ = agent.policy.trunk.run(whole["observation"], state, whole["is_init"], sequence=True)
         distribution = agent.policy.actor_head(features, whole["observation"])
         chosen = getattr(distribution, "deterministic_sample", distribution.mode)
         pairs = [(chosen, whole["action"])]

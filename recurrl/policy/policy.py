@@ -8,7 +8,7 @@ Shape legend: B rows, T steps, F features, A entries of a previous action, Z nor
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -64,23 +64,21 @@ class Trunk(nn.Module):
             self.state_shapes = dict(zip(core.state_keys, state_shapes(core.cell, core.layers), strict=True))
         self.state_keys = list(self.state_shapes)
 
-    def step(self, observation: Any, state: State) -> tuple[Tensor, NewState]:
-        """Features and new states of one step; see :meth:`recurrl.policy.Policy.step`."""
-        return self._features(self.encoder(self.preprocess(observation)), state, None, sequence=False)
+    def run(self, observation: Any, state: State, is_init: Tensor | None, sequence: bool) -> tuple[Tensor, NewState]:
+        """Computes features and new states.
 
-    def sequence(self, observation: Any, state: State, is_init_BT: Tensor | None) -> tuple[Tensor, NewState]:
-        """Features and new states of sequences; see :meth:`recurrl.policy.Policy.sequence`."""
-        flat, batch = _flatten(self.preprocess(observation))
-        return self._features(self.encoder(flat).unflatten(0, batch), state, is_init_BT, sequence=True)
-
-    def observe(self, observation: Any) -> None:
-        """Adds observations ``[B, T, ...]`` to the running statistics, if there are any."""
-        observe(self.preprocess, observation)
-        observe(self.encoder, _flatten(self.preprocess(observation))[0])
-
-    def _features(
-        self, encoded: Tensor, state: State, is_init: Tensor | None, sequence: bool
-    ) -> tuple[Tensor, NewState]:
+        Args:
+            observation: ``[B, T, ...]``, or ``[B, ...]`` for one step.
+            state: the states, and the previous action if the trunk sees it: ``[B, T, ...]`` each, or ``[B, ...]``.
+            is_init: ``[B, T]``; or ``[B]``, or None for no resets.
+            sequence: True for sequences, False for single steps.
+        """
+        observation = self.preprocess(observation)
+        if sequence:
+            flat, batch = _flatten(observation)
+            encoded = self.encoder(flat).unflatten(0, batch)
+        else:
+            encoded = self.encoder(observation)
         if self.sees_action:
             encoded = torch.cat((encoded, state[PREVIOUS_ACTION]), -1)
         if not isinstance(self.core, RecurrentModule):
@@ -88,6 +86,11 @@ class Trunk(nn.Module):
         entering = tuple([state[key] for key in self.state_keys])
         features, new_state = self.core.run(encoded, is_init, entering, sequence)
         return features, dict(zip(self.state_keys, new_state, strict=True))
+
+    def observe(self, observation: Any) -> None:
+        """Adds observations ``[B, T, ...]`` to the running statistics, if there are any."""
+        observe(self.preprocess, observation)
+        observe(self.encoder, _flatten(self.preprocess(observation))[0])
 
 
 class StepOutput(NamedTuple):
@@ -249,9 +252,7 @@ class Policy(nn.Module):
         """
         if is_init_B is not None:
             state = self.reset(state, is_init_B)
-        distribution, value, new_state, features = self._outputs(
-            observation, lambda trunk: trunk.step(observation, state)
-        )
+        distribution, value, new_state, features = self._outputs(observation, state, None, sequence=False)
         if NOISE in state:
             new_state[NOISE] = state[NOISE]
         if noise_BZ is not None and self.noise is not None:
@@ -279,15 +280,15 @@ class Policy(nn.Module):
                 action is read at all steps.
             is_init_BT: bool; true where an episode starts. None for a policy without states.
         """
-        return self._outputs(observation, lambda trunk: trunk.sequence(observation, state, is_init_BT))
+        return self._outputs(observation, state, is_init_BT, sequence=True)
 
-    def _outputs(self, observation: Any, run: Callable[[Trunk], tuple[Tensor, NewState]]) -> SequenceOutput:
-        """The outputs of the heads, where ``run`` returns a trunk's features and new states."""
-        features, new_state = run(self.trunk)
+    def _outputs(self, observation: Any, state: State, is_init: Tensor | None, sequence: bool) -> SequenceOutput:
+        """Runs trunks and heads."""
+        features, new_state = self.trunk.run(observation, state, is_init, sequence)
         distribution = self.actor_head(features, observation)
         critic_features = features
         if self.critic_trunk is not None:
-            critic_features, critic_state = run(self.critic_trunk)
+            critic_features, critic_state = self.critic_trunk.run(observation, state, is_init, sequence)
             new_state |= critic_state
         value = None if self.critic_head is None else self.critic_head(critic_features)
         return SequenceOutput(distribution, value, new_state, features)

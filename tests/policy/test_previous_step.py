@@ -101,9 +101,9 @@ def test_it_enters_the_core_beside_the_observation():
     trunk = Trunk(nn.Identity(), sees_action=True)
     observation, state = torch.ones(2, 3, 1), {"previous_action": torch.full((2, 3, 2), 5.0)}
     expected = torch.tensor([1.0, 5, 5]).expand(2, 3, 3)
-    assert torch.equal(trunk.sequence(observation, state, None)[0], expected)
+    assert torch.equal(trunk.run(observation, state, None, sequence=True)[0], expected)
     first = {"previous_action": state["previous_action"][:, 0]}
-    assert torch.equal(trunk.step(observation[:, 0], first)[0], expected[:, 0])
+    assert torch.equal(trunk.run(observation[:, 0], first, None, sequence=False)[0], expected[:, 0])
 
 
 class Shown(gymnasium.Env):

@@ -61,8 +61,8 @@ def test_an_encoder_sees_one_batch_dimension(kind):
     encoder = Attending()
     trunk = Trunk(encoder)
     observation = {"vector": torch.randn(5, 7, 4), "more": {"number": torch.randn(5, 7, 1)}}
-    features, _ = trunk.sequence(kind(observation), {}, None)
+    features, _ = trunk.run(kind(observation), {}, None, sequence=True)
     step = {"vector": observation["vector"][:, 2], "more": {"number": observation["more"]["number"][:, 2]}}
-    torch.testing.assert_close(features[:, 2], trunk.step(kind(step), {})[0])
+    torch.testing.assert_close(features[:, 2], trunk.run(kind(step), {}, None, sequence=False)[0])
     trunk.observe(kind(observation))
     assert encoder.shapes == [((35, 4), (35, 1)), ((5, 4), (5, 1)), ((35, 4), (35, 1))]
