@@ -63,7 +63,7 @@ Parameters = nn.RNNBase | StackedParameters
 
 def _check_step(cell: Cell, parameters: Parameters) -> None:
     """Compares what one step of the first layer returns with what the cell declares."""
-    weights = weights_of(parameters, weight_names(cell, parameters)[0])
+    weights = {name: getattr(parameters, f"{name}_l0") for name in cell.parameters(parameters.input_size)}
     shapes = list(cell.states().values())
     if not weights or not shapes:
         raise ConfigError(
@@ -102,23 +102,17 @@ def _check_step(cell: Cell, parameters: Parameters) -> None:
         )
 
 
-Names = Sequence[Mapping[str, str]]
-"""For each layer and direction, the attribute that holds each parameter, under the cell's name for it."""
+Names = Sequence[Sequence[Mapping[str, str]]]
+"""For each layer and each of its directions, the attribute that holds each parameter, under the cell's name for it."""
 
 
 def weight_names(cell: Cell, parameters: Parameters) -> Names:
-    """The names of a stack's parameters, layer by layer, the forward direction of each layer first."""
-    suffixes = SUFFIXES[: directions(parameters)]
+    """The names of a stack's parameters, the forward direction of each layer first."""
+    names, suffixes = cell.parameters(parameters.input_size), SUFFIXES[: directions(parameters)]
     return [
-        {name: name + suffix.format(layer) for name in cell.parameters(parameters.input_size)}
+        [{name: name + suffix.format(layer) for name in names} for suffix in suffixes]
         for layer in range(parameters.num_layers)
-        for suffix in suffixes
     ]
-
-
-def weights_of(parameters: Parameters, names: Mapping[str, str]) -> Weights:
-    """The parameters of one layer in one direction, under the cell's names for them."""
-    return {name: getattr(parameters, attribute) for name, attribute in names.items()}
 
 
 def directions(parameters: Parameters) -> int:
@@ -206,18 +200,18 @@ def _run_layers(
 
     The input is ``[B, I]`` or ``[B, T, I]``; in the states, the dimension L·D follows these batch dimensions.
     """
-    dim, last = x.ndim - 1, parameters.num_layers - 1
-    entering = zip(*[state.unbind(dim) for state in states], names, strict=True)
+    dim = x.ndim - 1
+    entering = list(zip(*[state.unbind(dim) for state in states], strict=True))
     new_states: list[States] = []
-    for layer in range(parameters.num_layers):
+    for layer, of_directions in enumerate(names):
         outputs = []
-        for direction in range(directions(parameters)):
-            *stored, named = next(entering)
-            output, new = run(x, tuple(stored), weights_of(parameters, named), direction)
+        for direction, of_weights in enumerate(of_directions):
+            weights = {name: getattr(parameters, attribute) for name, attribute in of_weights.items()}
+            output, new = run(x, entering[len(new_states)], weights, direction)
             outputs.append(output)
             new_states.append(new)
         x = output if len(outputs) == 1 else torch.cat(outputs, -1)
-        if parameters.dropout and layer < last:
+        if parameters.dropout and layer < len(names) - 1:
             x = functional.dropout(x, parameters.dropout, parameters.training)
     if len(new_states) == 1:
         return x, tuple([state.unsqueeze(dim) for state in new_states[0]])
