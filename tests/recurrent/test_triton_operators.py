@@ -14,8 +14,7 @@ from recurrl.recurrent import set_recurrent_mode
 from recurrl.recurrent.backends.triton import loop, tiles
 from recurrl.recurrent.backends.triton.recurrence import TritonRecurrence
 from recurrl.recurrent.cells import make_cell
-from recurrl.recurrent.layer_kernel import WEIGHTS
-from recurrl.recurrent.recurrence_kernel import COMPLEX, REAL
+from recurrl.recurrent.kernel import COMPLEX, REAL, WEIGHTS
 from recurrl.recurrent.segments import Segments
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
@@ -123,14 +122,15 @@ def test_the_operators_pass_torchs_registration_checks(make_kernel, of, one_laun
     torch.manual_seed(0)
     kernel, inputs = make_kernel(of)
     forward, backward = (getattr(torch.ops.recurrl, name).default for name in ("forward", "backward"))
+    names = [type(kernel).__module__, type(kernel).__name__, *kernel.options]
     for keep in (True, False):
-        assert set(torch.library.opcheck(forward, (kernel.names, keep, inputs)).values()) == {"SUCCESS"}
-    outputs = forward(kernel.names, True, inputs)
+        assert set(torch.library.opcheck(forward, (names, keep, inputs)).values()) == {"SUCCESS"}
+    outputs = forward(names, True, inputs)
     incoming = [torch.randn_like(each) for each in outputs[: kernel.results]]
     always = [each is not None for each in inputs[: kernel.DIFFERENTIATED]]
     for needed in (True, False):
         wanted = [*always, *[needed and each is not STARTS for each in inputs[kernel.DIFFERENTIATED :]]]
-        arguments = (kernel.names, inputs, outputs, incoming, wanted)
+        arguments = (names, inputs, outputs, incoming, wanted)
         assert set(torch.library.opcheck(backward, arguments).values()) == {"SUCCESS"}
 
 

@@ -11,8 +11,7 @@ import torch
 from torch import nn
 
 from recurrl.recurrent.backends.native import library
-from recurrl.recurrent.layer_kernel import LayerKernel
-from recurrl.recurrent.operators import Tensors
+from recurrl.recurrent.kernel import LayerKernel, Tensors
 
 _COLUMNS = 4  # A / H: blocks of the gate buffer, for a GRU and for an LSTM
 # Fewer multiplications take less time than starting a thread.
@@ -23,11 +22,11 @@ class NativeLayer(LayerKernel):
     """The forward and backward pass of a GRU or LSTM layer, in C."""
 
     def forward(self, inputs: Tensors, outputs: Tensors) -> None:
-        """See :meth:`~recurrl.recurrent.operators.Kernel.forward`."""
+        """See :meth:`~recurrl.recurrent.kernel.Kernel.forward`."""
         self._run("forward", inputs, outputs)
 
     def backward(self, inputs: Tensors, kept: Tensors, incoming: Tensors, grads: Tensors) -> None:
-        """See :meth:`~recurrl.recurrent.operators.Kernel.backward`."""
+        """See :meth:`~recurrl.recurrent.kernel.Kernel.backward`."""
         *of_weights_and_x, _ = grads[:6]
         self._run("backward", inputs, kept, *_two(incoming), *of_weights_and_x, *_two(grads[6:]))
 

@@ -11,16 +11,15 @@ import torch
 from torch import Tensor
 
 from recurrl.recurrent.backends.native import library
+from recurrl.recurrent.kernel import Kernel, RecurrenceKernel, Tensors
 from recurrl.recurrent.matrix import MemoryInputs
-from recurrl.recurrent.operators import Kernel, Tensors
-from recurrl.recurrent.recurrence_kernel import RecurrenceKernel
 
 
 class NativeRecurrence(RecurrenceKernel):
     """The forward and backward pass of a linear recurrence, in C."""
 
     def launch(self, direction: str, states: Tensor, strides: tuple[int, ...], *tensors: Tensor) -> None:
-        """See :meth:`~recurrl.recurrent.recurrence_kernel.RecurrenceKernel.launch`."""
+        """See :meth:`~recurrl.recurrent.kernel.RecurrenceKernel.launch`."""
         rows, steps, *shape = states.shape
         sizes, work = (rows, steps, self.planes, prod(shape) // self.planes), states.new_empty(shape)
         library.run(f"recurrence_{direction}", states.dtype, *sizes, *strides, work, states, *tensors)
@@ -50,12 +49,12 @@ class NativeMemories(Kernel):
         return [value.new_empty(value.shape), value.new_empty(*key.shape, value.shape[-1])]
 
     def forward(self, inputs: Tensors, outputs: Tensors) -> None:
-        """See :meth:`~recurrl.recurrent.operators.Kernel.forward`."""
+        """See :meth:`~recurrl.recurrent.kernel.Kernel.forward`."""
         read, states = outputs
         self._run("forward", inputs, states, read)
 
     def backward(self, inputs: Tensors, kept: Tensors, incoming: Tensors, grads: Tensors) -> None:
-        """See :meth:`~recurrl.recurrent.operators.Kernel.backward`."""
+        """See :meth:`~recurrl.recurrent.kernel.Kernel.backward`."""
         (_, states), (grad_read, grad_states), (*of_inputs, _, grad_stored) = kept, incoming, grads
         grad_read = torch.zeros_like(inputs[2]) if grad_read is None else grad_read
         self._run("backward", inputs, states, None, grad_read, grad_states, *of_inputs, grad_stored)

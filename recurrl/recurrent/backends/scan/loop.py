@@ -11,15 +11,14 @@ from __future__ import annotations
 import torch
 from torch.nn import functional
 
-from recurrl.recurrent.layer_kernel import WEIGHTS, LayerKernel
-from recurrl.recurrent.operators import Tensors
+from recurrl.recurrent.kernel import WEIGHTS, LayerKernel, Tensors
 
 
 class ScanLayer(LayerKernel):
     """The forward and backward pass of a layer, as a loop over packed steps."""
 
     def forward(self, inputs: Tensors, outputs: Tensors) -> None:
-        """See :meth:`~recurrl.recurrent.operators.Kernel.forward`."""
+        """See :meth:`~recurrl.recurrent.kernel.Kernel.forward`."""
         layer = self.layer(inputs)
         (*states, gates_PA), w_hh = outputs, layer.weights[1]
         packing, sizes = layer.segments.packing, layer.segments.packing.batch_sizes
@@ -37,7 +36,7 @@ class ScanLayer(LayerKernel):
             state.flatten(0, 1).index_copy_(0, packing.positions_P, memory[sizes[0] :])
 
     def backward(self, inputs: Tensors, kept: Tensors, incoming: Tensors, grads: Tensors) -> None:
-        """See :meth:`~recurrl.recurrent.operators.Kernel.backward`."""
+        """See :meth:`~recurrl.recurrent.kernel.Kernel.backward`."""
         layer = self.layer(inputs)
         (*states, gates_PA), (w_ih, w_hh, *_), segments = kept, layer.weights, layer.segments
         packing, sizes = segments.packing, segments.packing.batch_sizes

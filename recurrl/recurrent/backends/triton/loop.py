@@ -15,15 +15,14 @@ from torch import Tensor
 from torch.nn import functional
 
 from recurrl.recurrent.backends.triton import kernels, tiles
-from recurrl.recurrent.layer_kernel import WEIGHTS, LayerInputs, LayerKernel
-from recurrl.recurrent.operators import Tensors
+from recurrl.recurrent.kernel import WEIGHTS, LayerInputs, LayerKernel, Tensors
 
 
 class TritonLayer(LayerKernel):
     """The launches of the kernels, and the matmuls around them."""
 
     def forward(self, inputs: Tensors, outputs: Tensors) -> None:
-        """See :meth:`~recurrl.recurrent.operators.Kernel.forward`."""
+        """See :meth:`~recurrl.recurrent.kernel.Kernel.forward`."""
         layer, (*states, gates_PA) = self.layer(inputs), outputs
         keep = len(gates_PA) > 0
         gates_PA = layer.project(layer.x_BTI.flatten(0, 1), gates_PA)
@@ -32,7 +31,7 @@ class TritonLayer(LayerKernel):
             recurrence.run(kernels.forward, steps, recurrence.weights, (gates_PA,), KEEP=keep)
 
     def backward(self, inputs: Tensors, kept: Tensors, incoming: Tensors, grads: Tensors) -> None:
-        """See :meth:`~recurrl.recurrent.operators.Kernel.backward`."""
+        """See :meth:`~recurrl.recurrent.kernel.Kernel.backward`."""
         layer, (*states, gates_PA) = self.layer(inputs), kept
         grad_x, grads_stored = grads[len(WEIGHTS)], grads[-len(states) :]
         totals = [

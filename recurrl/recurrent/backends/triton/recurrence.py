@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from recurrl.recurrent.backends.triton import linear_kernels
-from recurrl.recurrent.recurrence_kernel import RecurrenceKernel
+from recurrl.recurrent.kernel import RecurrenceKernel
 
 ENTRIES = 32
 """Entries of a plane per program: few, run by one warp, so that there are many programs."""
@@ -27,7 +27,7 @@ class TritonRecurrence(RecurrenceKernel):
     """Both passes of the recurrence, with one program for each row and each block of a state's entries."""
 
     def launch(self, direction: str, states: Tensor, strides: tuple[int, ...], *tensors: Tensor) -> None:
-        """See :meth:`~recurrl.recurrent.recurrence_kernel.RecurrenceKernel.launch`."""
+        """See :meth:`~recurrl.recurrent.kernel.RecurrenceKernel.launch`."""
         (rows, steps, *shape), (a, stored, starts_BT, *memory) = states.shape, tensors
         width = prod(shape) // self.planes
         wanted = {"WANTS_STORED": len(memory[-1]) > 0} if direction == "backward" else {}
