@@ -18,7 +18,8 @@ from parity import batch, outputs_and_gradients, relative_errors, resets
 from rejections import error_of
 
 from recurrl.recurrent import GRUModule, set_recurrent_mode
-from recurrl.recurrent.backends.native import library, loop
+from recurrl.recurrent.backends import native
+from recurrl.recurrent.backends.native import library
 
 pytestmark = pytest.mark.native
 
@@ -202,7 +203,7 @@ def test_rows_do_not_depend_on_one_another_or_on_threads(cell, rows, monkeypatch
     module = layers_of(cell, "native", "none", (rows, 5, 4, 19)).float()
     data = batch(module, resets("random", rows, 5))
     whole = outputs_and_gradients(module, data)
-    monkeypatch.setattr(loop, "_WORK_OF_A_THREAD", 1)
+    monkeypatch.setattr(native, "_WORK_OF_A_THREAD", 1)
     threads = torch.get_num_threads()
     torch.set_num_threads(3)
     try:

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recurrl.recurrent.backends.native.recurrence import NativeRecurrence
+from recurrl.recurrent.backends.native import NativeRecurrence
 from recurrl.recurrent.backends.triton.recurrence import TritonRecurrence
 from recurrl.recurrent.linear_recurrence import linear_recurrence
 from recurrl.recurrent.segments import Segments, expanded, mirrored
