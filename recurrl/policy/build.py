@@ -6,13 +6,12 @@ import torch
 from torch import Tensor, nn
 from torchrl.data import Categorical, Composite, TensorSpec
 
-from recurrl.config import AlgorithmConfig, CellConfig, TrainConfig
+from recurrl.config import AlgorithmConfig, CellConfig, EncoderConfig, TrainConfig
 from recurrl.config.cell import NO_CELL, BackendConfig
 from recurrl.config.options import BOUNDED, CONTINUOUS, IMAGES, NO_IMAGES, NUMBERS, SINGLE_CONTINUOUS, Condition
 from recurrl.config.plugins import factory, is_custom
 from recurrl.errors import require, user_code
 from recurrl.keys import ACTION_MASK, HIDDEN, OBSERVATION, PREVIOUS_REWARD
-from recurrl.policy.encoders.checked import make_encoder
 from recurrl.policy.encoders.images import image_network
 from recurrl.policy.heads import make_actor
 from recurrl.policy.initialization import HEAD_GAIN, TANH_GAIN, linear
@@ -25,6 +24,9 @@ from recurrl.recurrent.backends import Backend
 from recurrl.recurrent.cell import Cell, orthogonal
 from recurrl.recurrent.gated import GatedCell
 from recurrl.specs import finite_bounds, is_image, leaves_of
+
+_TRIED = 3
+"""Number of observations with which an encoder is tried out."""
 
 
 def make_policy(config: TrainConfig, observation_spec: Composite, action_spec: TensorSpec) -> Policy:
@@ -115,6 +117,40 @@ def make_backend(options: BackendConfig) -> str | Backend:
         "recurrl.recurrent.backends.Backend describes.",
     )
     return backend
+
+
+def make_encoder(options: EncoderConfig, observation: TensorSpec) -> tuple[nn.Module, int]:
+    """The configured encoder, and the width of its output.
+
+    Args:
+        options: the encoder's options.
+        observation: the spec of an unbatched observation, preprocessed.
+
+    Raises:
+        ConfigError: the encoder cannot be made for this observation, or does not return one vector per observation.
+    """
+    takes = (
+        f"encoder.name={options.name} must map observations {_described(observation)} with a batch dimension to "
+        "floating-point features [B, width]"
+    )
+    with user_code(f"{takes}: it fails", "See docs/extending.md."):
+        encoder: nn.Module = factory("encoder", options.name)(options, observation)
+        # A trial, on which neither the random numbers nor the gradients of the run may depend.
+        with torch.random.fork_rng(devices=[]), torch.no_grad():
+            samples = observation.zero([_TRIED])
+            features = encoder(samples if isinstance(samples, Tensor) else samples.to_dict())
+    returned = f"{features.dtype} {list(features.shape)}" if isinstance(features, Tensor) else type(features).__name__
+    require(
+        isinstance(features, Tensor) and features.is_floating_point() and features.shape[:-1] == (_TRIED,),
+        f"{takes} (got {returned} for {_TRIED} observations). See docs/extending.md.",
+    )
+    return encoder, features.shape[1]
+
+
+def _described(observation: TensorSpec) -> str:
+    if isinstance(observation, Composite):
+        return "{" + ", ".join(f"{name}: {_described(spec)}" for name, spec in observation.items()) + "}"
+    return f"{str(observation.dtype).removeprefix('torch.')}{list(observation.shape)}"
 
 
 def _sees_action(config: TrainConfig, action: TensorSpec) -> bool:

@@ -7,7 +7,7 @@ from torchrl.data import Categorical, Composite, Unbounded
 
 from recurrl.config import EncoderConfig
 from recurrl.errors import ConfigError
-from recurrl.policy.encoders.checked import make_encoder
+from recurrl.policy.build import make_encoder
 
 
 class Linear(nn.Linear):
