@@ -138,7 +138,7 @@ class RecurrentModule(TensorDictModuleBase):
             backends.load_backend(name)
         self.backend_in_use: str | None = None
         self._weights = weight_names(self.cell, self.layers)
-        self._resolved: dict[tuple[Any, ...], str | Backend] = {}
+        self._resolved: tuple[tuple[Any, ...], str | Backend] = ((), "")
         precision.check(recurrent_matmul_precision)
         # The device is not known yet: the parameters may be moved.
         auto.check_supported(self._name, recurrent_backend, self.cell, self.options, None)
@@ -312,11 +312,11 @@ class RecurrentModule(TensorDictModuleBase):
         if torch.compiler.is_compiling():
             backend = self._resolve(options, device, dtype)
         else:
-            # Cached, because choosing a backend takes longer than one step of a small layer.
+            # Kept for the next call. Compared, not looked up in a dict: a custom backend need not be hashable.
             requested = (self.recurrent_backend, self.python_based, options, device, dtype)
-            if requested not in self._resolved:
-                self._resolved[requested] = self._resolve(options, device, dtype)
-            backend = self._resolved[requested]
+            if self._resolved[0] != requested:
+                self._resolved = (requested, self._resolve(options, device, dtype))
+            backend = self._resolved[1]
         if self.backend_in_use != (name := backends.name_of(backend)):
             self.backend_in_use = name
         loaded = backends.load_backend(backend)
