@@ -28,12 +28,19 @@ def test_what_is_no_backend_is_rejected(error, tiny):
     assert "has no Missing" in error("backend=my_package.loop_backend:Missing", *tiny)
 
 
+class Unhashable(Loop):
+    """As a dataclass that is not frozen."""
+
+    __hash__ = None
+
+
 def test_a_module_takes_it():
     torch.manual_seed(0)
-    layer = GRUModule(3, 5, in_key="x", out_key="y", recurrent_backend=Loop(LoopConfig(name=NAME, project_first=False)))
+    backend = Unhashable(LoopConfig(name=NAME, project_first=False))
+    layer = GRUModule(3, 5, in_key="x", out_key="y", recurrent_backend=backend)
     data = TensorDict({"x": torch.randn(4, 8, 3), "is_init": torch.rand(4, 8, 1) < 0.3}, [4, 8])
     with set_recurrent_mode(True):
         output = layer(data.clone())["y"]
-        assert layer.backend_in_use == NAME
+        assert layer.backend_in_use == f"{__name__}:Unhashable"
         layer.recurrent_backend = "reference"
         torch.testing.assert_close(output, layer(data.clone())["y"])

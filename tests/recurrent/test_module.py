@@ -1,7 +1,5 @@
 """The TensorDict module: steps and sequences, keys, states."""
 
-from dataclasses import dataclass
-
 import pytest
 import torch
 from found import CELLS, layers_of
@@ -10,7 +8,6 @@ from rejections import error_of
 from tensordict import TensorDict
 
 from recurrl.recurrent import GRUModule, LSTMModule, set_recurrent_mode
-from recurrl.recurrent.backends import reference
 
 
 @pytest.fixture(params=CELLS)
@@ -139,22 +136,3 @@ def test_training_may_follow_inference_on_the_same_resets(module, backend):
         found = layer(rows.clone())["y"]
     found.sum().backward()
     torch.testing.assert_close(found, expected)
-
-
-@dataclass
-class Custom:
-    """A backend that cannot be hashed, like any dataclass that is not frozen."""
-
-    controls_matmul_precision = False
-    supports, sequence = staticmethod(reference.supports), staticmethod(reference.sequence)
-
-
-def test_a_custom_backend_need_not_be_hashable():
-    module = GRUModule(3, 5, in_key="x", out_key="y", recurrent_backend=Custom())
-    data = random_batch(module, 4, 7)
-    with set_recurrent_mode(True):
-        output = module(data.clone())["y"]
-        assert module.backend_in_use == f"{__name__}:Custom"
-        module.recurrent_backend = "reference"
-        assert torch.equal(module(data)["y"], output)
-    assert module.backend_in_use == "reference"
