@@ -225,7 +225,7 @@ def test_a_change_that_would_change_nothing_is_rejected(train, tiny, before, cha
     assert outcome.error.endswith(advice)
 
 
-GRPO = ("algorithm=grpo", "algorithm.group_size=2")
+GRPO = ("algorithm=grpo", "algorithm.group_size=2", "env.max_episode_steps=8")
 PENDULUM = ("env=pendulum_no_velocity",)
 MISFITS = [
     (PENDULUM, "policy.noise_correlation=0.5", "policy.noise_correlation must be 0 in a"),
