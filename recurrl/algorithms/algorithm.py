@@ -85,13 +85,10 @@ class Algorithm(nn.Module):
         self.compile_time_s: float | None = None
         self._is_checked = False
 
-    def begin_iteration(self) -> None:
-        """Called at the start of each iteration, before the policy changes, to advance schedules (:meth:`annealed`)."""
-
     def prepare(self, rows_NT: TensorDictBase, reward_NT: Tensor) -> dict[str, float]:
-        """Writes what the loss reads, such as advantages, into rows ``[N, T]``.
+        """Writes what the loss reads, such as advantages, into rows ``[N, T]``, and advances schedules.
 
-        Called once per iteration. Minibatches hold all entries but ``next``.
+        Called once per iteration, before the policy changes. Minibatches hold all entries but ``next``.
 
         Args:
             rows_NT: the rollout, with replayed rows if the buffer adds any.
@@ -146,7 +143,6 @@ class Algorithm(nn.Module):
         self.progress = progress
         if self.config.lr_schedule == "linear":
             self._optimized["lr"] = self.annealed(self.config.lr, self.config.lr_final_fraction)
-        self.begin_iteration()
         mask_NT, metrics = None, dict[str, float]()
         if INSERTED in rollout_NT["next"]:
             mask_NT1 = rollout_NT[LOSS_MASK] = ~rollout_NT["next", INSERTED]

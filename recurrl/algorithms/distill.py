@@ -44,14 +44,15 @@ class Distill(PPO):
         # A tensor, because a compiled loss treats Python numbers as constants.
         self.weight = nn.Buffer(torch.tensor(options.weight), persistent=False)
 
-    def begin_iteration(self) -> None:
-        """Anneals the weight of imitation."""
-        self.weight.fill_(self.annealed(self.options.weight, self.options.weight_final_fraction))
-
     def update(self, rollout_NT: TensorDictBase, progress: float) -> dict[str, float]:
         """Has the teacher label a rollout, and improves the policy from it."""
         self.teacher.label(rollout_NT)
-        return super().update(rollout_NT, progress) | {"distill/weight": float(self.weight)}
+        return super().update(rollout_NT, progress)
+
+    def prepare(self, rows_NT: TensorDictBase, reward_NT: Tensor) -> dict[str, float]:
+        """Anneals the weight of imitation, and prepares PPO's loss."""
+        self.weight.fill_(self.annealed(self.options.weight, self.options.weight_final_fraction))
+        return {**super().prepare(rows_NT, reward_NT), "distill/weight": float(self.weight)}
 
     def loss(self, slices_SK: TensorDictBase, output: SequenceOutput) -> Losses:
         """The imitation loss and PPO's, weighted."""

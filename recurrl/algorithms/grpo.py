@@ -43,8 +43,11 @@ class GRPO(Algorithm):
         self.reference = deepcopy(policy).requires_grad_(False) if options.kl_to_ref_coeff else None
         self.iterations = nn.Buffer(torch.zeros((), dtype=torch.int64))
 
-    def begin_iteration(self) -> None:
-        """Anneals the entropy bonus. Copies the policy to the reference every ``ref_refresh_iterations`` iterations."""
+    def prepare(self, rows_NT: TensorDictBase, reward_NT: Tensor) -> dict[str, float]:
+        """Writes advantages, the loss mask and the reference policy's log-probabilities; anneals the entropy bonus.
+
+        Every ``ref_refresh_iterations`` iterations the policy is copied to the reference first.
+        """
         options = self.options
         require(
             self.reference is not None or not options.kl_to_ref_coeff,
@@ -54,19 +57,16 @@ class GRPO(Algorithm):
         # Again, because a callback may change these options.
         self.log_clip_range = log_range(options.clip_epsilon, options.clip_epsilon_high)
         self.entropy_coeff.fill_(self.annealed(options.entropy_coeff, options.entropy_final_fraction))
-        every = options.ref_refresh_iterations
-        if self.reference is not None and every is not None and int(self.iterations) % every == 0:
-            self.reference.load_state_dict(self.policy.state_dict())
-        self.iterations.add_(1)
-
-    def prepare(self, rows_NT: TensorDictBase, reward_NT: Tensor) -> dict[str, float]:
-        """Writes advantages, the loss mask, and the reference policy's log-probabilities."""
-        metrics = add_group_advantages(rows_NT, reward_NT, self.options)
+        metrics = add_group_advantages(rows_NT, reward_NT, options)
         if self.reference is not None:
+            every = options.ref_refresh_iterations
+            if every is not None and int(self.iterations) % every == 0:
+                self.reference.load_state_dict(self.policy.state_dict())
             # Rows begin with a reset, so the reference starts from zero states, not from the policy's.
             with torch.no_grad():
                 output = self.reference.sequence(*self.reference.inputs(rows_NT))
                 rows_NT.set(REF_LOG_PROB, output.distribution.log_prob(rows_NT[ACTION]))
+        self.iterations.add_(1)
         return {**metrics, **advantage_metrics(rows_NT[ADVANTAGE][rows_NT[LOSS_MASK]])}
 
     def loss(self, slices_SK: TensorDictBase, output: SequenceOutput) -> Losses:

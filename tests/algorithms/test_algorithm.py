@@ -34,7 +34,6 @@ def by_plain_autograd(algorithm, rollout, progress):
     config = algorithm.config
     algorithm.progress = progress
     algorithm.optimizer.param_groups[0]["lr"] = algorithm.annealed(config.lr, config.lr_final_fraction)
-    algorithm.begin_iteration()
     algorithm.reward_scaler.observe(rollout["next", "reward"].squeeze(-1), rollout["is_init"].squeeze(-1))
     algorithm.states.set_rows(rollout)
     algorithm.prepare(rollout, algorithm.reward_scaler(rollout["next", "reward"].squeeze(-1)))

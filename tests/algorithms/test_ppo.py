@@ -146,7 +146,6 @@ def test_the_entropys_weight_is_in_units_of_the_advantages(normalize, expected, 
         overrides = ("algorithm.entropy_coeff=0.5", f"algorithm.normalize_advantage={normalize}")
         algorithm, _, batch = make(small, *overrides)
         rows = collected(batch, size)
-        algorithm.begin_iteration()
         algorithm.prepare(rows, size * reward)
         unit = 1.0 if normalize != "none" else rows["advantage"].square().mean().sqrt().item() / size
         coefficients.append(algorithm.entropy_coeff.item() / unit)
@@ -155,7 +154,6 @@ def test_the_entropys_weight_is_in_units_of_the_advantages(normalize, expected, 
 
 def test_without_advantages_there_is_no_entropy_bonus(small):
     algorithm, _, batch = make(small, "algorithm.entropy_coeff=0.5")
-    algorithm.begin_iteration()
     algorithm.prepare(collected(batch, 0.0), torch.zeros(B, T, dtype=torch.float64))
     assert algorithm.entropy_coeff == 0.0
 
