@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -84,10 +84,10 @@ class Trainer:
             while not self.agree_on_end():
                 with self.summary.timing("collect"), self._ending_on_failure():
                     rollout = self.collector.collect()
-                self.callbacks.on_rollout(self, rollout)
+                seen = self.callbacks.on_rollout(self, rollout)
                 with self.summary.timing("learn"):
-                    metrics = self.algorithm.update(rollout, self.progress)
-                self.metrics = self._count_iteration(metrics)
+                    learned = self.algorithm.update(rollout, self.progress)
+                self.metrics = merged(learned, self._count_iteration(), seen)
                 self.callbacks.on_iteration(self, self.metrics)
             self.callbacks.on_end(self)
         self.summary.status = "stopped" if self.stopped else "completed"
@@ -140,12 +140,11 @@ class Trainer:
         self.stopped = bool(stopped)
         return self.is_last or self.request.number > 0
 
-    def _count_iteration(self, update: Mapping[str, float]) -> dict[str, float]:
-        """Counts an iteration, and adds the metrics of times, collector and callbacks to the update's. Collective."""
+    def _count_iteration(self) -> dict[str, float]:
+        """Counts an iteration, and returns the metrics of its times and of the collector. Collective."""
         self.summary.backend = self.policy.backend_in_use
         times = self.summary.add_iteration(self.config.frames_per_batch, self.algorithm.compile_time_s)
-        collected = world().averaged(self.collector.metrics())
-        return merged(update, times, collected, self.callbacks.metrics())
+        return merged(times, world().averaged(self.collector.metrics()))
 
     @contextmanager
     def _ending_on_failure(self) -> Iterator[None]:

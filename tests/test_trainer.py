@@ -60,6 +60,7 @@ class RecordingCallback(recurrl.Callback):
 
     def on_rollout(self, trainer, rollout):
         self.calls.append(f"rollout of {rollout.numel()}")
+        return {"mine/calls": len(self.calls)}
 
     def on_iteration(self, trainer, metrics):
         self.calls.append(f"iteration to {trainer.frames}")
@@ -72,9 +73,6 @@ class RecordingCallback(recurrl.Callback):
 
     def close(self, failed):
         self.calls.append(f"close, failed: {failed}")
-
-    def metrics(self):
-        return {"mine/calls": len(self.calls)}
 
 
 def test_callbacks_run_in_order_add_metrics_stop_the_run_and_keep_their_states(tiny):
@@ -257,7 +255,7 @@ def test_a_run_whose_torchrun_has_ended_ends_with_a_checkpoint(tiny, monkeypatch
 
 def test_a_metric_that_is_no_number_is_an_error(tiny):
     class Wrong(recurrl.Callback):
-        def metrics(self):
+        def on_rollout(self, trainer, rollout):
             return {"mine/name": "text"}
 
     class Adds(recurrl.Callback):

@@ -86,8 +86,12 @@ class EpisodeStatistics(Callback):
         """Return, length, and 1 if truncated, of each of the last ``WINDOW`` episodes."""
         self.count = 0
 
-    def on_rollout(self, trainer: Trainer, rollout: TensorDictBase) -> None:
-        """Adds the episodes that ended within the rollout, in order of time."""
+    def on_rollout(self, trainer: Trainer, rollout: TensorDictBase) -> dict[str, float]:
+        """Adds the episodes that ended within the rollout, in order of time.
+
+        Returns:
+            Means and deviations over the last episodes.
+        """
         after = rollout["next"].transpose(0, 1)
         done_TN1 = episodes_ended(after)
         step_TN1 = torch.arange(len(done_TN1), device=done_TN1.device).view(-1, 1, 1).expand_as(done_TN1)
@@ -99,9 +103,6 @@ class EpisodeStatistics(Callback):
         for _, *episode in sorted(chain.from_iterable(of_ranks), key=itemgetter(0)):
             self.episodes.append(episode)
             self.count += 1
-
-    def metrics(self) -> dict[str, float]:
-        """Means and deviations over the last episodes."""
         returns, lengths, truncated = zip(*self.episodes or [[math.nan] * 3], strict=True)
         return {
             "train/return_mean": fmean(returns),

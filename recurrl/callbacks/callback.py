@@ -44,8 +44,12 @@ class Callback:
     def on_start(self, trainer: Trainer) -> None:
         """Called once, before the first iteration."""
 
-    def on_rollout(self, trainer: Trainer, rollout: TensorDictBase) -> None:
-        """Called with each rollout ``[N, T]``, before the update."""
+    def on_rollout(self, trainer: Trainer, rollout: TensorDictBase) -> Mapping[str, float] | None:
+        """Called with each rollout ``[N, T]``, before the update.
+
+        Returns:
+            Metrics to log with the iteration, if there are any.
+        """
 
     def on_iteration(self, trainer: Trainer, metrics: dict[str, float]) -> bool | None:
         """Called after each update; ``trainer.frames`` already includes this iteration.
@@ -67,10 +71,6 @@ class Callback:
 
     def close(self, failed: bool) -> None:
         """Releases files and connections. Called however the run ends."""
-
-    def metrics(self) -> dict[str, float]:
-        """Metrics to log with each iteration, in addition to the update's."""
-        return {}
 
     def state_dict(self) -> dict[str, Any]:
         """The state for checkpoints, of tensors and plain values."""
@@ -176,10 +176,13 @@ class Callbacks:
         for callback in self._callbacks.values():
             callback.on_start(trainer)
 
-    def on_rollout(self, trainer: Trainer, rollout: TensorDictBase) -> None:
-        """Calls ``on_rollout`` of each, before the update."""
-        for callback in self._callbacks.values():
-            callback.on_rollout(trainer, rollout)
+    def on_rollout(self, trainer: Trainer, rollout: TensorDictBase) -> dict[str, float]:
+        """Calls ``on_rollout`` of each, before the update, and returns the metrics of all.
+
+        Raises:
+            ConfigError: two callbacks have a metric of the same name, or a metric is not a number.
+        """
+        return floats(merged(*(each.on_rollout(trainer, rollout) or {} for each in self._callbacks.values())))
 
     def on_iteration(self, trainer: Trainer, metrics: dict[str, float]) -> None:
         """Calls ``on_iteration`` of each, after the update.
@@ -202,14 +205,6 @@ class Callbacks:
         with ExitStack() as stack:
             for callback in self._callbacks.values():
                 stack.callback(callback.close, failed)
-
-    def metrics(self) -> dict[str, float]:
-        """The metrics of all callbacks.
-
-        Raises:
-            ConfigError: two callbacks have a metric of the same name, or a metric is not a number.
-        """
-        return floats(merged(*(callback.metrics() for callback in self._callbacks.values())))
 
     def state_dict(self) -> dict[str, Any]:
         """The states of the callbacks that have one, by name.
