@@ -255,13 +255,18 @@ def test_a_run_whose_torchrun_has_ended_ends_with_a_checkpoint(tiny, monkeypatch
 
 def test_a_metric_that_is_no_number_is_an_error(tiny):
     class Wrong(recurrl.Callback):
+        def __init__(self, returned):
+            self.returned = returned
+
         def on_rollout(self, trainer, rollout):
-            return {"mine/name": "text"}
+            return self.returned
 
     class Adds(recurrl.Callback):
         def on_iteration(self, trainer, metrics):
             metrics["mine/name"] = "text"
 
-    for callback in (Wrong(), Adds()):
+    for callback in (Wrong({"mine/name": "text"}), Adds()):
         with pytest.raises(ConfigError, match="The metric mine/name must be a number"):
             recurrl.train(tiny, callbacks=[callback])
+    with pytest.raises(ConfigError, match=r"callback Wrong must return metrics by name, or None \(got False\)"):
+        recurrl.train(tiny, callbacks=[Wrong(False)])

@@ -180,9 +180,17 @@ class Callbacks:
         """Calls ``on_rollout`` of each, before the update, and returns the metrics of all.
 
         Raises:
-            ConfigError: two callbacks have a metric of the same name, or a metric is not a number.
+            ConfigError: a callback returns something else, two have a metric of the same name, or one is not a number.
         """
-        return floats(merged(*(each.on_rollout(trainer, rollout) or {} for each in self._callbacks.values())))
+        parts: list[Mapping[str, float]] = []
+        for name, callback in self._callbacks.items():
+            found = {} if (returned := callback.on_rollout(trainer, rollout)) is None else returned
+            require(
+                isinstance(found, Mapping),
+                f"on_rollout of the callback {name} must return metrics by name, or None (got {found!r:.60}).",
+            )
+            parts.append(found)
+        return floats(merged(*parts))
 
     def on_iteration(self, trainer: Trainer, metrics: dict[str, float]) -> None:
         """Calls ``on_iteration`` of each, after the update.
