@@ -265,7 +265,7 @@ def test_a_metric_that_is_no_number_is_an_error(tiny):
         def on_iteration(self, trainer, metrics):
             metrics["mine/name"] = "text"
 
-    for callback in (Wrong({"mine/name": "text"}), Adds()):
+    for callback in (Wrong({"mine/name": "text"}), Wrong({"mine/name": 10**400}), Adds()):
         with pytest.raises(ConfigError, match="The metric mine/name must be a number"):
             recurrl.train(tiny, callbacks=[callback])
     with pytest.raises(ConfigError, match=r"callback Wrong must return metrics by name, or None \(got False\)"):

@@ -18,7 +18,7 @@ def floats(metrics: Mapping[str, float]) -> dict[str, float]:
     for name, value in metrics.items():
         try:
             numbers[name] = float(value)
-        except (TypeError, ValueError, RuntimeError) as error:
+        except (TypeError, ValueError, OverflowError, RuntimeError) as error:
             raise ConfigError(f"The metric {name} must be a number (got {value!r:.60}).") from error
     return numbers
 

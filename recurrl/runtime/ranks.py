@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import os
 import socket
+import time
+import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import timedelta
@@ -104,10 +106,32 @@ class World:
         self._parent = os.getppid()
         with self._lost_rank_named():
             store, _, size = next(dist.rendezvous("env://"))
-            self._store = dist.PrefixStore("recurrl", store)
+            self._store = dist.PrefixStore(self._agreed_name(store, size), store)
             dist.init_process_group("gloo", store=self._store, rank=self.rank, world_size=size)
         self._values = self._gradients = dist.group.WORLD
         self.size, self.has_joined = size, True
+
+    def _agreed_name(self, store: Any, size: int) -> str:
+        """A name that rank 0 gives to its part of torchrun's store, which holds all keys of the ranks before a restart.
+
+        Each of the others asks by a key that no process before it can have used, and confirms the answer. So a key of a
+        rank that has ended is answered too, but confirmed by nobody.
+        """
+        own, waiting = uuid.uuid4().hex, set(range(1, size))
+        if self.rank > 0:
+            store.set(f"recurrl {self.rank}", own)
+            name = str(store.get(own).decode())  # waits until it is there
+            store.set(f"{name} {self.rank}", "")
+            return name
+        ends = time.monotonic() + store.timeout.total_seconds()
+        while waiting := {rank for rank in waiting if not store.check([f"{own} {rank}"])}:
+            for key in (f"recurrl {rank}" for rank in waiting):
+                if store.check([key]):
+                    store.set(store.get(key).decode(), own)
+            if time.monotonic() > ends:
+                raise RuntimeError(f"ranks {sorted(waiting)} have not joined within {store.timeout}")
+            time.sleep(0.02)
+        return own
 
     def connect(self, device: str, timeout_s: float) -> None:
         """Connects the ranks for training.

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 from recurrl.errors import RunError
 
-_DIRECTORY = "Set a writable directory with hydra.run.dir=..., for a sweep hydra.sweep.dir=..."
+_DIRECTORY = "Set a writable directory with hydra.run.dir=..., hydra.sweep.dir=..., --output or --video."
 _FREE = "Earlier checkpoints are intact. Free some space, then continue with resume=auto in the same hydra.run.dir."
 _OUT_OF_MEMORY = "DefaultCPUAllocator: "
 """The beginning of torch's plain RuntimeError when memory runs out on the CPU."""

@@ -1,12 +1,13 @@
 """States of tensors and plain values as bytes, to send from one process to another."""
 
 import io
+import pickle
 from collections.abc import Mapping
 from typing import Any, Protocol, runtime_checkable
 
 import torch
 
-from recurrl.errors import RunError
+from recurrl.errors import RunError, message_of
 
 
 @runtime_checkable
@@ -36,7 +37,11 @@ def state_copy(owner: Stateful, name: str) -> Any:
     try:
         return from_bytes(to_bytes(state))
     except Exception as error:
-        raise RunError(f"state_dict() of {name} must return tensors and plain values: {error}") from error
+        # torch's own message explains at length how to load untrusted files.
+        why = "" if isinstance(error, pickle.UnpicklingError) else f": {message_of(error)}"
+        raise RunError(
+            f"state_dict() of {name} must return tensors and plain values{why}. Convert other objects, such as arrays."
+        ) from error
 
 
 def to_bytes(state: Any) -> bytes:

@@ -48,6 +48,7 @@ def write(episodes: Sequence[Episode], files: Sequence[Path]) -> None:
     for file in files:
         file.parent.mkdir(parents=True, exist_ok=True)
         with replacing(file) as temporary:
+            temporary.touch()  # ffmpeg's own message would be long
             (_write_mp4 if file.suffix.lower() == MP4 else _write_gif)(temporary, episodes)
 
 

@@ -196,6 +196,15 @@ def test_under_autocast_the_layer_computes_in_the_dtype_of_its_weights(name, bac
     torch.testing.assert_close(output, expected)
 
 
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int64, torch.float32])
+def test_resets_may_be_numbers_and_rows_none(name, dtype):
+    module = make(name, 3, 5)
+    data = batch(module, 4, 7)
+    numbers = data.clone().set("is_init", data["is_init"].to(dtype))
+    for rows in (slice(None), slice(0)):
+        assert torch.equal(sequence(module, numbers[rows])["y"], sequence(module, data[rows])["y"])
+
+
 @pytest.mark.parametrize("backend", ["reference", "pad", "scan"])
 def test_mixed_dtypes_without_autocast_raise(name, backend):
     module = make(name, 3, 5, recurrent_backend=backend)

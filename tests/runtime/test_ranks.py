@@ -3,13 +3,15 @@
 import os
 import signal
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 import torch
 from in_ranks import in_ranks, met, start
+from torch.distributed import HashStore
 
-from recurrl.runtime.ranks import RankLostError, world
+from recurrl.runtime.ranks import RankLostError, World, world
 
 TENSORS = {
     "a number": lambda rank: torch.tensor(1.5 + rank),
@@ -129,3 +131,19 @@ def test_a_rank_that_does_not_respond_in_time_is_an_error():
     message, _ = start(2, waiting).end()
     assert message.startswith("The ranks lost touch with one another (")
     assert "ranks.timeout_s" in message
+
+
+def test_ranks_that_start_again_do_not_take_the_keys_of_those_that_ended():
+    store = HashStore()
+    store.set("recurrl 1", "of a rank that ended before it was answered")
+
+    def named(rank):
+        time.sleep(0.1 * rank)  # rank 0 finds the keys of the start before
+        each = World()
+        each.rank = rank
+        return each._agreed_name(store, 3)
+
+    with ThreadPoolExecutor() as pool:
+        starts = [set(pool.map(named, range(3))) for _ in range(3)]
+    assert [len(names) for names in starts] == [1, 1, 1]
+    assert len(set.union(*starts)) == 3

@@ -267,8 +267,9 @@ class RecurrentModule(TensorDictModuleBase):
             raise ValueError("Sequence mode needs a TensorDict with at least one batch dimension; the last is time.")
         # Step mode treats any batch as B rows, sequence mode as B rows of T steps.
         lead = (batch[:-1].numel(), batch[-1]) if sequence else (batch.numel(),)
-        x = keys.required_entry(self._name, tensordict, self.in_keys[0]).reshape(*lead, -1)
-        is_init = keys.required_entry(self._name, tensordict, self.in_keys[-1]).reshape(lead)
+        x = keys.required_entry(self._name, tensordict, self.in_keys[0])
+        x = x.reshape(*lead, x.shape[len(batch) :].numel())
+        is_init = keys.required_entry(self._name, tensordict, self.in_keys[-1]).reshape(lead).bool()
         shapes = state_shapes(self.cell, self.layers)
         states = keys.stored_states(self._name, tensordict, self.state_keys, shapes, x)
         output, new_states = self.run(x, is_init, states, sequence)
