@@ -102,7 +102,7 @@ class World:
 
         dist: Any = distributed  # typed in part only
         self.rank, self.local_rank = launched_rank(), int(os.environ["LOCAL_RANK"])
-        self._dist, self._lost = dist, None
+        self._dist, self._store, self._lost = dist, None, None
         self._parent = os.getppid()
         with self._lost_rank_named():
             store, _, size = next(dist.rendezvous("env://"))
@@ -191,6 +191,8 @@ class World:
 
     def _publish(self, reason: str) -> str:
         """Publishes why the run ends, unless another rank already has, and returns the published reason."""
+        if self._store is None:  # the ranks have not agreed on theirs
+            return reason
         with suppress(RuntimeError):  # torchrun, which hosts the store, may have ended too
             return str(self._store.compare_set(_REASON, "", reason).decode())
         return reason
