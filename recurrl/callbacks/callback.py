@@ -185,10 +185,10 @@ class Callbacks:
         parts: list[Mapping[str, float]] = []
         for name, callback in self._callbacks.items():
             found = {} if (returned := callback.on_rollout(trainer, rollout)) is None else returned
-            require(
-                isinstance(found, Mapping),
-                f"on_rollout of the callback {name} must return metrics by name, or None (got {found!r:.60}).",
-            )
+            if not isinstance(found, Mapping):
+                raise ConfigError(
+                    f"on_rollout of the callback {name} must return metrics by name, or None (got {found!r:.60})."
+                )
             parts.append(found)
         return floats(merged(*parts))
 
