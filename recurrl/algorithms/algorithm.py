@@ -45,8 +45,8 @@ EPS = 1e-5
 # An adaptive learning rate changes by this factor, within these bounds, when the KL of a step is above twice or below
 # half the desired one (Schulman's rule, with the values of Rudin et al. 2022, https://arxiv.org/abs/2109.11978).
 LR_FACTOR, LR_BOUNDS = 1.5, (1e-5, 1e-2)
-ELSEWHERE = ("policy.", "reward_scaler.")
-"""Parts of an algorithm's state that checkpoints hold as components of their own."""
+SEPARATE = ("policy.", "reward_scaler.")
+"""Prefixes of the entries of an algorithm's state that checkpoints store as separate components."""
 
 
 class Algorithm(nn.Module):
@@ -301,7 +301,7 @@ class AlgorithmState:
     def state_dict(self) -> dict[str, Any]:
         """Parameters and buffers by name."""
         state = self._algorithm.state_dict().items()
-        return {name: value for name, value in state if not name.startswith(ELSEWHERE)}
+        return {name: value for name, value in state if not name.startswith(SEPARATE)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restores the parameters and buffers.
@@ -309,8 +309,8 @@ class AlgorithmState:
         Raises:
             RuntimeError: the state has other names or shapes than the algorithm.
         """
-        elsewhere = {name: value for name, value in self._algorithm.state_dict().items() if name.startswith(ELSEWHERE)}
-        self._algorithm.load_state_dict({**elsewhere, **state})
+        separate = {name: value for name, value in self._algorithm.state_dict().items() if name.startswith(SEPARATE)}
+        self._algorithm.load_state_dict({**separate, **state})
 
 
 def average_gradients(parameters: Sequence[nn.Parameter], total: Tensor) -> None:

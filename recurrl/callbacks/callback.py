@@ -184,12 +184,12 @@ class Callbacks:
         """
         parts: list[Mapping[str, float]] = []
         for name, callback in self._callbacks.items():
-            found = {} if (returned := callback.on_rollout(trainer, rollout)) is None else returned
-            if not isinstance(found, Mapping):
+            found = callback.on_rollout(trainer, rollout)
+            if not isinstance(found, Mapping | None):
                 raise ConfigError(
                     f"on_rollout of the callback {name} must return metrics by name, or None (got {found!r:.60})."
                 )
-            parts.append(found)
+            parts.append(found or {})
         return floats(merged(*parts))
 
     def on_iteration(self, trainer: Trainer, metrics: dict[str, float]) -> None:
