@@ -63,7 +63,8 @@ Parameters = nn.RNNBase | StackedParameters
 
 def _check_step(cell: Cell, parameters: Parameters) -> None:
     """Compares what one step of the first layer returns with what the cell declares."""
-    weights = {name: getattr(parameters, f"{name}_l0") for name in cell.parameters(parameters.input_size)}
+    names = weight_names(cell, parameters)[0][0]
+    weights = {name: getattr(parameters, attribute) for name, attribute in names.items()}
     shapes = list(cell.states().values())
     if not weights or not shapes:
         raise ConfigError(
