@@ -17,7 +17,8 @@ from benchmarks.command_line import add_output, publish
 from benchmarks.returns_report import draw, report, result, verdict
 from benchmarks.suites import EVALUATIONS, PEER, PEER_SECONDS, SUITES, Job, Task, chosen
 
-FEW_SEEDS = 3  # of the peer, and with --quick
+PEER_SEEDS = 3
+QUICK_SEEDS = 3
 INSTALLED_BY = {"popgym": "popgym", "minigrid": "minigrid", "box2d": "Box2D", "mujoco": "mujoco"}
 """The module that shows whether an extra is installed."""
 
@@ -41,9 +42,9 @@ def run(arguments: argparse.Namespace) -> None:
     """Trains what is not finished yet, and reports."""
     selection = chosen(arguments.suite.split(","), arguments.tasks and arguments.tasks.split(","), arguments.quick)
     tasks = dict.fromkeys(task for suite in selection.values() for task in suite)
-    seeds = FEW_SEEDS if arguments.quick else arguments.seeds
+    seeds = QUICK_SEEDS if arguments.quick else arguments.seeds
     jobs = [Job(task, cell, seed) for seed in range(seeds) for task in tasks for cell in arguments.cells.split(",")]
-    jobs = [job for job in jobs if job.cell != PEER or (job.task.sb3_contrib is not None and job.seed < FEW_SEEDS)]
+    jobs = [job for job in jobs if job.cell != PEER or (job.task.sb3_contrib is not None and job.seed < PEER_SEEDS)]
     if not arguments.report:
         missing = [task for task in tasks if not _is_installed(task)]
         possible = [job for job in jobs if job.task not in missing]

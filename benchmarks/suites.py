@@ -17,8 +17,6 @@ PEER_SECONDS = 150
 """A run of the peer ends at the threshold, or after so much time."""
 EVALUATIONS = 20
 """Evaluations a run, from which its learning curve and its time to the threshold are read."""
-# Episodes of an evaluation. With 20, hidden search, whose returns deviate by 19, would have a standard error of 4.
-EPISODES = 100
 
 
 @dataclass(frozen=True)
@@ -66,10 +64,10 @@ class Job:
 
     def overrides(self, root: Path) -> list[str]:
         """The overrides of ``recurrl-train``."""
-        run = f"cell={self.cell} seed={self.seed} total_frames={self.task.frames} device=cpu resume=auto"
-        often = f"evaluation.every_frames={self.task.frames // EVALUATIONS} evaluation.episodes={EPISODES}"
+        run = [f"cell={self.cell}", f"seed={self.seed}", f"total_frames={self.task.frames}", "device=cpu"]
+        every = f"evaluation.every_frames={self.task.frames // EVALUATIONS}"
         folder = f"hydra.run.dir={self.folder(root)}"
-        return [*self.task.overrides, *run.split(), *often.split(), "evaluation.random=true", folder]
+        return [*self.task.overrides, *run, every, "evaluation.random=true", "resume=auto", folder]
 
 
 def all_tasks() -> list[Task]:
