@@ -26,7 +26,8 @@ class Task:
     Attributes:
         name: its key in a yaml.
         suites: the suite of that yaml, and others that the task is also in.
-        overrides: the overrides of ``recurrl-train`` that choose the environment; none of them is about learning.
+        overrides: the overrides of ``recurrl-train`` that choose the environment and, where returns vary much, the
+            number of evaluated episodes; none of them is about learning.
         frames: the number of frames of each run.
         threshold: the return that counts as solved.
         quick: the suites whose quick selection it is in.
