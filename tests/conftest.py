@@ -26,12 +26,12 @@ import hydra
 import pytest
 import torch
 import yaml
+from collected import fresh_policy
 from commands import Outcome, run_in_process
 from omegaconf import OmegaConf
 from rejections import error_of
 
 from recurrl.agent import Agent
-from recurrl.build import make_policy_for, set_process_state
 from recurrl.cli import check as check_command
 from recurrl.cli import compare as compare_command
 from recurrl.cli import evaluate as evaluate_command
@@ -139,15 +139,11 @@ def agent_of(small):
     def agent_of(env_id, *overrides, **kwargs):
         config = small("env=gym", "env.packages=[tasks]", f"env.id={env_id}", *overrides)
         config.env.kwargs = kwargs
-        set_process_state(config)
-        policy = make_policy_for(config)
-        with torch.no_grad():
-            for parameter in policy.actor_head.parameters():
-                parameter.normal_(std=0.5)
-            for module in policy.modules():
-                if isinstance(module, ObservationNormalizer):
-                    module.mean.normal_()
-                    module.scale.uniform_(0.5, 2)
+        policy = fresh_policy(config, std=0.5)
+        for module in policy.modules():
+            if isinstance(module, ObservationNormalizer):
+                module.mean.normal_()
+                module.scale.uniform_(0.5, 2)
         return Agent(policy, config.env), config
 
     return agent_of

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from collected import rollouts
-from counting_env import Counting
+from counting_env import OneBit
 
 from recurrl.build import make_policy_for
 from recurrl.callbacks.builtin import EpisodeStatistics
@@ -15,25 +15,10 @@ from recurrl.evaluation import KEPT, SHUFFLED, ZEROED, _with_states, evaluate, m
 from recurrl.runtime.seeds import seed_process
 
 
-class Cue(Counting):
-    """Shows one of two sides at the first step, and nothing after it; each later step pays for naming it."""
-
-    length = 5
-
-    def observation(self):
-        if self.steps > 0:
-            return super().observation()
-        self.side = int(self.np_random.integers(2))
-        return np.array([2 * self.side - 1], np.float32)
-
-    def reward(self, action):
-        return float(self.steps > 1 and int(action) == self.side)
-
-
 @pytest.fixture
 def remembering(compose, register):
     """A policy, set by hand, that remembers the cue without fail."""
-    task = ("env=gym", f"env.id={register(Cue)}", "env.normalize_observation=false")
+    task = ("env=gym", f"env.id={register(OneBit)}", "env.normalize_observation=false")
     config = compose(*task, "cell.hidden_size=1", "encoder.sizes=[]", "device=cpu")
     policy = make_policy_for(config)
     with torch.no_grad():
@@ -103,7 +88,7 @@ def test_random_actions_return_what_chance_gives_and_leave_random_numbers(rememb
     assert torch.equal(torch.rand(3), drawn)
 
 
-class Drawing(Cue):
+class Drawing(OneBit):
     """Draws from the generators that a process shares."""
 
     def reward(self, action):
@@ -120,7 +105,7 @@ def test_an_evaluation_leaves_the_random_numbers_of_the_process_as_they_were(com
     assert (random.random(), np.random.random(), float(torch.rand(()))) == expected
 
 
-class Long(Cue):
+class Long(OneBit):
     """Pays much at the first of 50 steps and little at the others, which float32 would round each time."""
 
     length = 50
@@ -141,7 +126,7 @@ def test_long_episodes_return_what_their_rewards_add_up_to(compose, register):
     assert [each for each, *_ in episodes.episodes] == pytest.approx([exact] * 2, rel=1e-12)
 
 
-class Endless(Cue):
+class Endless(OneBit):
     """Pays one at each step, for ever."""
 
     length = math.inf

@@ -13,7 +13,7 @@ import torch
 from checkpoint_files import Code
 from collected import fresh_policy
 from rejections import error_of
-from run_files import metrics, summary, without_times
+from run_files import metrics, summary, whole_and_resumed
 from tasks import ACTIONS, CUE, MASKED, OBSERVATIONS, PREVIOUS
 
 import recurrl
@@ -201,10 +201,7 @@ def test_a_run_says_what_it_learned_before_its_first_frame(recurrl_train, tiny, 
 def test_a_pretrained_run_that_is_resumed_equals_an_uninterrupted_one(recurrl_train, tiny, folder):
     train = partial(recurrl_train, cwd=folder.parent)
     task = ("pretrain.folder=episodes", "pretrain.epochs=2", "checkpoint.every_frames=32")
-    train(*tiny, *task, "hydra.run.dir=whole").succeeded()
-    train("resume=whole/checkpoints/frames_000000000032", "hydra.run.dir=parts").succeeded()
-    whole, parts = (without_times(metrics(folder.parent / name)) for name in ("whole", "parts"))
-    assert parts == whole
+    whole_and_resumed(train, folder.parent, 32, *tiny, *task)
 
 
 # What is rejected

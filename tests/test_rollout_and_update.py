@@ -6,11 +6,11 @@ batches and slices; and the first update does not depend on the backend.
 
 import pytest
 import torch
-from collected import fresh_policy, rollouts, weights_of
+from collected import assert_replays, fresh_policy, rollouts, weights_of
 
 from recurrl.buffers.on_policy import SliceBuffer
 from recurrl.build import make_algorithm
-from recurrl.policy import ACTION, LOG_PROB, OBSERVATION, VALUE
+from recurrl.policy import OBSERVATION
 
 OPTIONS = (
     *("cell.hidden_size=12", "encoder.sizes=[16]", "env.num_envs=6", "frames_per_batch=240"),
@@ -36,14 +36,6 @@ def test_replayed_log_probs_and_values_equal_the_rollouts(cell, backend, env, sm
         policy.observe(batch[OBSERVATION])
     assert resets > 20
     assert mid_slice > 20
-
-
-def assert_replays(policy, minibatch):
-    with torch.no_grad():
-        output = policy.sequence(*policy.inputs(minibatch))
-    log_prob = output.distribution.log_prob(minibatch[ACTION])
-    torch.testing.assert_close(log_prob, minibatch[LOG_PROB], rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(output.value, minibatch[VALUE], rtol=1e-5, atol=1e-5)
 
 
 def test_a_state_that_is_zeroed_in_mid_episode_would_be_seen(small):

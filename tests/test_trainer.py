@@ -236,12 +236,6 @@ def test_a_callback_that_would_not_be_called_is_an_error_before_the_run(callback
     assert not Path("run").exists()
 
 
-def test_a_resumed_run_names_the_states_of_callbacks_that_it_lacks(tiny, caplog):
-    recurrl.train([*tiny, "total_frames=64"], run_dir="run", callbacks=[Counter()])
-    recurrl.train(["resume=run", "total_frames=96"])
-    assert "The checkpoint has states of callbacks that this run lacks: Counter." in caplog.text
-
-
 def test_a_run_whose_torchrun_has_ended_ends_with_a_checkpoint(tiny, monkeypatch):
     after_one_iteration = iter([False, True])
     with monkeypatch.context() as patch:

@@ -146,7 +146,7 @@ class Checkpoint:
             into = {name: component for name, component in into.items() if name != rank_states.EPISODES}
         rank_states.load(self.path, self.ranks, into, self._shaping(settings), settings["seed"], self.frames)
 
-    def load_policy(self, policy: Policy, settings: Mapping[str, Any] = MappingProxyType({})) -> None:
+    def load_policy(self, policy: Policy, settings: Mapping[str, Any]) -> None:
         """Restores only the policy, including its running statistics.
 
         Args:

@@ -135,19 +135,17 @@ class RunSummary:
         }
 
 
-def write_summary(run_dir: Path, summary: Mapping[str, Any]) -> Path:
-    """Writes the summary of a run and returns its path, replacing an earlier summary atomically.
+def write_summary(run_dir: Path, summary: Mapping[str, Any]) -> None:
+    """Writes the summary of a run, replacing an earlier one atomically.
 
     NaN and infinity, which JSON lacks, become null.
 
     Raises:
         TypeError: a value cannot be represented in JSON, such as a tensor. An earlier summary stays.
     """
-    path = run_dir / SUMMARY
     finite = json.loads(json.dumps(summary), parse_constant=lambda _: None)
-    with atomic_write(path) as file:
+    with atomic_write(run_dir / SUMMARY) as file:
         file.write(json.dumps(finite, indent=2, ensure_ascii=False) + "\n")
-    return path
 
 
 def read_summary(run_dir: Path) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from collected import fresh_policy, rollouts
 from rejections import error_of
-from run_files import metrics, without_times
+from run_files import column, whole_and_resumed
 from tasks import CUE
 from torch import nn
 
@@ -191,15 +191,11 @@ def test_the_teacher_is_frozen_and_only_its_states_are_saved(small, teacher_run)
 
 
 @pytest.mark.parametrize("others", [[], ["buffer=replay", "buffer.frames=80"]], ids=["on policy", "replay"])
-def test_a_resumed_run_goes_on_exactly(recurrl_train, tiny, teacher_run, tmp_path, others):
+def test_a_resumed_run_goes_on_exactly(train, tiny, teacher_run, tmp_path, others):
     falls = ("algorithm.weight_final_fraction=0", "total_frames=160", "checkpoint.every_frames=32")
     overrides = (*PENDULUM, *distilled(teacher_run), *falls, *others, "backend=scan")
-    recurrl_train(*tiny, *overrides, "hydra.run.dir=whole", cwd=tmp_path).succeeded()
-    kept = "resume=whole/checkpoints/frames_000000000096"
-    recurrl_train(kept, "hydra.run.dir=resumed", cwd=tmp_path).succeeded()
-    whole_run, resumed = (without_times(metrics(tmp_path / name)) for name in ("whole", "resumed"))
-    assert resumed == whole_run
-    assert len({row["loss/imitation"] for row in whole_run}) == 5
+    whole_and_resumed(train, tmp_path, 96, *tiny, *overrides)
+    assert len(set(column(tmp_path / "whole", "loss/imitation"))) == 5
 
 
 def test_a_teacher_that_does_not_fit_is_an_error_that_says_why(small, teacher_run, function, tmp_path):

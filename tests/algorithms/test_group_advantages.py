@@ -1,6 +1,7 @@
 """Advantages relative to a group, against a definition in plain Python."""
 
 import math
+from itertools import pairwise
 from statistics import fmean, stdev
 from types import SimpleNamespace
 
@@ -90,6 +91,9 @@ def test_group_advantages_equal_the_definition(data, groups, steps, chosen):
     add_group_advantages(batch, torch.tensor(rewards, dtype=torch.float64), options(*chosen))
     advantages, counted = plain(starts, rewards, *chosen)
     assert batch[LOSS_MASK].squeeze(-1).tolist() == counted
+    for row, begun in enumerate(starts):
+        for begin, end in pairwise([*begun, steps]):
+            assert set(batch[EPISODE_LOSS_STEPS][row, begin:end].flatten().tolist()) == {sum(counted[row][begin:end])}
     expected = torch.tensor(advantages, dtype=torch.float64)
     torch.testing.assert_close(batch[ADVANTAGE].squeeze(-1), expected, rtol=1e-9, atol=1e-9)
 
@@ -104,15 +108,6 @@ def test_a_group_without_spread_has_no_advantage_and_is_counted_as_dropped():
         assert batch[LOSS_MASK].flatten(1)[:, 0].tolist() == [not drop, not drop, True, True]
     half = math.sqrt(0.5)
     torch.testing.assert_close(batch[ADVANTAGE][2:].flatten(1), torch.tensor([[half] * 3, [-half] * 3]))
-
-
-def test_an_episode_that_outlives_its_row_is_compared_over_common_steps():
-    """The second episodes begin at 2 and 6 of 8 steps: both count for two steps, the first one's others do not."""
-    batch = rows_of([[0, 2], [0, 6]], steps=8)
-    add_group_advantages(batch, torch.ones(2, 8), options(std=False, drop=False))
-    assert batch[LOSS_MASK].flatten(1).int().tolist() == [[1, 1, 1, 1, 0, 0, 0, 0], [1] * 8]
-    assert batch[ADVANTAGE].flatten(1).tolist() == [[-2.0, -2.0] + [0.0] * 6, [2.0] * 6 + [0.0] * 2]
-    assert batch[EPISODE_LOSS_STEPS].flatten(1).tolist() == [[2] * 8, [6] * 6 + [2] * 2]
 
 
 def test_rows_that_continue_an_episode_are_rejected():

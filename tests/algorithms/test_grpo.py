@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from collected import with_rollout
 from tensordict import TensorDict
 from torch import nn
 from torch.distributions import Categorical, Independent, Normal, TransformedDistribution
@@ -10,6 +11,7 @@ from torchrl.objectives.llm import GRPOLoss as TheirGRPOLoss
 from torchrl.objectives.llm.grpo import GRPOLossOutput
 
 from recurrl.losses import GRPOLoss
+from recurrl.policy import PolicyModule
 
 B, T = 4, 6
 EQUAL = {"rtol": 1e-7, "atol": 1e-9}
@@ -85,6 +87,29 @@ def test_the_terms_of_steps_alone_give_those_of_a_batch(options, kind):
     torch.testing.assert_close({name: output[name] for name in expected}, expected, **EQUAL)
     gradients = [torch.autograd.grad(total(each), list(actor.parameters())) for each in (output, expected)]
     torch.testing.assert_close(*gradients, **EQUAL)
+
+
+OPTIONS = (
+    *("algorithm.clip_epsilon=0.125", "algorithm.clip_epsilon_high=0.5", "algorithm.entropy_coeff=0.25"),
+    *("algorithm.kl_to_ref_coeff=0.5", "algorithm.group_size=2", "env.max_episode_steps=8"),
+)
+
+
+@pytest.mark.parametrize("aggregation", ["step", "episode"])
+@pytest.mark.parametrize("env", ["cartpole_no_velocity", "pendulum_no_velocity"])
+def test_the_loss_of_the_algorithm_is_that_of_the_module_with_its_options(env, aggregation, small):
+    chosen = (f"env={env}", "algorithm=grpo", f"algorithm.aggregation={aggregation}")
+    algorithm, rows = with_rollout(small(*chosen, *OPTIONS))
+    algorithm.prepare(rows, torch.randn(rows.shape))
+    for name in ("action_log_prob", "ref_log_prob"):
+        rows[name] += 0.3 * torch.randn(rows.shape)  # as of other policies
+    rows["loss_mask"] &= torch.rand(*rows.shape, 1) < 0.7
+    rows["episode_loss_steps"] = torch.randint(1, 9, (*rows.shape, 1))
+    losses = algorithm.loss(rows, algorithm.policy.sequence(*algorithm.policy.inputs(rows)))
+    expected = GRPOLoss(PolicyModule(algorithm.policy), **ALL, aggregation=aggregation)(rows)
+    torch.testing.assert_close(losses.terms, {name: expected[f"loss_{name}"] for name in losses.terms})
+    assert losses.terms.keys() == {"objective", "entropy", "kl_to_ref"}
+    assert all(term != 0 for term in losses.terms.values())
 
 
 def both_losses(counted=1.1, **options):

@@ -131,18 +131,6 @@ def test_a_yaml_without_the_one_it_builds_on_is_rejected_with_what_it_lacks(trai
     assert "defaults: [gym, _self_]" in error
 
 
-TASKS = """
-import gymnasium
-from gymnasium.envs.classic_control import CartPoleEnv
-gymnasium.register("MyOwn-v0", entry_point=CartPoleEnv, max_episode_steps=9)
-"""
-
-
-def test_a_package_in_the_current_folder_is_found(train, tiny, tmp_path):
-    (tmp_path / "my_own_tasks.py").write_text(TASKS)
-    train(*tiny, "env=gym", "env.packages=[my_own_tasks]", "env.id=MyOwn-v0", "hydra.run.dir=run").succeeded()
-
-
 def test_an_unknown_precision_in_the_environment_is_an_error_message(tmp_path):
     command, environ = [sys.executable, "-m", "recurrl"], {**os.environ, "TORCHRL_RNN_PRECISION": "fp16"}
     done = subprocess.run(command, env=environ, cwd=tmp_path, capture_output=True, text=True, timeout=120)

@@ -31,6 +31,7 @@ def Coupled(options: CoupledConfig):
 @dataclass
 class WeightedConfig(PPOConfig):
     temperature: float = option("of the advantages", WEIGHT, default=1.0)
+    nested: dict[str, int] = option("anything", default={})
 
 class Weighted(PPO):
     options: WeightedConfig
@@ -102,13 +103,16 @@ WRONG = [
     ("cell.peephole=2", "cell.peephole must be true or false (got 2)."),
     ("cell.peephole=maybe", "cell.peephole must be true or false (got maybe)."),
     ("cell.forget_bias=null", "cell.forget_bias must be a number from 0 to 1_000_000 (got null)."),
+    ("cell.forget_bias=-1", "cell.forget_bias must be a number from 0 to 1_000_000 (got -1.0)."),
+    ("cell.peephol=true", "Unknown configuration key 'cell.peephol'. Did you mean cell.peephole?"),
+    ("algorithm.nested.a=x", "algorithm.nested.a has a value that cannot be used (Value 'x' of type 'str' could not"),
 ]
 
 
 @pytest.mark.parametrize(("override", "error"), WRONG)
-def test_a_wrong_option_of_a_custom_cell_is_rejected(rejected, coupled, tmp_path, override, error):
+def test_a_wrong_option_of_a_custom_part_is_rejected(rejected, coupled, tmp_path, override, error):
     (tmp_path / "__pycache__").mkdir()
-    assert rejected(CELL, override) == error
+    assert rejected(CELL, ALGORITHM, override).startswith(error)
 
 
 # By a yaml

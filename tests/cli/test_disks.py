@@ -6,10 +6,10 @@ import os
 import sys
 from pathlib import Path
 
-import gymnasium
 import pytest
 from commands import output_of
 from disks import with_a_disk_of_its_own
+from failing_env import FAILING
 from slow_cases import slow_but
 
 from recurrl.runs import job
@@ -74,15 +74,9 @@ def test_a_summary_that_cannot_be_written_fails_the_run_with_an_error_message(tr
     assert "Traceback" not in outcome.err
 
 
-def test_the_error_of_a_failed_run_comes_before_that_of_its_summary(train, tiny, register, no_space_for_a_summary):
-    class Raising(gymnasium.Env):
-        observation_space, action_space = gymnasium.spaces.Discrete(3), gymnasium.spaces.Discrete(2)
-
-        def reset(self, **_):
-            raise RuntimeError("no maze today")
-
-    outcome = train(*tiny, "env=gym", f"env.id={register(Raising)}")
-    assert "no maze today" in outcome.error
+def test_the_error_of_a_failed_run_comes_before_that_of_its_summary(train, tiny, no_space_for_a_summary):
+    outcome = train(*tiny, *FAILING, "+env.kwargs.at=0")
+    assert "the arm is stuck" in outcome.error
     assert "summary.json cannot be written: [Errno 28]" in outcome.err
 
 

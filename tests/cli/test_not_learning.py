@@ -4,7 +4,7 @@ import re
 
 import numpy as np
 import pytest
-from counting_env import Counting
+from counting_env import Counting, OneBit
 from gymnasium import spaces
 from run_files import summary
 from slow_cases import slow_but
@@ -49,19 +49,6 @@ class Button(Task):
 
     def reward(self, action):
         return float(action)
-
-
-class Cue(Task):
-    """Pays for the side that the first observation has shown."""
-
-    def observation(self):
-        if self.steps == 0:
-            self.side = int(self.np_random.integers(2))
-            return np.full(2, 2 * self.side - 1, np.float32)
-        return np.zeros(2, np.float32)
-
-    def reward(self, action):
-        return float(action == self.side) if self.steps > 1 else float(action)
 
 
 class Change(Task):
@@ -120,10 +107,12 @@ def test_a_run_that_does_not_learn_says_so_once_while_it_runs_and_at_its_end(tit
         assert diagnosis.MIN_ITERATIONS * 64 <= int(frames) < 2240
 
 
-@pytest.mark.parametrize("task", [Button, Cue])
+@pytest.mark.parametrize("task", [Button, OneBit])
 def test_a_run_that_learns_gives_no_warning(task, train, register, tmp_path):
     # A feed-forward policy has no backend.
-    arguments = [*SMALL, "cell=gru"] if task is Cue else [*(key for key in SMALL if "backend" not in key), "cell=none"]
+    arguments = (
+        [*SMALL, "cell=gru"] if task is OneBit else [*(key for key in SMALL if "backend" not in key), "cell=none"]
+    )
     outcome = train(
         *arguments, "env=gym", f"env.id={register(task)}", "total_frames=3200", "hydra.run.dir=run"
     ).succeeded()

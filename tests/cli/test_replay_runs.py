@@ -1,7 +1,7 @@
 """``buffer=replay`` and ``algorithm.advantage`` through the command line."""
 
 import pytest
-from run_files import metrics, without_times
+from run_files import column, whole_and_resumed
 from slow_cases import slow
 
 REPLAY = ["buffer=replay", "buffer.replay_ratio=3", "total_frames=192", "checkpoint.every_frames=96"]
@@ -14,13 +14,10 @@ WAYS = ["state=refresh", slow("collector=multi_async"), slow("state=stored"), sl
 def test_a_resumed_run_with_replay_goes_on_exactly(train, tiny, tmp_path, way):
     # After the resume, the ring is full and rows are split by its end.
     arguments = [*tiny, *REPLAY, "buffer.frames=80", way, "backend=scan"]
-    train(*arguments, "hydra.run.dir=whole").succeeded()
-    outcome = train("resume=whole/checkpoints/frames_000000000096", "hydra.run.dir=resumed").succeeded()
-    whole, resumed = (without_times(metrics(tmp_path / name)) for name in ("whole", "resumed"))
-    assert resumed == whole
-    assert "; corrected for older weights" in outcome.out
+    _, resumed = whole_and_resumed(train, tmp_path, 96, *arguments)
+    assert "; corrected for older weights" in resumed.out
     # 8 slices an iteration, in minibatches of 4, for 2 epochs; three times as many once there is something to draw.
-    assert [float(row["optim/steps"]) for row in whole] == [4.0] + [12.0] * 5
+    assert column(tmp_path / "whole", "optim/steps") == [4.0] + [12.0] * 5
 
 
 NOT_CORRECTED = (

@@ -96,12 +96,6 @@ def test_converting_the_submodule_keeps_its_parameters(name):
         torch.testing.assert_close(sequence(module, data), expected)
 
 
-def test_a_cell_without_a_torch_module_cannot_be_converted():
-    module = RecurrentModule("mingru", 3, 5, in_key="x", out_key="y")
-    with pytest.raises(ValueError, match="cannot be converted"):
-        module.make_cudnn_based()
-
-
 def test_a_projection_is_rejected_by_layers_without_one():
     for cell in ("gru", "mingru"):
         with pytest.raises(ValueError, match=f"proj_size=2 is not possible for cell '{cell}'"):

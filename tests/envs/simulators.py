@@ -9,11 +9,9 @@ import numpy as np
 import torch
 from gymnasium import spaces
 from tensordict import TensorDict
-from torchrl.data import Unbounded
 
 from recurrl.envs import Source
 from recurrl.envs.inline import InlineEnv
-from recurrl.envs.sources.memory import MemoryTask
 
 LENGTH = 6
 """Steps of an episode: then those of even environments are truncated, and odd ones terminate."""
@@ -269,31 +267,6 @@ class Lengths:
         self.time[over] = 0
         reward, never = torch.ones(len(over)), torch.zeros_like(over)
         return self.time.float()[:, None], reward, over, never, {}
-
-
-class NaNTask(MemoryTask):
-    """Observes NaN at the second step of its second environment."""
-
-    def __init__(self, num_envs):
-        super().__init__(num_envs, Unbounded((num_envs, 1)), 2, 4, "cpu")
-
-    def begin(self, chosen):
-        pass
-
-    def move(self, action):
-        return torch.ones(len(action)), torch.zeros(len(action), dtype=torch.bool)
-
-    def observe(self):
-        seen = torch.zeros(len(self.time), 1)
-        seen[1] = torch.where(self.time[1] == 2, torch.nan, 0.0)
-        return seen
-
-
-class NaNs(Points):
-    """Environments of that task."""
-
-    def make(self, num_envs):
-        return NaNTask(num_envs)
 
 
 def one_more(num_envs):

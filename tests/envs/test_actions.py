@@ -67,13 +67,6 @@ def test_between_two_bounds_an_action_is_in_units_of_half_their_distance(box, pl
     assert (np.abs(found[bounded] - expected) <= 2 * np.finfo(box.dtype).eps * size).all()
 
 
-def test_bounds_that_float32_rounds_are_kept():
-    box = spaces.Box(-0.3, 0.9, (1,), np.float32)
-    to_env = scaling(box)
-    for place in np.linspace(-1, 1, 1001, dtype=np.float32):
-        assert box.contains(to_env(np.full(1, place)))
-
-
 class Recording(Counting):
     """Records its actions."""
 

@@ -16,6 +16,7 @@ from recurrl.agent import Agent
 from recurrl.envs import BatchedEnv, Source, make_batched_env, make_env
 from recurrl.envs.policy_env import PolicyEnv
 from recurrl.errors import EnvError
+from recurrl.evaluation import evaluate
 
 COUNT = 3
 LOW, HIGH = -2.0, 6.0
@@ -88,7 +89,9 @@ class OnTensors(Source):
 
 
 class LateRamp(RampOnTensors):
-    """The third environment fails at its thirteenth step."""
+    """The third environment fails at a step, by default its thirteenth."""
+
+    fails_at = 13
 
     def __init__(self, num_envs, entry):
         super().__init__(num_envs)
@@ -97,7 +100,7 @@ class LateRamp(RampOnTensors):
     def step_tensors(self, action):
         after = super().step_tensors(action)
         self.steps += 1
-        if self.steps == 13:
+        if self.steps == self.fails_at:
             after[self.entry][2, -1] = torch.nan
         return after
 
@@ -166,13 +169,19 @@ def test_what_is_hidden_is_for_a_privileged_critic(made_by, configured):
 
 
 @pytest.mark.parametrize("entry", ["observation", "reward"])
-def test_a_value_of_tensors_that_is_not_finite_is_an_error_at_the_end_of_the_rollout(entry, small):
+def test_a_value_of_tensors_that_is_not_finite_is_an_error_after_the_rollout_and_in_evaluation(
+    entry, small, monkeypatch
+):
     config = small("env=gym", f"env.source={__name__}:Late", f"env.id={entry}", "env.mask=[1]")
-    rollout = rollouts(config, fresh_policy(config), 2)
+    policy = fresh_policy(config)
+    rollout = rollouts(config, policy, 2)
     next(rollout)
-    what = {"observation": "'observation': [1.0, nan]", "reward": "'reward': [nan]"}[entry]
-    error = f"Environment 2 of 4 ({entry}), at step 13, returned a non-finite value of {what}."
-    assert error_of(next, rollout, kind=EnvError) == error
+    errors = [error_of(next, rollout, kind=EnvError)]
+    monkeypatch.setattr(LateRamp, "fails_at", 2)
+    errors += [error_of(evaluate, config.env, policy, 4, seed=0, kind=EnvError)]
+    for error, step in zip(errors, (13, 2), strict=True):
+        what = {"observation": f"'observation': [{step % 3}.0, nan]", "reward": "'reward': [nan]"}[entry]
+        assert error == f"Environment 2 of 4 ({entry}), at step {step}, returned a non-finite value of {what}."
 
 
 def test_a_step_and_a_reset_read_nothing_from_a_device(compose):

@@ -35,11 +35,25 @@ def test_an_index_in_the_mask_is_an_integer_from_zero(rejection, index):
     assert rejection({"env.mask": [1, index]}) == f"env.mask[1] must be an integer from 0 (got {index})."
 
 
-@pytest.mark.parametrize("mask", ["4", "0, 1, 2, 3", "velocity"])
-def test_a_mask_that_does_not_fit_is_rejected_when_the_first_environment_is_made(train, mask):
-    # Only the environment itself knows how long its observation is.
-    error = f"env.mask must be some, but not all, of the indices of the observation's 4 entries, 0 to 3 (got {mask})."
-    assert train(f"env.mask=[{mask}]".replace(" ", "")).failed().error == error
+TASKS = ("env=gym", "env.packages=[tasks]")
+OF_A_DICT = (*TASKS, "env.id=recurrl-test/Cue-v0", "+env.kwargs.observation=dict")
+BESIDE_A_MASK_OF_ACTIONS = (
+    *(*TASKS, "env.id=recurrl-test/Masked-v0"),
+    *("env.kwargs.mask_in=observation", "env.kwargs.action=discrete"),
+)
+SOME = "env.mask must be some, but not all, of the "
+WRONG_MASKS = [
+    *(((), mask, f"{SOME}indices of the observation's 4 entries, 0 to 3") for mask in ("4", "0, 1, 2, 3", "velocity")),
+    *((OF_A_DICT, mask, f"{SOME}observation's entries more, state") for mask in ("no", "0", "state, more", "state.2")),
+    *((BESIDE_A_MASK_OF_ACTIONS, mask, f"{SOME}observation's entries seen") for mask in ("action_mask", "seen")),
+]
+
+
+@pytest.mark.parametrize(("task", "mask", "some"), WRONG_MASKS)
+def test_a_mask_that_does_not_fit_is_rejected_when_the_first_environment_is_made(train, task, mask, some):
+    # Only the environment itself knows what its observation is.
+    error = train(*task, f"env.mask=[{mask}]".replace(" ", "")).failed().error
+    assert error == f"{some} (got {mask})." + " An entry is hidden as a whole." * bool(task)
 
 
 def test_a_mask_of_an_observation_that_is_no_vector_is_rejected(train):
@@ -47,25 +61,6 @@ def test_a_mask_of_an_observation_that_is_no_vector_is_rejected(train):
     assert outcome.error == (
         "env.mask=[0] hides entries of a vector or a dict, but the observation space is Discrete(48). Remove env.mask."
     )
-
-
-@pytest.mark.parametrize("mask", ["[nonesuch]", "[0]", "[state,more]", "[state.2]"])
-def test_a_mask_of_a_dict_names_some_of_its_entries(train, mask):
-    task = ("env=gym", "env.packages=[tasks]", "env.id=recurrl-test/Cue-v0", "+env.kwargs.observation=dict")
-    error = train(*task, f"env.mask={mask}").error
-    got = mask[1:-1].replace(",", ", ")
-    assert error == (
-        f"env.mask must be some, but not all, of the observation's entries more, state (got {got}). An entry is hidden "
-        "as a whole."
-    )
-
-
-@pytest.mark.parametrize("mask", ["action_mask", "seen"])
-def test_neither_a_mask_of_actions_nor_all_that_is_beside_it_can_be_hidden(train, mask):
-    task = ("env=gym", "env.packages=[tasks]", "env.id=recurrl-test/Masked-v0", "env.kwargs.mask_in=observation")
-    outcome = train(*task, "env.kwargs.action=discrete", f"env.mask=[{mask}]").failed()
-    error = f"env.mask must be some, but not all, of the observation's entries seen (got {mask})."
-    assert outcome.error.startswith(error)
 
 
 UNREGISTERED = [

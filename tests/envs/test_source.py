@@ -9,11 +9,11 @@ from dataclasses import dataclass
 
 import torch
 from torchrl.data import Categorical, Unbounded
-from torchrl.envs import GymEnv, RenameTransform, SerialEnv, TransformedEnv
+from torchrl.envs import RenameTransform, TransformedEnv
 
 from recurrl.config import EnvConfig
 from recurrl.config.options import option
-from recurrl.envs import Source, BatchedEnv
+from recurrl.envs import Source
 from recurrl.envs.sources.memory import MemoryTask
 
 
@@ -23,33 +23,26 @@ class Options(EnvConfig):
     failure: str = option("what goes wrong at the third step", default="")
 
 
-class Numbers(BatchedEnv):
+class Numbers(MemoryTask):
     """Counts steps; episodes have four."""
 
     def __init__(self, num_envs, options):
+        super().__init__(num_envs, Unbounded((num_envs, options.size)), 2, None, "cpu")
         self.options, self.steps = options, 0
-        observation = Unbounded((num_envs, options.size))
-        super().__init__(num_envs, {"observation": observation}, Categorical(2, shape=(num_envs,)))
-        self.time = torch.zeros(num_envs, 1)
 
-    def reset_tensors(self, chosen):
-        self.time = self.time * 0 if chosen is None else self.time * ~chosen
-        return {"observation": self.time.expand(-1, self.options.size).clone()}
+    def begin(self, chosen):
+        pass
 
-    def step_tensors(self, action):
+    def move(self, action):
         self.steps += 1
-        self.time = self.time + 1
         if self.steps == 3 and self.options.failure == "raises":
             raise RuntimeError("the simulator crashed")
         while self.steps == 3 and self.options.failure == "hangs":
             time.sleep(0.01)
-        over = self.time >= 4
-        flags = {"terminated": over, "truncated": torch.zeros_like(over), "done": over}
-        observation = self.time.expand(-1, self.options.size).clone()
-        return {"observation": observation, "reward": torch.ones_like(self.time), **flags}
+        return torch.ones(len(action)), self.time >= 4
 
-    def _set_seed(self, seed):
-        pass
+    def observe(self):
+        return self.time[:, None].float().repeat(1, self.options.size)
 
 
 class OnTensors(Source):
@@ -58,11 +51,6 @@ class OnTensors(Source):
 
     def make(self, num_envs):
         return Numbers(num_envs, self.options)
-
-
-class OfTorchRL(Source):
-    def make(self, num_envs):
-        return SerialEnv(num_envs, lambda: GymEnv("CartPole-v1", categorical_action_encoding=True))
 
 
 class TooFew(OnTensors):
@@ -82,10 +70,6 @@ class Nothing(OnTensors):
 
 def no_source(options: Options):
     return "a text"
-
-
-def unannotated(options):
-    return OnTensors(options)
 
 
 class Recall(MemoryTask):
@@ -116,7 +100,6 @@ def train(recurrl_train, tiny, tmp_path):
 
 TRAINED_IN = [
     ("env=mine:OnTensors", "env.size=3", "env.mask=[1]", "policy.previous_action=true", "env.previous_reward=true"),
-    ("env=mine:OfTorchRL",),
     ("env=gym", "env.source=memory", "env.id=mine:Recall", "env.kwargs.values=4"),
     pytest.param(("env=mine:OnTensors", "collector=multi_sync", "collector.num_workers=2"), marks=pytest.mark.slow),
 ]
@@ -134,15 +117,13 @@ MISTAKES = [
     ("env=mine:Nothing", "as one of batch size [1] (got a NoneType)."),
     ("env=mine:Renamed", "made an environment without the entry 'observation'; it has pixels. Name its keys"),
     ("env=mine:no_source", "made a str, which is not a recurrl.envs.Source. Derive from"),
-    ("env=mine:unannotated", "must be annotated with a dataclass derived from recurrl.config.EnvC"),
-    ("env=mine:Absent", "the module mine has no Absent."),
-    ("env=numbers_of_yours:Numbers", "there is no module numbers_of_yours."),
+    ("env=mine:OnTensors env.sise=3", "Unknown configuration key 'env.sise'. Did you mean env.size"),
     ("env=mine:OnTensors env.wrappers=[a.b:C]", 'does not support env.wrappers=["a.b:C"]. Set env.wrappers=[].'),
     ("env=mine:OnTensors env.max_episode_steps=3", "env.max_episode_steps=3. Set env.max_episode_steps=null."),
     ("env=mine:OnTensors algorithm=grpo algorithm.group_size=2", "environment cannot do. Choose algorithm=ppo"),
     ("env=mine:OnTensors env.failure=raises", "(OnTensors), at step 3, raised RuntimeError in step: the simulator"),
     ("env=mine:OnTensors env.failure=hangs collector.timeout_s=0.3", "no response within collector.timeout_s=0.3 s."),
-    ("env=gym env.source=memory env.id=mine:Numbers", "env.id=mine:Numbers is not a memory task."),
+    ("env=gym env.source=memory env.id=mine:Options", "env.id=mine:Options is not a memory task."),
 ]
 
 

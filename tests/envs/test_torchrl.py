@@ -95,20 +95,22 @@ def test_nested_keys_are_observation_action_and_reward(name, compose):
     env.close()
 
 
-def test_several_observations_are_a_dict(compose):
-    keys = ("env.observation_keys=[agent.time,agent.push,noise]", *KEYS[1:], "env.mask=[noise]")
-    env = make_batched_env(compose(*of("Nested", *keys)).env, N, seed=0)
+SEVERAL = [
+    (
+        ("env.observation_keys=[agent.time,agent.push,noise]", "env.mask=[noise]"),
+        [("agent", "time"), ("agent", "push")],
+    ),
+    (("env.observation_keys=[agent]",), [("time",), ("push",)]),
+]
+
+
+@pytest.mark.parametrize(("chosen", "entries"), SEVERAL, ids=["by their names", "by that of their group"])
+def test_several_observations_are_a_dict(chosen, entries, compose):
+    env = make_batched_env(compose(*of("Nested", *KEYS[1:], *chosen)).env, N, seed=0)
     env.reset_tensors(None)
     after = env.step_tensors(torch.ones(N, 1))
-    seen = {key[1:]: value.unique().item() for key, value in after.items() if key[0] == "observation"}
-    assert seen == {("agent", "time"): 1, ("agent", "push"): 6}
-    env.close()
-
-
-def test_a_group_of_observations_is_a_dict(compose):
-    env = make_batched_env(compose(*of("Nested", "env.observation_keys=[agent]", *KEYS[1:])).env, N, seed=0)
-    shown = {key: tuple(value.shape) for key, value in env.reset_tensors(None).items()}
-    assert shown == {("observation", "time"): (N, 1), ("observation", "push"): (N, 1)}
+    seen = {key[1:]: value.tolist() for key, value in after.items() if key[0] == "observation"}
+    assert seen == dict(zip(entries, ([[1]] * N, [[6]] * N), strict=True))
     env.close()
 
 

@@ -247,12 +247,6 @@ def test_a_failure_is_an_error_that_names_the_environment_in_training_and_in_eva
     assert FAILURES[failure] in error_of(evaluate, config.env, policy, 4, seed=0, kind=EnvError)
 
 
-def test_environments_of_tensors_are_checked_in_evaluation_too(compose):
-    config = compose("env=simulators:NaNs", *ROWS)
-    with pytest.raises(EnvError, match=r"Environment 1 of 3 \(NaNs\), at step 2, returned a non-finite value"):
-        evaluate(config.env, fresh_policy(config), 3, seed=0)
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_evaluation_counts_equally_many_first_episodes_of_each_environment(compose, kind):
     config = compose(*simulated(*KINDS[kind]), "frames_per_batch=48")

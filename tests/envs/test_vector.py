@@ -296,29 +296,6 @@ def test_a_vector_that_does_not_declare_when_it_resets_is_rejected(train, regist
     )
 
 
-def test_a_mask_of_actions_that_allows_none_is_rejected(register_vector, compose):
-    class Forbidding(Clocks):
-        single_observation_space = spaces.Dict(
-            {"clock": Clocks.single_observation_space, "action_mask": spaces.MultiBinary(2)}
-        )
-
-        def _observe(self):
-            # At an episode's last step nothing need be allowed.
-            masks = np.stack([self.time < self.number + 2, self.time < 0], 1).astype(np.int8)
-            masks[(self.number == 1) & (self.episode == 1) & (self.time == 1)] = 0
-            return {"clock": super()._observe(), "action_mask": masks}
-
-    env_id = register_vector(lambda num_envs: Forbidding(num_envs, DISABLED))
-    env = make_env(compose("env=gym", f"env.id={env_id}").env, 2, seed=0).base_env
-    env.reset_tensors(None)
-    for _ in range(3):
-        done = env.step_tensors(torch.zeros(2, dtype=torch.int64))["done"]
-        if done.any():
-            env.reset_tensors(done)
-    error = "Environment 1 of 2 (test_vector:made), at step 4, returned an action mask that allows no action"
-    assert error in error_of(env.step_tensors, torch.zeros(2, dtype=torch.int64), kind=EnvError)
-
-
 def test_same_step_autoreset_cannot_reset_mid_episode(register_vector, compose):
     env = make_env(compose("env=gym", f"env.id={register_vector(Clocks)}").env, 2, seed=0).base_env
     env.reset_tensors(None)

@@ -36,12 +36,6 @@ def test_a_custom_algorithm_resumes_and_is_evaluated(algorithm, train, tiny, eva
     evaluated(again).succeeded()
 
 
-def test_options_of_a_custom_algorithm_are_checked_and_can_be_explained(error, explained, tiny):
-    assert "algorithm.baseline_coeff must be a number from 0" in error(*REINFORCE, "algorithm.baseline_coeff=-1")
-    assert "Did you mean algorithm.baseline_coeff" in error(*REINFORCE, "algorithm.baseline_coef=1")
-    assert "# weight of the baseline's squared error" in explained(*REINFORCE)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("collector", ["multi_sync", "multi_async"])
 def test_worker_processes_find_a_custom_cell_beside_a_custom_algorithm(console, tiny, tmp_path, extending, collector):

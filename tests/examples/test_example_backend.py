@@ -24,10 +24,6 @@ def test_it_trains_as_the_reference_does_and_is_resumed_and_evaluated(train, eva
     evaluated(own).succeeded()
 
 
-def test_what_is_no_backend_is_rejected(error, tiny):
-    assert "has no Missing" in error("backend=my_package.loop_backend:Missing", *tiny)
-
-
 class Unhashable(Loop):
     """As a dataclass that is not frozen."""
 

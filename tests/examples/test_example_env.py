@@ -34,20 +34,3 @@ def test_a_resumed_run_ends_like_an_uninterrupted_one(train, tiny):
     halfway = f"resume={whole / 'checkpoints' / 'frames_000000000064'}"
     resumed = train(*tiny, halfway, "env.source=my_package.corridor:Corridor", "total_frames=128", run="resumed")
     assert without_times(metrics(resumed))[-1] == without_times(metrics(whole))[-1]
-
-
-def test_it_is_checked_without_training(recurrl_check, extending, tiny):
-    checked = recurrl_check(*tiny, *BY_NAME, cwd=extending).succeeded()
-    assert "Checkpoints cannot hold" not in checked.out
-
-
-NOT_SUPPORTED = [
-    ("env.length=0", "env.length must be an integer from 1 to 1_000 (got 0)."),
-    ("env.lenght=3", "Unknown configuration key 'env.lenght'. Did you mean env.length"),
-    ("env.kwargs.length=3", 'does not support env.kwargs={"length": 3}. Set env.kwargs={}.'),
-]
-
-
-@pytest.mark.parametrize(("override", "message"), NOT_SUPPORTED)
-def test_options_that_it_does_not_support_are_rejected(override, message, error):
-    assert message in error(*BY_NAME, override)

@@ -44,7 +44,8 @@ def test_a_mask_changes_the_action_and_nothing_else(configure, collect):
 
 def test_a_mask_that_allows_nothing_is_rejected_with_the_environments_name(configure, collect):
     config = configure(MASKED, mask_in="observation", action="multi_discrete", nothing_at=3)
-    assert "at step 3, returned an action mask that allows no action: [0 0" in error_of(collect, config, kind=EnvError)
+    which = f"Environment 0 of 4 ({MASKED}), at step 3, returned an action mask that allows no action: [0 0"
+    assert error_of(collect, config, kind=EnvError).startswith(which)
 
 
 def test_a_mask_that_the_info_does_not_hold_is_rejected(configure):

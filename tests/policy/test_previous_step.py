@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from tasks import ACTIONS, CUE
+from tasks import ACTIONS, CUE, PREVIOUS
 from torch import nn
 from torch.nn import functional
 
@@ -15,8 +15,6 @@ from recurrl.envs import make_env
 from recurrl.errors import ConfigError
 from recurrl.policy import ACTION, OBSERVATION, Trunk, build
 from recurrl.recurrent.cells import cell_names
-
-PREVIOUS = ("policy.previous_action=true", "env.previous_reward=true")
 
 
 def flat(kind, action):

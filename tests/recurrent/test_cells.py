@@ -7,7 +7,6 @@ from copy import deepcopy
 import pytest
 import torch
 from found import CELLS, Several, layers_of
-from my_package.elman_cell import Elman, ElmanConfig
 from parity import batch, outputs_and_gradients, resets
 from rejections import error_of
 from torch import nn
@@ -170,13 +169,6 @@ def test_options_of_a_cell_object_are_rejected_by_the_module(options):
         layers(Several(5), 3, **options)
 
 
-def test_what_rejects_a_cell_names_it():
-    elman = Elman(ElmanConfig(name="", hidden_size=4, num_layers=1))
-    for backend in ("pad", "triton"):
-        assert "cell=elman" in str(unsupported_reason(backend, elman, Options(), CPU))
-    assert unsupported_reason("auto", elman, Options("full"), CPU) is None
-
-
 class GRU(Several):
     """Bears the name of another cell."""
 
@@ -184,6 +176,7 @@ class GRU(Several):
 def test_a_cell_of_the_same_name_does_not_get_the_kernels_of_the_packages():
     assert "has no kernel" in str(unsupported_reason("triton", GRU(4), Options(), CPU))
     assert "no fused kernel" in str(unsupported_reason("pad", GRU(4), Options(), CPU))
+    assert unsupported_reason("auto", GRU(4), Options("full"), CPU) is None
     module = layers(GRU(4), 3)
     assert set(module.cell.parameters(3)) == {"cube", "scale", "weight"}
     assert "cannot be converted" in error_of(module.make_cudnn_based, kind=ValueError)

@@ -177,17 +177,6 @@ def test_processes_that_build_at_once_both_get_it(folder):
     assert len([*folder.iterdir()]) == 1
 
 
-def test_auto_takes_it_and_another_without_a_compiler(built, no_compiler):
-    module = GRUModule(3, 5, in_key="x", out_key="y")
-    outputs_and_gradients(module, batch(module, resets("random", 2, 3)))
-    assert module.backend_in_use == "scan"
-    os.environ.pop("CC")  # monkeypatch puts it back
-    library.kernel.cache_clear()
-    other = GRUModule(3, 5, in_key="x", out_key="y")
-    outputs_and_gradients(other, batch(other, resets("random", 7, 3)))
-    assert other.backend_in_use == "native"
-
-
 def test_auto_leaves_dtypes_that_it_does_not_have_to_others():
     module = GRUModule(3, 5, in_key="x", out_key="y").bfloat16()
     outputs_and_gradients(module, batch(module, resets("none", 2, 3)))

@@ -5,6 +5,7 @@ from contextlib import contextmanager
 import torch
 
 from recurrl.build import make_algorithm, make_collector, make_policy_for, set_process_state
+from recurrl.policy import ACTION, LOG_PROB, VALUE
 
 
 def fresh_policy(config, std=0.0):
@@ -44,6 +45,15 @@ def collected(config, std=0.0):
     """A fresh policy and its first rollout."""
     policy = fresh_policy(config, std)
     return policy, *rollouts(config, policy)
+
+
+def assert_replays(policy, slices):
+    """What the update sees is what the rollout saw: the same log-probabilities and values."""
+    with torch.no_grad():
+        output = policy.sequence(*policy.inputs(slices))
+    log_prob = output.distribution.log_prob(slices[ACTION])
+    torch.testing.assert_close(log_prob, slices[LOG_PROB], rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(output.value, slices[VALUE], rtol=1e-5, atol=1e-5)
 
 
 def with_rollout(config):

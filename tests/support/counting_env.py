@@ -29,3 +29,18 @@ class Counting(gymnasium.Env):
     def ended(self):
         """Whether it is terminated, and whether it is truncated."""
         return self.steps == self.length, False
+
+
+class OneBit(Counting):
+    """Shows one of two sides at the first step, and nothing after it; each later step pays for naming it."""
+
+    length = 5
+
+    def observation(self):
+        if self.steps > 0:
+            return super().observation()
+        self.side = int(self.np_random.integers(2))
+        return np.array([2 * self.side - 1], np.float32)
+
+    def reward(self, action):
+        return float(self.steps > 1 and int(action) == self.side)

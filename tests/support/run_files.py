@@ -60,6 +60,14 @@ def without_times(rows):
     return [{name: value for name, value in row.items() if not name.startswith("time/")} for row in rows]
 
 
+def whole_and_resumed(train, folder, frames, *overrides):
+    """What a run prints, and one that goes on from its checkpoint at some frames; their metrics are the same."""
+    whole = train(*overrides, "hydra.run.dir=whole").succeeded()
+    resumed = train(f"resume=whole/checkpoints/frames_{frames:012d}", "hydra.run.dir=resumed").succeeded()
+    assert without_times(metrics(folder / "resumed")) == without_times(metrics(folder / "whole"))
+    return whole, resumed
+
+
 def lasting(run):
     """The summary without times."""
     return {name: value for name, value in summary(run).items() if not name.endswith("_s")}

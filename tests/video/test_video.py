@@ -9,6 +9,7 @@ import imageio_ffmpeg
 import numpy as np
 import pytest
 import torch
+from counting_env import Counting
 from gymnasium import spaces
 from PIL import Image
 from rejections import error_of
@@ -24,9 +25,10 @@ from recurrl.video.rendering import drawable
 from recurrl.video.writing import files_of
 
 
-class Blinking(gymnasium.Env):
+class Blinking(Counting):
     """Images as observations; draws what ``drawn`` names."""
 
+    length = 5
     metadata: ClassVar = {"render_modes": ["rgb_array"], "render_fps": 10}
     observation_space = spaces.Box(0, 255, (8, 8), np.uint8)
     action_space = spaces.Dict({"move": spaces.Discrete(2), "aim": spaces.Box(-1, 1, (2,), np.float32)})
@@ -34,23 +36,19 @@ class Blinking(gymnasium.Env):
     def __init__(self, render_mode=None, drawn="pixels"):
         self.render_mode, self.drawn = render_mode, drawn
 
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        self.time, self.shade = 0, int(self.np_random.integers(100))
-        return self._show(), {}
+    def observation(self):
+        if self.steps == 0:
+            self.shade = int(self.np_random.integers(100))
+        return np.full((8, 8), self.shade + self.steps, np.uint8)
 
-    def step(self, action):
-        self.time += 1
-        return self._show(), float(action["move"]), self.time == 5, False, {}
+    def reward(self, action):
+        return float(action["move"])
 
     def render(self):
         if self.drawn == "fails":
             raise RuntimeError("no screen")
-        pixels = np.full((16, 24, 3), self.shade + self.time, np.uint8)
+        pixels = np.full((16, 24, 3), self.shade + self.steps, np.uint8)
         return {"pixels": pixels, "nothing": None, "numbers": pixels / 255, "gray": pixels[..., 0]}[self.drawn]
-
-    def _show(self):
-        return np.full((8, 8), self.shade + self.time, np.uint8)
 
 
 class Unseen(Blinking):

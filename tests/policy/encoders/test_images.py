@@ -87,4 +87,3 @@ def test_an_image_that_is_too_small_is_rejected():
         "encoder.images=impala, which takes any size, or enlarge the images, for example with "
         "gymnasium.wrappers.ResizeObservation."
     )
-    make_image_network("impala", image(35, 80, 3))
