@@ -15,10 +15,10 @@ from torchrl.data import Categorical, Composite, TensorSpec, Unbounded
 from torchrl.envs import EnvBase
 from torchrl.envs.utils import step_mdp
 
-from recurrl.envs.checks import EnvChecks
+from recurrl.envs.checks import EnvChecks, UnnamedEnvError
 from recurrl.envs.saved_state import UnsavableError
-from recurrl.errors import ConfigError
-from recurrl.keys import ACTION, ACTION_MASK, HIDDEN, INSERTED, OBSERVATION, nested, path_of
+from recurrl.errors import ConfigError, require
+from recurrl.keys import ACTION, ACTION_MASK, HIDDEN, INSERTED, OBSERVATION, name_of, nested, path_of
 from recurrl.runtime.serialization import Stateful
 
 Tensors = dict[NestedKey, Tensor]
@@ -127,7 +127,8 @@ class BatchedEnv(EnvBase):
         raise UnsavableError(f"{type(self).__name__} cannot restore a state")
 
     def _step(self, tensordict: TensorDictBase) -> TensorDictBase:
-        return TensorDict(self.step_tensors(tensordict[ACTION]), self.batch_size)
+        # Without the graph of a policy's action, as environments of NumPy need it and TorchRL's own do.
+        return TensorDict(self.step_tensors(tensordict[ACTION].detach()), self.batch_size)
 
     def _reset(self, tensordict: TensorDictBase | None, **kwargs: Any) -> TensorDictBase:
         mask = None if tensordict is None else tensordict.get("_reset", None)
@@ -142,6 +143,9 @@ class TorchRLEnv(BatchedEnv):
         observed: the environment's key of ``observation``, or of each entry within it.
         action: the environment's key of the action.
         reward: the environment's key of the reward.
+
+    Raises:
+        ConfigError: the environment has no entry ``done``.
     """
 
     def __init__(
@@ -151,6 +155,12 @@ class TorchRLEnv(BatchedEnv):
         action: NestedKey = ACTION,
         reward: NestedKey = "reward",
     ) -> None:
+        flags = map(name_of, env.full_done_spec.keys(True, True))
+        require(
+            "done" in env.done_keys,
+            f"The environment's done_spec must have the entry 'done' (got {', '.join(flags)}). Rename one, "
+            "for example with torchrl.envs.RenameTransform.",
+        )
         extra = {key: key for key in (ACTION_MASK, HIDDEN) if key in env.observation_spec.keys()}  # noqa: SIM118
         self._keys, self._action, self._reward = {**observed, **extra}, action, reward
         device = env.device or torch.device("cpu")
@@ -167,7 +177,7 @@ class TorchRLEnv(BatchedEnv):
         flags = {key: after.get(key, torch.zeros_like(after["done"])) for key in ("done", "terminated", "truncated")}
         self._current = step_mdp(stepped)
         results = {"reward": after[self._reward], **flags}
-        return self._observed() | {key: value.reshape(shape) for key, value in results.items()}
+        return self._observed() | {key: value.reshape(shape).clone() for key, value in results.items()}
 
     def reset_tensors(self, mask: Tensor | None) -> Tensors:
         """Resets the environment of TorchRL, in part if the mask has both values."""
@@ -186,7 +196,12 @@ class TorchRLEnv(BatchedEnv):
     def _observed(self) -> Tensors:
         # Clones, because environments of TorchRL may reuse their memory.
         observed = TensorDict({name: self._current[key].clone() for name, key in self._keys.items()}, self.batch_size)
-        return dict(observed.items(True, True))
+        entries: Tensors = dict(observed.items(True, True))
+        for key, spec in self.observation_spec.items(True, True):
+            if entries[key].shape != spec.shape:
+                name, shapes = path_of(key)[-1], [list(entries[key].shape), list(spec.shape)]
+                raise UnnamedEnvError("returned {!r} of shape {}; its spec has {}.".format(name, *shapes))
+        return entries
 
     def episodes(self) -> dict[str, Any]:
         """Raises, because environments of TorchRL do not expose their state."""

@@ -97,10 +97,11 @@ class Interface(nn.Module):
     def _added_entries(self, observation: Composite, own: Sequence[Entry], hidden: bool) -> list[Entry]:
         """What the policy sees in addition to the environment's own observation."""
         masked, present = self.env.action_mask_from_info, set(observation.keys())
+        gives = ACTION_MASK in present
         require(
-            not masked or ACTION_MASK in present,
-            "env.action_mask_from_info=true needs an environment that gives a mask of actions, and "
-            f"env.id={self.env.id} does not. Set it to false.",
+            masked == gives,
+            f"env.action_mask_from_info must be {str(gives).lower()} (got {str(masked).lower()}): env.id={self.env.id} "
+            f"gives {'a' if gives else 'no'} mask of actions beside its observation.",
         )
         extra = [ACTION_MASK] * masked + [HIDDEN] * (hidden and HIDDEN in present)
         specs = {name: observation[name] for name in extra}

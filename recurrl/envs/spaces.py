@@ -131,11 +131,11 @@ def space_of(spec: TensorSpec) -> Space:
     """The Gymnasium space of an unbatched spec."""
     if isinstance(spec, Composite):
         return spaces.Dict({key: space_of(entry) for key, entry in spec.items()})
-    if isinstance(spec, Binary):
-        return spaces.MultiBinary(list(spec.shape))
     sizes = choices(spec)
     if sizes is not None:
         return spaces.MultiDiscrete(list(sizes))
+    if isinstance(spec, Binary) or spec.dtype == torch.bool:
+        return spaces.MultiBinary(list(spec.shape))
     if isinstance(spec, Categorical):
         return spaces.Discrete(int(spec.space.n))
     low, high = (bound.cpu().numpy() for bound in bounds_of(spec))

@@ -93,8 +93,9 @@ def test_torchrls_workers_collect_from_the_environment(small):
     collector.shutdown()
 
 
-def test_torchrls_rollout_marks_episodes_and_carries_states(small):
-    config = small(*OPTIONS, SHORT)
+@pytest.mark.parametrize("actions", [(), ("env.id=Pendulum-v1", "env.mask=[2]")], ids=["discrete", "continuous"])
+def test_torchrls_rollout_marks_episodes_and_carries_states(actions, small):
+    config = small(*OPTIONS, *actions, SHORT)
     policy = make(config)
     env = make_env(config.env, 3, 0, policy)
     with set_exploration_type(ExplorationType.DETERMINISTIC):

@@ -249,7 +249,7 @@ REJECTED = {
     "an id that does not exist": ("Nope-v0", "", "env.id=Nope-v0 is not registered with Gymnasium."),
     "no such name": ("envs_of_mine:Nope", "", "env.id=envs_of_mine:Nope: the module envs_of_mine has no Nope. It is"),
     "a constant": ("envs_of_mine:np.pi", "", "env.id=envs_of_mine:np.pi must name a class or function (got 3.14159"),
-    "no mask of TorchRL": (OF_TORCHRL, "env.action_mask_from_info=true", "gives a mask of actions, and env"),
+    "no mask of TorchRL": (OF_TORCHRL, "env.action_mask_from_info=true", "must be false (got true): env.id="),
     "a limit of a vector": ("envs_of_mine:Many", "env.max_episode_steps=2", LIMITED),
     "a limit of TorchRL": (OF_TORCHRL, "env.max_episode_steps=2", LIMITED),
     "a constructor that raises": (lambda: 1 / 0, "", "env.id=<lambda> cannot be made: it raised ZeroDivisionError"),

@@ -6,13 +6,13 @@ import torch
 from collected import collected, collecting, fresh_policy
 from rejections import error_of
 from tensordict import TensorDict
-from torchrl.data import Bounded, Categorical, Composite, Unbounded
+from torchrl.data import Binary, Bounded, Categorical, Composite, OneHot, Unbounded
 from torchrl.envs import EnvBase, SerialEnv, Transform, TransformedEnv
 
 from recurrl.agent import Agent
 from recurrl.envs import make_batched_env
 from recurrl.envs.passed_env import with_maker
-from recurrl.errors import ConfigError
+from recurrl.errors import ConfigError, EnvError
 
 N, LENGTH = 3, 3
 
@@ -69,6 +69,47 @@ def many(num_envs):
 
 def counted(num_envs):
     return TransformedEnv(many(num_envs), Counted())
+
+
+class Reusing(EnvBase):
+    """Counts its steps in the reward, and shows them as one-hot bits; writes both into tensors of its own.
+
+    Args:
+        shrinks_at: shows one bit less from this step on.
+        masks: adds a mask of actions.
+    """
+
+    def __init__(self, num_envs, shrinks_at=99, masks=False):
+        super().__init__(batch_size=[num_envs])
+        mask = {"action_mask": Binary(2, (num_envs, 2), dtype=torch.bool)} if masks else {}
+        self.observation_spec = Composite(observation=OneHot(8, (num_envs, 8)), **mask, shape=[num_envs])
+        self.action_spec, self.reward_spec = Bounded(-1.0, 1.0, (num_envs, 1)), Unbounded((num_envs, 1))
+        self.bits, self.reward = self.observation_spec.zero(), torch.zeros(num_envs, 1)
+        self.shrinks_at, self.steps = shrinks_at, 0
+
+    def _seen(self):
+        self.bits["observation"][:] = torch.arange(8) == self.steps % 8
+        seen = self.bits.copy()
+        return seen if self.steps < self.shrinks_at else seen.set("observation", seen["observation"][:, 1:])
+
+    def _reset(self, tensordict, **_):
+        return self._seen()
+
+    def _step(self, tensordict):
+        self.steps += 1
+        self.reward += 1
+        over = torch.full((*self.batch_size, 1), self.steps % 5 == 0)
+        return self._seen().update({"reward": self.reward, "done": over, "terminated": over.clone()})
+
+    def _set_seed(self, seed):
+        pass
+
+
+class DoneOfAgent(Reusing):
+    def __init__(self, num_envs):
+        super().__init__(num_envs)
+        done = Composite(done=Categorical(2, (num_envs, 1), dtype=torch.bool), shape=[num_envs])
+        self.full_done_spec = Composite(agent=done, shape=[num_envs])
 
 
 class Plain(gymnasium.Env):
@@ -128,6 +169,28 @@ def test_a_policy_is_trained_evaluated_and_used_with_them(small):
     assert env.step(action)[1] == pytest.approx(action.item())
 
 
+def test_memory_may_be_reused_and_bits_are_acted_on(small):
+    config = small(*of("Reusing"))
+    policy, rows = collected(config)
+    steps = torch.arange(rows.shape[1])
+    assert rows["next", "reward"][0, :, 0].tolist() == (steps + 1).tolist()
+    assert rows["observation"][0].int().argmax(-1).tolist() == (steps % 8).tolist()
+    agent = Agent(policy, config.env)
+    env = agent.make_env()
+    observation, _ = env.reset()
+    assert env.observation_space.contains(observation)
+    action, _ = agent.act(observation, agent.initial_state())
+    assert env.action_space.contains(action)
+
+
+def test_an_observation_of_another_shape_than_its_spec_ends_the_run(small):
+    message = (
+        "The vector environment of 4 (test_torchrl:Reusing), at step 3, returned 'observation' of shape [4, 7]; its"
+    )
+    config = small(*of("Reusing", "env.num_envs=4", "env.kwargs.shrinks_at=3"))
+    assert error_of(collected, config, kind=EnvError).startswith(message)
+
+
 def test_the_state_of_transforms_is_in_checkpoints(small):
     config = small(*of("counted", *KEYS, "env.normalize_observation=false"))
     policy = fresh_policy(config)
@@ -149,6 +212,17 @@ WRONG = {
     "action": ("env.action_key=move", "env.action_key must name what the environment has: agent, agent.move (got move"),
     "reward": ("env.reward_key=reward", "env.reward_key must name what the environment has: agent.gain (got rew"),
 }
+
+
+UNNAMED = {
+    "done": ((), "DoneOfAgent", "The environment's done_spec must have the entry 'done' (got agent.done, agent.term"),
+    "mask": (("env.kwargs.masks=true",), "Reusing", "env.action_mask_from_info must be true (got false): env.id="),
+}
+
+
+@pytest.mark.parametrize(("keys", "name", "message"), UNNAMED.values(), ids=UNNAMED)
+def test_an_entry_that_no_key_names_is_rejected(keys, name, message, compose):
+    assert error_of(make_batched_env, compose(*of(name, *keys)).env, N, seed=0).startswith(message)
 
 
 @pytest.mark.parametrize(("override", "message"), WRONG.values(), ids=WRONG)

@@ -110,6 +110,7 @@ KINDS = [
     slow(CUE, (*PREVIOUS, "cell=lstm", "cell.num_layers=2"), {"action": "dict", "observation": "dict"}, False),
     slow(CUE, (), {"action": "binary", "observation": "multi_discrete"}, True),
     slow(CUE, ("cell=none", "policy.bounded_action=tanh"), {"action": "bounded"}, True),
+    slow(CUE, ("cell=mlstm",), {}, False),
     slow(MASKED, (IN_INFO, *PREVIOUS), {"mask_in": "info", "action": "multi_discrete"}, True),
     ("Pendulum-v1", ("env.mask=[2]", "policy.noise_correlation=0.9"), {}, True),
 ]
