@@ -16,8 +16,7 @@ from torch import Tensor, nn
 from torchrl.objectives import LossModule
 from torchrl.objectives.llm import grpo
 
-from recurrl.algorithms.group_advantages import EPISODE_LOSS_STEPS
-from recurrl.algorithms.grpo import REF_LOG_PROB, grpo_loss
+from recurrl.algorithms.grpo import EPISODE_LOSS_STEPS, REF_LOG_PROB, grpo_loss
 from recurrl.algorithms.importance import log_range, mean_of, ratio_metrics
 from recurrl.errors import require
 from recurrl.keys import ACTION, ADVANTAGE, LOG_PROB, LOSS_MASK

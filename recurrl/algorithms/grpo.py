@@ -3,7 +3,8 @@
 Shao et al. 2024, https://arxiv.org/abs/2402.03300. The wider clip range above 1 is from DAPO, Yu et al. 2025,
 https://arxiv.org/abs/2503.14476.
 
-Shape legend: N environments, T steps of a row, S slices, K steps of a slice, B rows or slices.
+Shape legend: N environments, T steps of a row, G groups, M members of a group, J episodes of a row, S slices, K steps
+of a slice, B rows or slices.
 """
 
 from collections.abc import Mapping
@@ -14,10 +15,10 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor, nn
 from torch.distributions import Distribution
+from torch.nn import functional
 
-from recurrl.algorithms.advantages import advantage_metrics
+from recurrl.algorithms.advantages import advantage_metrics, discounted_sum
 from recurrl.algorithms.algorithm import Algorithm
-from recurrl.algorithms.group_advantages import EPISODE_LOSS_STEPS, add_group_advantages
 from recurrl.algorithms.importance import clipped_surrogate, kl_from_log_ratio, log_range, mean_of
 from recurrl.algorithms.metrics import Losses
 from recurrl.config import GRPOConfig, TrainConfig
@@ -25,8 +26,13 @@ from recurrl.errors import require
 from recurrl.keys import ACTION, ADVANTAGE, LOG_PROB, LOSS_MASK
 from recurrl.policy import Policy
 from recurrl.policy.policy import SequenceOutput
+from recurrl.recurrent.module.keys import IS_INIT
+from recurrl.runtime.ranks import world
+from recurrl.runtime.statistics import summary
 
 REF_LOG_PROB = "ref_log_prob"
+EPISODE_LOSS_STEPS = "episode_loss_steps"
+"""Entry of rows: the number of unmasked steps in the episode of each step."""
 
 
 class GRPO(Algorithm):
@@ -79,6 +85,117 @@ class GRPO(Algorithm):
             self.options.aggregation,
             self.options.kl_to_ref_coeff,
         )
+
+
+@torch.no_grad()
+def add_group_advantages(rows_NT: TensorDictBase, reward_NT: Tensor, options: GRPOConfig) -> dict[str, float]:
+    """Writes advantages relative to a group, and the loss mask, into rows ``[N, T]`` that all begin with a reset.
+
+    Shao et al. 2024, https://arxiv.org/abs/2402.03300, applied to control. The j-th episodes of a group's members start
+    from the same state and are compared over a common horizon (see :func:`_comparisons`). With ``outcome``, the
+    advantage of every step of an episode is the episode's return minus the group's mean return. With ``process``, the
+    advantage of the k-th step is the return from that step on, minus its mean over the members whose episode reaches
+    step k. An episode that is compared with no other has advantage zero.
+
+    Args:
+        rows_NT: a rollout; environments i·M to (i + 1)·M − 1 are group i.
+        reward_NT: the scaled rewards.
+        options: ``group_size`` M, ``gamma``, ``advantage`` (``outcome`` or ``process``); ``divide_by_std`` also divides
+            by the group's (unbiased) standard deviation; ``drop_flat_groups`` masks the episodes of groups whose
+            advantages are all zero (dynamic sampling, Yu et al. 2025, https://arxiv.org/abs/2503.14476).
+
+    Returns:
+        Metrics of the groups.
+
+    Raises:
+        ValueError: a row does not begin with a reset.
+    """
+    is_init_NT = rows_NT[IS_INIT].squeeze(-1)
+    if not is_init_NT[:, 0].all():
+        raise ValueError(
+            "Group-relative advantages need rows that begin with a reset, but some begin mid-episode. Have the "
+            "collector reset all environments before each batch."
+        )
+    start_NT, episode_id_NT, compared_NT = _comparisons(is_init_NT, options.group_size)
+    # The discounted sum of rewards from each step to the end of its episode or row, in float64.
+    counted_NT1 = torch.where(compared_NT, reward_NT, 0.0).double().unsqueeze(-1)
+    continues_NT1 = functional.pad(~is_init_NT[:, 1:], (0, 1)).double().unsqueeze(-1)
+    to_go_NT = discounted_sum(counted_NT1, options.gamma * continues_NT1).squeeze(-1)
+    sampled_NT, peers_NT = compared_NT & is_init_NT, episode_id_NT
+    returns = summary(to_go_NT[sampled_NT])
+    if options.advantage == "process":
+        steps = is_init_NT.shape[1]
+        offset_NT = torch.arange(steps, device=start_NT.device) - start_NT
+        sampled_NT, peers_NT = compared_NT, episode_id_NT * steps + offset_NT
+    advantage_NT = torch.zeros_like(to_go_NT)
+    advantage_NT[sampled_NT] = _relative(to_go_NT[sampled_NT], peers_NT[sampled_NT], options.divide_by_std)
+    if options.advantage == "outcome":
+        advantage_NT = advantage_NT.gather(1, start_NT)
+    numbers, inverse = episode_id_NT[compared_NT].unique(return_inverse=True)
+    spread = advantage_NT.new_zeros(len(numbers)).index_add(0, inverse, advantage_NT[compared_NT].abs())
+    flat, mask_NT = spread == 0, compared_NT.clone()
+    if options.drop_flat_groups:
+        mask_NT[compared_NT] = ~flat[inverse]
+    counts_NT = torch.zeros_like(start_NT).scatter_add_(1, start_NT, mask_NT.long())
+    rows_NT.set(ADVANTAGE, torch.where(mask_NT, advantage_NT, 0.0).to(reward_NT.dtype).unsqueeze(-1))
+    rows_NT.set(LOSS_MASK, mask_NT.unsqueeze(-1))
+    rows_NT.set(EPISODE_LOSS_STEPS, counts_NT.gather(1, start_NT).unsqueeze(-1))
+    # Multiplied by the number of ranks: these are totals, but metrics are averaged over ranks.
+    groups, without_spread = len(numbers) * world().size, int(flat.sum()) * world().size
+    return {
+        "group/groups": float(groups),
+        "group/without_spread": float(without_spread),
+        "group/dropped": float(without_spread if options.drop_flat_groups else 0),
+        "group/counted_fraction": float(mask_NT.double().mean()),
+        "group/return_mean": returns.mean,
+        "group/return_std": returns.std,
+    }
+
+
+def _comparisons(is_init_NT: Tensor, group_size: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Compares the j-th episodes of a group over a common horizon: the steps that the latest one has left in its row.
+
+    Episodes that start late have fewer steps left in their row, which must not lower their advantage; and dropping the
+    episodes that the row's end cuts off would drop the long ones. So all compared episodes are cut to one horizon, and
+    the latest members are left out so as to maximise members × horizon. Both depend only on when episodes begin, not on
+    what happens in them, so the comparison is unbiased.
+
+    Returns:
+        Three tensors ``[N, T]``: the step of the row at which each step's episode began; a number that is equal for
+        exactly those episodes that start from the same state; and a mask of the steps that are compared.
+    """
+    rows, steps = is_init_NT.shape
+    step_T = torch.arange(steps, device=is_init_NT.device)
+    episode_NT = is_init_NT.long().cumsum(1) - 1
+    start_NT = torch.where(is_init_NT, step_T, 0).cummax(1).values
+    episodes = int(episode_NT.max()) + 1
+    # A member that does not reach the j-th episode has no steps left for it.
+    start_NJ = start_NT.new_full((rows, episodes), steps).scatter_(1, episode_NT, start_NT)
+    ordered_GMJ = start_NJ.view(-1, group_size, episodes).sort(1).values
+    members_M = torch.arange(1, group_size + 1, device=step_T.device)
+    frames_GMJ = members_M.view(-1, 1) * (steps - ordered_GMJ)
+    frames_GMJ[:, 0] = 0  # a single member cannot be compared
+    last_G1J = frames_GMJ.argmax(1, keepdim=True)
+    latest_GJ = ordered_GMJ.gather(1, last_G1J).squeeze(1)
+    horizon_GJ = torch.where(frames_GMJ.gather(1, last_G1J).squeeze(1) > 0, steps - latest_GJ, 0)
+    episode_id_NT = (torch.arange(rows, device=step_T.device) // group_size * episodes).view(-1, 1) + episode_NT
+    is_in_time_NT = start_NT <= latest_GJ.flatten()[episode_id_NT]
+    return start_NT, episode_id_NT, is_in_time_NT & (step_T - start_NT < horizon_GJ.flatten()[episode_id_NT])
+
+
+def _relative(values: Tensor, peers: Tensor, divide_by_std: bool) -> Tensor:
+    """Each value minus the mean of the values with the same number in ``peers``; zero if they are all equal."""
+    numbers, inverse = peers.unique(return_inverse=True)
+    zeros = values.new_zeros(len(numbers))
+    count = zeros.index_add(0, inverse, torch.ones_like(values))
+    centred = values - (zeros.index_add(0, inverse, values) / count)[inverse]
+    # Equal returns may differ by rounding.
+    largest = zeros.scatter_reduce(0, inverse, values.abs(), "amax")
+    spread = zeros.scatter_reduce(0, inverse, centred.abs(), "amax")
+    if divide_by_std:
+        variance = zeros.index_add(0, inverse, centred**2) / (count - 1).clamp(min=1)
+        centred = centred / variance.sqrt().clamp(min=torch.finfo(values.dtype).tiny)[inverse]
+    return torch.where((spread <= 1e-6 * largest)[inverse], 0.0, centred)
 
 
 def grpo_loss(

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensordict import TensorDict
 
-from recurrl.algorithms.group_advantages import EPISODE_LOSS_STEPS, add_group_advantages
+from recurrl.algorithms.grpo import EPISODE_LOSS_STEPS, add_group_advantages
 from recurrl.keys import ADVANTAGE, LOSS_MASK
 
 
