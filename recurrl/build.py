@@ -24,7 +24,7 @@ from recurrl.config.collector import ReplayConfig
 from recurrl.config.plugins import factory
 from recurrl.consistency import check_consistency
 from recurrl.envs import make_batched_env
-from recurrl.errors import naming, require
+from recurrl.errors import check_method, naming, require
 from recurrl.keys import ACTION, HIDDEN, OBSERVATION
 from recurrl.policy import Policy, make_policy
 from recurrl.policy.build import conditions_met
@@ -203,6 +203,13 @@ def make_algorithm(config: TrainConfig, policy: Policy) -> Algorithm:
         f"algorithm.name={options.name} makes a {type(algorithm).__name__}. Use a class derived from "
         "recurrl.algorithms.Algorithm, or a function that returns one of its objects.",
     )
+    name = type(algorithm).__name__
+    for method in ("prepare", "loss"):
+        require(
+            getattr(type(algorithm), method) is not getattr(Algorithm, method),
+            f"The algorithm {name} must define prepare and loss (got no {method}).",
+        )
+        check_method(f"The algorithm {name}", algorithm, Algorithm, method)
     return algorithm.to(policy.device)
 
 

@@ -1,5 +1,6 @@
 """Errors addressed to the user."""
 
+import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -22,6 +23,22 @@ def require(condition: bool, message: str) -> None:
     """
     if not condition:
         raise ConfigError(message)
+
+
+def check_method(what: str, part: object, base: type, name: str) -> None:
+    """Rejects a method of a custom part that cannot be called as the base class declares it.
+
+    Raises:
+        ConfigError: the message begins with ``what`` and says how the method is called.
+    """
+    arguments = list(inspect.signature(getattr(base, name)).parameters)[1:]
+    needed = f"{what} must have {name}({', '.join(arguments)})"
+    try:
+        method = getattr(part, name)
+        inspect.signature(method).bind(*arguments)
+    except (AttributeError, TypeError, ValueError) as error:
+        raise ConfigError(f"{needed}: {error}.") from error
+    require(not inspect.iscoroutinefunction(method), f"{needed}, and not as a coroutine. Remove async.")
 
 
 def message_of(error: BaseException) -> str:

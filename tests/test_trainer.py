@@ -206,6 +206,21 @@ class OnlySaves:
         return {}
 
 
+class EndsAlone(recurrl.Callback):
+    def on_end(self):
+        pass
+
+
+class ClosesAlone(recurrl.Callback):
+    def close(self):
+        pass
+
+
+class Awaits(recurrl.Callback):
+    async def on_iteration(self, trainer, metrics):
+        pass
+
+
 class LooksDerived:
     def on_iteration(self, trainer, metrics):
         pass
@@ -218,12 +233,15 @@ class LooksSimple(recurrl.Callback):
 
 NOT_CALLED = [
     ([Counter], r"callbacks must be objects \(got a class\). Give Counter\(\)."),
-    ([Misspelt()], "Misspelt defines on_iterations, never called. It may define on_end, on_iteration, on_rollout, "),
+    ([Misspelt()], "Misspelt defines on_iterations, never called. It may define close, on_end, on_iteration, "),
     ([NotDerived()], "NotDerived defines on_start, .* the other methods of recurrl.Callback if it derives from that"),
     ([TooMany()], r"TooMany must have on_iteration\(metrics, policy\): missing a required argument: 'frames'"),
     ([object()], r"object must have on_iteration\(metrics, policy\)"),
     ([LooksDerived()], r"on_iteration\(metrics, policy\), because it does not derive from recurrl.Callback"),
     ([LooksSimple()], r"on_iteration\(trainer, metrics\), because it derives from recurrl.Callback"),
+    ([EndsAlone()], r"EndsAlone must have on_end\(trainer\): too many positional arguments"),
+    ([ClosesAlone()], r"ClosesAlone must have close\(failed\): too many positional arguments"),
+    ([Awaits()], r"Awaits must have on_iteration\(trainer, metrics\), and not as a coroutine. Remove async"),
     ([OnlySaves()], "OnlySaves must have both state_dict and load_state_dict, or neither"),
     (Counter(), r"callbacks must be a list \(got a Counter\)."),
 ]

@@ -314,12 +314,14 @@ class AlgorithmState:
 
 
 def average_gradients(parameters: Sequence[nn.Parameter], total: Tensor) -> None:
-    """Replaces gradients by their mean over ranks.
+    """Replaces gradients by their mean over ranks; the gradient of a parameter that a rank did not use is zero.
 
     Args:
         parameters: the parameters that the optimizer updates.
         total: the loss. If it is not finite, neither is the mean, so that all ranks skip the step.
     """
+    for parameter in parameters:
+        parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
     mean = world().sum_(torch.cat([gradient.flatten() for gradient in gradients]) / world().size + total * 0.0)
     for gradient, part in zip(gradients, mean.split([gradient.numel() for gradient in gradients]), strict=True):

@@ -17,7 +17,7 @@ from tensordict import TensorDictBase
 
 from recurrl.agent import Agent
 from recurrl.config import EnvConfig
-from recurrl.errors import ConfigError, require
+from recurrl.errors import ConfigError, check_method, require
 from recurrl.policy import Policy
 from recurrl.runtime.metrics import floats, merged
 from recurrl.runtime.seeds import random_numbers_restored
@@ -138,23 +138,20 @@ def check_callbacks(callbacks: Sequence[Any]) -> None:
             f"callbacks must be objects (got a class). Give {getattr(each, '__name__', each)}().",
         )
         name, derives = type(each).__name__, isinstance(each, Callback)
-        known = {method for method in vars(Callback if derives else IterationCallback) if method.startswith("on_")}
+        base, others = (Callback, "metrics") if derives else (IterationCallback, "trainer")
+        known = sorted(method for method in vars(base) if method.startswith("on_") or method == "close")
         unknown = sorted(method for method in dir(each) if method.startswith("on_") and method not in known)
         require(
             not unknown,
-            f"The callback {name} defines {', '.join(unknown)}, never called. It may define {', '.join(sorted(known))}"
+            f"The callback {name} defines {', '.join(unknown)}, never called. It may define {', '.join(known)}"
             + ("." if derives else "; the other methods of recurrl.Callback if it derives from that."),
         )
-        arguments, others = ("trainer, metrics", "metrics") if derives else ("metrics, policy", "trainer")
-        try:
-            signature = inspect.signature(each.on_iteration)
-            signature.bind(*arguments.split(", "))
-        except (AttributeError, TypeError, ValueError) as error:
-            raise ConfigError(f"The callback {name} must have on_iteration({arguments}): {error}.") from error
+        for method in known:
+            check_method(f"The callback {name}", each, base, method)
+        arguments, why = ("trainer, metrics", "derives") if derives else ("metrics, policy", "does not derive")
         require(
-            next(iter(signature.parameters)) != others,
-            f"The callback {name} must have on_iteration({arguments}), because it "
-            + ("derives from recurrl.Callback." if derives else "does not derive from recurrl.Callback."),
+            next(iter(inspect.signature(each.on_iteration).parameters)) != others,
+            f"The callback {name} must have on_iteration({arguments}), because it {why} from recurrl.Callback.",
         )
         require(
             hasattr(each, "state_dict") == hasattr(each, "load_state_dict"),

@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from recurrl.checkpoint import files
 from recurrl.errors import RunError
 from recurrl.runtime.ranks import world
@@ -21,6 +23,8 @@ EPISODES = "collector_state"
 """The component that holds the unfinished episodes."""
 OWN = ("rng", SCALER, "buffer", "teacher", EPISODES)
 """The components that differ from rank to rank."""
+SAME = ("policy", "algorithm")
+"""The components whose equality on all ranks is checked."""
 OF_RANK_0 = ("callbacks", "summary")
 """The components that rank 0 alone has. All others are the same on all ranks."""
 _RETURNS = "discounted_return"
@@ -33,11 +37,12 @@ def gathered_states(components: Mapping[str, Stateful]) -> dict[str, Any]:
     """On rank 0, what differs in the other ranks' states, as one component; otherwise empty. Collective.
 
     Raises:
-        RunError: the policies of the ranks are no longer the same.
+        RunError: the policies or algorithms of the ranks are no longer the same.
     """
     if world().size == 1:
         return {}
-    sizes = {name: float(value.double().abs().sum()) for name, value in components["policy"].state_dict().items()}
+    entries = {f"{of}.{key}": entry for of in SAME for key, entry in components[of].state_dict().items()}
+    sizes = {name: float(entry.double().abs().sum()) for name, entry in entries.items() if isinstance(entry, Tensor)}
     if world().rank > 0:
         world().gather((sizes, to_bytes(_states(components, OWN))))
         return {}
@@ -47,8 +52,8 @@ def gathered_states(components: Mapping[str, Stateful]) -> dict[str, Any]:
         differing = [name for name, size in sizes.items() if not math.isclose(size, theirs[name], rel_tol=1e-3)]
         if differing:
             raise RunError(
-                f"The policies of rank 0 and rank {rank} differ in {', '.join(differing)}. All ranks share "
-                "parameters, but counts and averages that a module keeps differ between ranks. Have it use "
+                f"Rank 0 and rank {rank} differ in {', '.join(differing)}. All ranks share parameters, but counts and "
+                "averages that a module keeps differ between ranks. Have it use recurrl.runtime.statistics or "
                 "recurrl.policy.normalization.RunningMoments, or train in one process."
             )
     return {RANKS: [from_bytes(state) for _, state in others]}

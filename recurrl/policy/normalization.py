@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from recurrl.errors import NonFiniteError
 from recurrl.runtime import statistics
-from recurrl.runtime.ranks import world
 
 
 def observe(module: nn.Module, observation: Any) -> None:
@@ -108,7 +107,8 @@ class RunningScale(nn.Module):
     @torch.no_grad()
     def update(self, samples: Tensor) -> None:
         """Adds a batch to the average, unless it holds NaN or Inf: gradient steps on such a batch are skipped too."""
-        square = world().gathered(samples.double().square().mean()).mean()
+        count, mean, differences = statistics.moments(samples.reshape(-1))
+        square = differences / count + mean.square()
         rate = torch.where(square.isfinite(), self.RATE, 0.0)
         self.square.lerp_(square.nan_to_num(), rate)
         self.weight.lerp_(torch.ones_like(self.weight), rate)

@@ -7,6 +7,7 @@ from types import MethodType
 import pytest
 import torch
 from collected import fresh_policy, rollouts
+from rejections import error_of
 from torch import nn
 
 from recurrl import checkpoint
@@ -82,6 +83,32 @@ def test_an_update_is_that_of_a_plain_loop_bit_for_bit(kind, small):
             algorithm.policy.zero_grad()  # as a callback may
         algorithms.append(algorithm)
     torch.testing.assert_close(*(algorithm.state_dict() for algorithm in algorithms), rtol=0, atol=0)
+
+
+class Misnamed(Algorithm):
+    def prepare(self, rows_NT, reward_NT):
+        return {}
+
+    def compute_loss(self, slices_SK, output):
+        pass
+
+
+class OneArgument(PPO):
+    def loss(self, slices_SK):
+        pass
+
+
+NOT_CALLED = [
+    (Misnamed, "The algorithm Misnamed must define prepare and loss (got no loss)."),
+    (OneArgument, "The algorithm OneArgument must have loss(slices_SK, output): too many positional arguments."),
+]
+
+
+@pytest.mark.parametrize(("kind", "message"), NOT_CALLED)
+def test_a_method_that_would_not_be_called_is_an_error_before_the_run(kind, message, small, monkeypatch):
+    monkeypatch.setattr("recurrl.build.factory", lambda *_: kind)
+    config = small(*OPTIONS)
+    assert error_of(make_algorithm, config, fresh_policy(config)) == message
 
 
 def test_parameters_that_are_frozen_or_a_loss_without_them_are_an_error(small):

@@ -4,7 +4,9 @@ import pytest
 import torch
 from collected import fresh_policy, rollouts, weights_of, with_rollout
 from in_ranks import in_ranks, met
+from torch import nn
 
+from recurrl.algorithms.algorithm import average_gradients
 from recurrl.build import config_of_rank, make_algorithm
 from recurrl.runtime.ranks import world
 
@@ -75,6 +77,16 @@ def test_two_ranks_learn_from_halves_what_one_process_learns_from_all(small, ove
                 # This is not a mean over steps: the mean of the ranks' own is logged.
                 is_mean = name != "policy/effective_sample_fraction"
                 assert value == pytest.approx(there[name], rel=1e-3 if is_mean else 0.2, abs=1e-5), name
+
+
+def test_the_gradient_of_a_parameter_that_a_rank_did_not_use_counts_as_zero():
+    def of_a_rank():
+        parameters = [nn.Parameter(torch.zeros(2)) for _ in range(2)]
+        parameters[world().rank].grad = torch.full((2,), 1.0 + world().rank)
+        average_gradients(parameters, torch.zeros(()))
+        return torch.cat([parameter.grad for parameter in parameters]).tolist()
+
+    assert in_ranks(2, met(of_a_rank)) == [[0.5, 0.5, 1.0, 1.0]] * 2
 
 
 @pytest.mark.parametrize("where", ["gradient", "loss"])

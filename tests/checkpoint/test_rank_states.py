@@ -1,5 +1,6 @@
 """What a run of several ranks saves."""
 
+import pytest
 from in_ranks import in_ranks, met
 
 from recurrl import checkpoint
@@ -9,7 +10,8 @@ from recurrl.errors import RunError
 from recurrl.runtime.ranks import world
 
 
-def test_policies_that_are_no_longer_the_same_are_not_saved(small):
+@pytest.mark.parametrize("of", ["policy", "algorithm"])
+def test_what_is_no_longer_the_same_on_all_ranks_is_not_saved(small, of):
     config = small()
 
     def of_a_rank():
@@ -18,7 +20,7 @@ def test_policies_that_are_no_longer_the_same_are_not_saved(small):
         components = checkpoint.components(learner)
         assert len(rank_states.gathered_states(components)) == (1 if world().rank == 0 else 0)
         if world().rank == 1:
-            next(iter(learner.policy.state_dict().values())).add_(1)
+            next(iter(components[of].state_dict().values())).add_(1)
         try:
             rank_states.gathered_states(components)
         except RunError as error:
@@ -27,5 +29,5 @@ def test_policies_that_are_no_longer_the_same_are_not_saved(small):
 
     errors, nothing = in_ranks(2, met(of_a_rank))
     assert len(errors) == 1
-    assert errors[0].startswith("The policies of rank 0 and rank 1 differ in ")
+    assert errors[0].startswith(f"Rank 0 and rank 1 differ in {of}.")
     assert nothing == []

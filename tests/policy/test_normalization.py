@@ -2,10 +2,12 @@
 
 import pytest
 import torch
+from in_ranks import in_ranks, met
 from rejections import error_of
 
 from recurrl.errors import NonFiniteError
 from recurrl.policy.normalization import ObservationNormalizer, RewardScaler, RunningMoments, RunningScale
+from recurrl.runtime.ranks import world
 
 
 def test_moments_of_parts_equal_those_of_the_whole():
@@ -105,6 +107,21 @@ def test_a_running_scale_follows_what_is_seen_and_does_not_begin_at_zero():
     for _ in range(100):
         scale.update(torch.tensor([0.5, -0.5]))
     assert scale.value.item() == pytest.approx(0.5, rel=1e-2)
+
+
+def test_the_running_scale_of_ranks_is_that_of_all_their_samples():
+    samples = torch.tensor([3.0, 4.0, -5.0, 0.1]), torch.empty(0)
+
+    def of_a_rank():
+        scale = RunningScale()
+        for of_ranks in (samples, samples[::-1], (samples[0][:1], samples[0][1:])):
+            scale.update(of_ranks[world().rank])
+        return scale.value.item()
+
+    alone = RunningScale()
+    for _ in range(3):
+        alone.update(samples[0])
+    assert in_ranks(2, met(of_a_rank)) == pytest.approx([alone.value.item()] * 2)
 
 
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf])
