@@ -106,7 +106,7 @@ def _epoch(
         distribution, _, states, _ = policy.sequence(slices_RK[OBSERVATION], entering, is_init_RK)
         log_prob = distribution.log_prob(slices_RK[ACTION])[recorded_RK]
         require(
-            bool(log_prob.isfinite().all()),
+            bool((log_prob.abs() < torch.finfo(log_prob.dtype).max / 2).all()),
             "pretraining: the log-likelihood of recorded actions is not finite. Set a smaller lr, or leave "
             "out episodes with actions that their mask forbids.",
         )

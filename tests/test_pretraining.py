@@ -94,6 +94,20 @@ def test_what_is_read_is_what_the_policy_saw_and_did(env_id, kwargs, overrides, 
             torch.testing.assert_close(theirs.to(clipped.dtype), clipped, rtol=1e-4, atol=1e-4)
 
 
+def test_actions_that_their_mask_forbids_are_rejected(agent_of, tmp_path):
+    from_info = ("env.action_mask_from_info=true",)
+    agent, config = agent_of(MASKED, *from_info, mask_in="info", action="discrete")
+    record(agent, tmp_path, episodes=3)
+    for file in tmp_path.iterdir():
+        arrays = dict(np.load(file))
+        arrays["action_masks"][range(len(arrays["actions"])), arrays["actions"]] = 0
+        np.savez(file, **arrays)
+    error = error_of(pretrain, agent.policy, config.env, options(tmp_path), 1e-3, 4, 2)
+    assert error.startswith(
+        "pretraining: the log-likelihood of recorded actions is not finite. Set a smaller lr, or leave"
+    )
+
+
 def test_rows_hold_every_step_once_from_the_beginnings_of_episodes(agent_of, tmp_path):
     agent, config = agent_of("CartPole-v1", "env.mask=[1,3]")
     record(agent, tmp_path, episodes=7)
@@ -190,10 +204,12 @@ def test_a_run_says_what_it_learned_before_its_first_frame(recurrl_train, tiny, 
     outcome = recurrl_train(*arguments, "total_frames=32", cwd=cwd).succeeded()
     assert "in 3 episodes of " in outcome.out
     assert "pretraining: epoch 2 of 2: log likelihood -0." in outcome.out
-    assert -1 < summary(cwd / "run")["pretrain_log_likelihood"] < 0
+    likelihood = summary(cwd / "run")["pretrain_log_likelihood"]
+    assert -1 < likelihood < 0
     assert [row["frames"] for row in metrics(cwd / "run")] == ["32"]
     resumed = recurrl_train("resume=run", "total_frames=64", cwd=cwd).succeeded()
     assert "pretraining" not in resumed.out
+    assert summary(cwd / "run")["pretrain_log_likelihood"] == likelihood
     changed = recurrl_train("resume=run", "total_frames=96", "pretrain.epochs=3", cwd=cwd)
     assert changed.error.startswith("pretrain.epochs=3 has no effect in a resumed run, where it was 2")
 

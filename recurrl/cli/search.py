@@ -45,11 +45,11 @@ def search(options: Mapping[str, Any], arguments: Sequence[str], config: DictCon
         "hydra/sweeper=optuna has nothing to search. Use hparams_search=ppo, or values such as "
         "'lr=tag(log,interval(1e-4,1e-2))' or cell=gru,lstm.",
     )
-    count = options["n_trials"]
-    require(isinstance(count, int), f"hydra.sweeper.n_trials must be an integer (got {count}).")
+    at_once = options["n_jobs"] or OmegaConf.select(config, "hydra.launcher.n_jobs", default=1)
+    for key, value in (("sweeper.n_trials", options["n_trials"]), ("sweeper.n_jobs or hydra.launcher.n_jobs", at_once)):
+        require(isinstance(value, int) and value > 0, f"hydra.{key} must be a positive integer (got {value}).")
     folder = Path(config.hydra.sweep.dir).absolute()
     folder.mkdir(parents=True, exist_ok=True)
-    at_once = options["n_jobs"] or OmegaConf.select(config, "hydra.launcher.n_jobs", default=1)
     with locked(folder):
         study = _study(folder, options, at_once, fixed)
         while (count := min(at_once, options["n_trials"] - len(_ended(study)))) > 0:
@@ -68,7 +68,11 @@ def _space(overrides: Sequence[str]) -> tuple[list[str], dict[str, BaseDistribut
     """The overrides that all trials share, and the distribution of each other key; a key's last override counts."""
     last = {override.get_key_element().lstrip("+"): override for override in parsed(overrides)}
     fixed = [str(override.input_line) for override in last.values() if not override.is_sweep_override()]
-    return fixed, {each.get_key_element(): _distribution(each) for each in last.values() if each.is_sweep_override()}
+    searched = [override for override in last.values() if override.is_sweep_override()]
+    try:
+        return fixed, {each.get_key_element(): _distribution(each) for each in searched}
+    except ValueError as error:
+        raise ConfigError(f"The search space is not possible: {message_of(error)}.") from error
 
 
 def _distribution(override: Override) -> BaseDistribution:
@@ -78,7 +82,8 @@ def _distribution(override: Override) -> BaseDistribution:
         if isinstance(value.start, int) and isinstance(value.end, int):
             return IntDistribution(value.start, value.end, log=log)
         return FloatDistribution(value.start, value.end, log=log)
-    if override.is_range_sweep() and all(isinstance(each, int) for each in (value.start, value.stop, value.step)):
+    ends = (value.start, value.stop, value.step) if override.is_range_sweep() else ()
+    if ends and all(isinstance(each, int) for each in ends) and value.step > 0:
         return IntDistribution(value.start, value.stop - 1, step=value.step)
     return CategoricalDistribution(list(override.sweep_string_iterator()))
 

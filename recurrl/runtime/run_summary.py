@@ -114,11 +114,13 @@ class RunSummary:
 
     def state_dict(self) -> dict[str, Any]:
         """The totals that a resumed run continues from, for checkpoints."""
-        return {"best_eval_return_mean": self.best_eval_return_mean, "backend": self.backend}
+        names = ("best_eval_return_mean", "backend", "pretrain_log_likelihood")
+        return {name: getattr(self, name) for name in names}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restores the totals."""
-        self.best_eval_return_mean, self.backend = state["best_eval_return_mean"], state["backend"]
+        for name, total in state.items():
+            setattr(self, name, total)
 
     def values(self) -> dict[str, object]:
         """The content of ``summary.json`` as of now."""

@@ -94,12 +94,15 @@ def test_trials_run_in_parallel_with_joblib(search, tmp_path):
 
 
 def test_hydras_syntax_of_sweeps_describes_the_space():
-    gamma = "algorithm.gamma=interval(0.9,1.0)"
-    fixed, space = _space(["lr=interval(1,2)", "cell=gru", LR, "epochs=range(1,5)", "slice_len=8,16", gamma, "seed=1"])
+    gamma, falling = "algorithm.gamma=interval(0.9,1.0)", "minibatch_slices=range(3,1,-1)"
+    fixed, space = _space(
+        ["lr=interval(1,2)", "cell=gru", LR, "epochs=range(1,5)", "slice_len=8,16", falling, gamma, "seed=1"]
+    )
     assert fixed == ["cell=gru", "seed=1"]
     assert space == {
         "lr": FloatDistribution(1e-4, 1e-2, log=True),
         "epochs": IntDistribution(1, 4),
+        "minibatch_slices": CategoricalDistribution(["3", "2"]),
         "slice_len": CategoricalDistribution(["8", "16"]),
         "algorithm.gamma": FloatDistribution(0.9, 1.0),
     }
@@ -120,7 +123,10 @@ def test_every_preset_composes_and_searches_keys_that_exist(train, preset):
 
 IMPOSSIBLE = [
     ((), "hydra/sweeper=optuna has nothing to search. Use hparams_search=ppo"),
-    (("lr=1e-3,1e-4", "hydra.sweeper.n_trials=null"), "hydra.sweeper.n_trials must be an integer (got None)."),
+    (("lr=1e-3,1e-4", "hydra.sweeper.n_trials=null"), "hydra.sweeper.n_trials must be a positive integer (got None)."),
+    (("lr=1e-3,1e-4", "hydra.sweeper.n_jobs=-1"), "hydra.sweeper.n_jobs or hydra.launcher.n_jobs must be a positive"),
+    (("lr=interval(1e-2,1e-4)",), "The search space is not possible: `low <= high` must hold"),
+    (("lr=tag(log,interval(0,0.1))",), "The search space is not possible: "),
 ]
 
 
