@@ -162,12 +162,12 @@ def _forced_resets(config: TrainConfig, keys: Sequence[Any]) -> tuple[TensorDict
     return torch.cat(before), torch.cat(after)
 
 
-def _is_not_reset(last_P: TensorDictBase, first_P: TensorDictBase) -> bool:
+def _is_not_reset(last_P: TensorDictBase, first_P: TensorDictBase, most: int = 64) -> bool:
     """True if the observations before and after each reset are equal, and that is not a coincidence.
 
     The probability that two observations are equal is estimated from those of different resets.
     """
-    last_P, first_P = last_P[:64], first_P[:64]
+    last_P, first_P = last_P[:most], first_P[:most]
     count = last_P.shape[0]
     equal_PP = torch.ones(count, count, dtype=torch.bool, device=last_P.device)
     for key in last_P.keys(True, True):

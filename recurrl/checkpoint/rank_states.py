@@ -23,8 +23,6 @@ EPISODES = "collector_state"
 """The component that holds the unfinished episodes."""
 OWN = ("rng", SCALER, "buffer", "teacher", EPISODES)
 """The components that differ from rank to rank."""
-SAME = ("policy", "algorithm")
-"""The components whose equality on all ranks is checked."""
 OF_RANK_0 = ("callbacks", "summary")
 """The components that rank 0 alone has. All others are the same on all ranks."""
 _RETURNS = "discounted_return"
@@ -41,7 +39,8 @@ def gathered_states(components: Mapping[str, Stateful]) -> dict[str, Any]:
     """
     if world().size == 1:
         return {}
-    entries = {f"{of}.{key}": entry for of in SAME for key, entry in components[of].state_dict().items()}
+    of_modules = ((name, components[name].state_dict()) for name in ("policy", "algorithm"))
+    entries = {f"{name}.{key}": entry for name, state in of_modules for key, entry in state.items()}
     sizes = {name: float(entry.double().abs().sum()) for name, entry in entries.items() if isinstance(entry, Tensor)}
     if world().rank > 0:
         world().gather((sizes, to_bytes(_states(components, OWN))))

@@ -18,7 +18,7 @@ from torchrl.envs.utils import step_mdp
 from recurrl.envs.checks import EnvChecks, UnnamedEnvError
 from recurrl.envs.saved_state import UnsavableError
 from recurrl.errors import ConfigError, require
-from recurrl.keys import ACTION, ACTION_MASK, HIDDEN, INSERTED, OBSERVATION, name_of, nested, path_of
+from recurrl.keys import ACTION, ACTION_MASK, HIDDEN, INSERTED, OBSERVATION, nested, path_of
 from recurrl.runtime.serialization import Stateful
 
 Tensors = dict[NestedKey, Tensor]
@@ -155,11 +155,10 @@ class TorchRLEnv(BatchedEnv):
         action: NestedKey = ACTION,
         reward: NestedKey = "reward",
     ) -> None:
-        flags = map(name_of, env.full_done_spec.keys(True, True))
         require(
             "done" in env.done_keys,
-            f"The environment's done_spec must have the entry 'done' (got {', '.join(flags)}). Rename one, "
-            "for example with torchrl.envs.RenameTransform.",
+            f"The environment's done_spec must have the entry 'done' (got {env.done_keys}). Rename one, for "
+            "example with torchrl.envs.RenameTransform.",
         )
         extra = {key: key for key in (ACTION_MASK, HIDDEN) if key in env.observation_spec.keys()}  # noqa: SIM118
         self._keys, self._action, self._reward = {**observed, **extra}, action, reward

@@ -110,7 +110,7 @@ def check_row_length(config: EnvConfig, steps_per_row: int) -> None:
         )
 
 
-def _check_groups(config: EnvConfig, seed: int) -> None:
+def _check_groups(config: EnvConfig, seed: int, episodes: int = 4, steps: int = 8) -> None:
     """Rejects an environment that ignores reset seeds, by resetting and stepping two copies with the same seeds.
 
     The steps reveal hidden state: if it differs behind equal observations, later observations differ.
@@ -120,10 +120,10 @@ def _check_groups(config: EnvConfig, seed: int) -> None:
     """
     with closing(_make(config, 2)) as env:
         env.raw.start_in_groups(2, seed)
-        for episode in range(1, 5):
+        for episode in range(1, episodes + 1):
             observation = env.reset_tensors(None)
             _check_equal(config, observation, f"after reset {episode}")
-            for step in range(1, 9):
+            for step in range(1, steps + 1):
                 action = random_action(env, observation)
                 action[1] = action[0]
                 after = env.step_tensors(action)

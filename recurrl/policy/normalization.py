@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from recurrl.errors import NonFiniteError
 from recurrl.runtime import statistics
+from recurrl.runtime.ranks import world
 
 
 def observe(module: nn.Module, observation: Any) -> None:
@@ -107,8 +108,9 @@ class RunningScale(nn.Module):
     @torch.no_grad()
     def update(self, samples: Tensor) -> None:
         """Adds a batch to the average, unless it holds NaN or Inf: gradient steps on such a batch are skipped too."""
-        count, mean, differences = statistics.moments(samples.reshape(-1))
-        square = differences / count + mean.square()
+        squares = samples.double().square()
+        total, count = world().gathered(torch.stack([squares.sum(), squares.new_tensor(squares.numel())])).sum(0)
+        square = total / count
         rate = torch.where(square.isfinite(), self.RATE, 0.0)
         self.square.lerp_(square.nan_to_num(), rate)
         self.weight.lerp_(torch.ones_like(self.weight), rate)

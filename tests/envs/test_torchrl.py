@@ -215,7 +215,7 @@ WRONG = {
 
 
 UNNAMED = {
-    "done": ((), "DoneOfAgent", "The environment's done_spec must have the entry 'done' (got agent.done, agent.term"),
+    "done": ((), "DoneOfAgent", "The environment's done_spec must have the entry 'done' (got [('agent', 'done'), "),
     "mask": (("env.kwargs.masks=true",), "Reusing", "env.action_mask_from_info must be true (got false): env.id="),
 }
 
