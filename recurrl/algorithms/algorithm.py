@@ -249,6 +249,10 @@ class Algorithm(nn.Module):
         if not self._is_checked:
             check_own_parameters(self)
             self._is_checked = True
+        # A module that routes its inputs, such as a mixture of experts, uses other parameters in each minibatch. Their
+        # gradient is zero, so that ranks, which use different ones, learn what one process does.
+        for parameter in (each for each in self._optimized["params"] if each.grad is None):
+            parameter.grad = torch.zeros_like(parameter)
         if self.config.compile != "none" and self.compile_time_s is None:
             self.compile_time_s = time.perf_counter() - began
         return losses, total.detach()
@@ -314,14 +318,12 @@ class AlgorithmState:
 
 
 def average_gradients(parameters: Sequence[nn.Parameter], total: Tensor) -> None:
-    """Replaces gradients by their mean over ranks; the gradient of a parameter that a rank did not use is zero.
+    """Replaces gradients by their mean over ranks.
 
     Args:
         parameters: the parameters that the optimizer updates.
         total: the loss. If it is not finite, neither is the mean, so that all ranks skip the step.
     """
-    for parameter in parameters:
-        parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
     mean = world().sum_(torch.cat([gradient.flatten() for gradient in gradients]) / world().size + total * 0.0)
     for gradient, part in zip(gradients, mean.split([gradient.numel() for gradient in gradients]), strict=True):

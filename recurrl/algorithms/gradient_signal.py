@@ -29,9 +29,7 @@ class GradientSignal(nn.Module):
 
     def add(self, parameters: Iterable[nn.Parameter], taken: Tensor | float = 1.0) -> None:
         """Adds the gradient of a minibatch. ``taken`` is 0 if its step was skipped, so that it does not count."""
-        # A module that routes its inputs, such as a mixture of experts, may not use all parameters in each minibatch.
-        parts = [torch.zeros_like(each) if each.grad is None else each.grad for each in parameters]
-        gradient = torch.cat([part.flatten() for part in parts])
+        gradient = torch.cat([each.grad.flatten() for each in parameters if each.grad is not None])
         self._sum = self._sum + gradient
         self._squares = self._squares + gradient.square().sum()
         self._count = self._count + taken

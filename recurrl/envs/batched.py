@@ -167,6 +167,7 @@ class TorchRLEnv(BatchedEnv):
         specs = Composite(entries, shape=env.batch_size, device=device)
         super().__init__(env.batch_size[0], dict(specs.items()), env.full_action_spec[action], device)
         self._env = env
+        self._shapes = {key: list(spec.shape) for key, spec in self.observation_spec.items(True, True)}
         self._current = TensorDict(batch_size=env.batch_size)
 
     def step_tensors(self, action: Tensor | TensorDictBase) -> Tensors:
@@ -196,10 +197,10 @@ class TorchRLEnv(BatchedEnv):
         # Clones, because environments of TorchRL may reuse their memory.
         observed = TensorDict({name: self._current[key].clone() for name, key in self._keys.items()}, self.batch_size)
         entries: Tensors = dict(observed.items(True, True))
-        for key, spec in self.observation_spec.items(True, True):
-            if entries[key].shape != spec.shape:
-                name, shapes = path_of(key)[-1], [list(entries[key].shape), list(spec.shape)]
-                raise UnnamedEnvError("returned {!r} of shape {}; its spec has {}.".format(name, *shapes))
+        for key, shape in self._shapes.items():
+            given = list(entries[key].shape)
+            if given != shape:
+                raise UnnamedEnvError(f"returned {path_of(key)[-1]!r} of shape {given}; its spec has {shape}.")
         return entries
 
     def episodes(self) -> dict[str, Any]:

@@ -17,6 +17,7 @@ EVALUATED = (
     *("return_mean_random", "return_std_random"),
 )
 """The metrics of an evaluation that are in the summary, with the prefix ``eval_``."""
+_TOTALS = ("best_eval_return_mean", "backend", "pretrain_log_likelihood")  # from which a resumed run continues
 _KINDS: dict[str, tuple[type, str]] = {
     **dict.fromkeys(("device", "cell", "status", "error", "backend", "checkpoint"), (str, "text")),
     "warnings": (dict, "a mapping"),
@@ -114,13 +115,12 @@ class RunSummary:
 
     def state_dict(self) -> dict[str, Any]:
         """The totals that a resumed run continues from, for checkpoints."""
-        names = ("best_eval_return_mean", "backend", "pretrain_log_likelihood")
-        return {name: getattr(self, name) for name in names}
+        return {name: getattr(self, name) for name in _TOTALS}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restores the totals."""
-        for name, total in state.items():
-            setattr(self, name, total)
+        for name in _TOTALS:
+            setattr(self, name, state.get(name))
 
     def values(self) -> dict[str, object]:
         """The content of ``summary.json`` as of now."""

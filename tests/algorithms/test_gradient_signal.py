@@ -35,18 +35,6 @@ def test_the_share_is_that_of_the_true_gradient_in_the_mean_of_minibatches(devia
     assert measured(GradientSignal(), *epochs) == pytest.approx(signal / (signal + noise), abs=0.03)
 
 
-def test_a_parameter_that_a_minibatch_does_not_use_has_a_gradient_of_zero():
-    first, second = torch.randn(2, sum(SIZES))
-    unused = parameters(first)
-    unused[0].grad = None
-    first[: SIZES[0]] = 0.0
-    signal, same = GradientSignal(), GradientSignal()
-    for each in (unused, parameters(second)):
-        signal.add(each)
-    signal.end_epoch()
-    assert signal.share == pytest.approx(measured(same, [first, second]))
-
-
 def test_equal_gradients_are_all_signal_and_opposite_ones_all_noise():
     gradient = torch.randn(sum(SIZES))
     assert measured(GradientSignal(), [gradient, gradient]) == pytest.approx(1.0)

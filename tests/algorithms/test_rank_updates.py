@@ -6,9 +6,26 @@ from collected import fresh_policy, rollouts, weights_of, with_rollout
 from in_ranks import in_ranks, met
 from torch import nn
 
-from recurrl.algorithms.algorithm import average_gradients
 from recurrl.build import config_of_rank, make_algorithm
+from recurrl.config.cell import MLPConfig
 from recurrl.runtime.ranks import world
+
+
+class Routed(nn.Module):
+    """A mixture of experts, each for a range of the first entry: a minibatch may have nothing for some of them."""
+
+    def __init__(self, options: MLPConfig, spec):
+        super().__init__()
+        self.bounds = nn.Buffer(torch.tensor([-0.05, 0.0, 0.05]))
+        self.experts = nn.ModuleList(nn.Linear(spec.shape[-1], 8) for _ in range(4))
+
+    def forward(self, x_BX):
+        features_BF, chosen_B = x_BX.new_zeros(len(x_BX), 8), torch.bucketize(x_BX[:, 0], self.bounds)
+        for number in chosen_B.unique().tolist():
+            at = (chosen_B == number).nonzero().squeeze(-1)
+            features_BF = features_BF.index_copy(0, at, self.experts[number](x_BX[at]))
+        return features_BF
+
 
 ALGORITHMS = {
     "ppo": (),
@@ -17,6 +34,7 @@ ALGORITHMS = {
     "ppo, the learning rate follows the KL": ("lr_schedule=adaptive", "desired_kl=1e-4"),
     "ppo, epochs end at a KL": ("algorithm.target_kl=1e-4", "lr=0.05", "lr_schedule=linear"),
     "ppo, v-trace, refreshed states": ("algorithm.advantage=vtrace", "state=refresh"),
+    "ppo, parameters that minibatches do not all use": (f"encoder={__name__}:Routed",),
     "grpo": ("algorithm=grpo", "algorithm.group_size=2"),
     "grpo, masked": ("algorithm=grpo", "algorithm.group_size=2", "algorithm.drop_flat_groups=true"),
     "grpo, by episode": ("algorithm=grpo", "algorithm.group_size=2", "algorithm.aggregation=episode"),
@@ -77,16 +95,6 @@ def test_two_ranks_learn_from_halves_what_one_process_learns_from_all(small, ove
                 # This is not a mean over steps: the mean of the ranks' own is logged.
                 is_mean = name != "policy/effective_sample_fraction"
                 assert value == pytest.approx(there[name], rel=1e-3 if is_mean else 0.2, abs=1e-5), name
-
-
-def test_the_gradient_of_a_parameter_that_a_rank_did_not_use_counts_as_zero():
-    def of_a_rank():
-        parameters = [nn.Parameter(torch.zeros(2)) for _ in range(2)]
-        parameters[world().rank].grad = torch.full((2,), 1.0 + world().rank)
-        average_gradients(parameters, torch.zeros(()))
-        return torch.cat([parameter.grad for parameter in parameters]).tolist()
-
-    assert in_ranks(2, met(of_a_rank)) == [[0.5, 0.5, 1.0, 1.0]] * 2
 
 
 @pytest.mark.parametrize("where", ["gradient", "loss"])

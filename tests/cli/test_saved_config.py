@@ -127,11 +127,12 @@ def test_packages_that_only_a_lone_checkpoint_names_are_not_imported(train, eval
     assert stranger.exists()
 
 
-def test_packages_that_are_named_again_are_imported(train, run, stranger):
+def test_packages_that_are_named_again_are_imported(train, evaluate, run, stranger):
     name_packages(run, PACKAGE)
+    assert evaluate(run, "--trust-packages").code == 0
+    assert stranger.exists()
     assert train(f"resume={run}", "total_frames=96", "env.packages=[os]").code == 0
     assert train(f"resume={run}", "total_frames=128", f"env.packages=[{PACKAGE}]").code == 0
-    assert stranger.exists()
 
 
 NAMED = "names code that would be imported and executed: "

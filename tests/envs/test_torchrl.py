@@ -72,7 +72,7 @@ def counted(num_envs):
 
 
 class Reusing(EnvBase):
-    """Counts its steps in the reward, and shows them as one-hot bits; writes both into tensors of its own.
+    """Its reward is the number of steps, its observation their one-hot code; it returns the same tensors each time.
 
     Args:
         shrinks_at: shows one bit less from this step on.

@@ -61,7 +61,7 @@ def without_times(rows):
 
 
 def whole_and_resumed(train, folder, frames, *overrides):
-    """What a run prints, and one that goes on from its checkpoint at some frames; their metrics are the same."""
+    """Trains, resumes from the checkpoint at ``frames``, and compares the metrics; returns both commands' outcomes."""
     whole = train(*overrides, "hydra.run.dir=whole").succeeded()
     resumed = train(f"resume=whole/checkpoints/frames_{frames:012d}", "hydra.run.dir=resumed").succeeded()
     assert without_times(metrics(folder / "resumed")) == without_times(metrics(folder / "whole"))
