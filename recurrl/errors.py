@@ -83,7 +83,7 @@ class ConsistencyError(ConfigError):
     """The rollout recorded something other than the update would see, so learning would be wrong."""
 
 
-class RunError(RuntimeError):
+class RunError(Exception):
     """A run cannot continue; the message says why and what to do.
 
     The command line prints only the message; with HYDRA_FULL_ERROR=1 also the traceback.

@@ -22,9 +22,11 @@ from recurrl.config import EnvConfig, PretrainConfig
 from recurrl.errors import ConfigError, message_of, require
 from recurrl.keys import ACTION, ACTION_MASK, OBSERVATION, PREVIOUS_ACTION, PREVIOUS_REWARD
 from recurrl.policy import Policy
+from recurrl.policy.encoders.mlp import OneHot
 from recurrl.policy.heads import GaussianParameters
 from recurrl.recurrent.layer import reset_state
 from recurrl.recurrent.module.keys import IS_INIT
+from recurrl.specs import choices
 
 logger = logging.getLogger(__name__)
 
@@ -105,11 +107,7 @@ def _epoch(
         entering |= {key: slices_RK[key] for key in policy.input_keys if key in slices_RK}
         distribution, _, states, _ = policy.sequence(slices_RK[OBSERVATION], entering, is_init_RK)
         log_prob = distribution.log_prob(slices_RK[ACTION])[recorded_RK]
-        require(
-            bool((log_prob.abs() < torch.finfo(log_prob.dtype).max / 2).all()),
-            "pretraining: the log-likelihood of recorded actions is not finite. Set a smaller lr, or leave "
-            "out episodes with actions that their mask forbids.",
-        )
+        require(bool(log_prob.isfinite().all()), "pretraining: the log-likelihood is not finite. Set a smaller lr.")
         optimizer.zero_grad()
         (-log_prob.sum() / recorded_RK.numel()).backward()
         nn.utils.clip_grad_norm_(learned, MAX_NORM)
@@ -154,7 +152,7 @@ def _episode(file: Path, policy: Policy, interface: NamedInterface) -> TensorDic
         require(name in arrays, f"{what}: it holds {', '.join(arrays) or 'nothing'} and lacks {name}. {page}")
         require(steps > 0, f"{what}: the actions hold no steps. {page}")
         array = arrays[name]
-        array = array[:steps] if array.ndim and len(array) == steps + 1 else array
+        array = array[:steps] if array.ndim and len(array) == steps + 1 and entry is not REWARD else array
         return entry.read(array, (steps,), f"{what}. {page}", name=f"{file}: {name}")
 
     inputs = {}
@@ -173,6 +171,10 @@ def _episode(file: Path, policy: Policy, interface: NamedInterface) -> TensorDic
     action = actions[()] if () in actions else TensorDict(actions, [steps])
     if ACTION_MASK in interface.added:
         inputs[ACTION_MASK] = read(interface.mask, "action_masks")
+    mask = inputs.get(ACTION_MASK, inputs.get(f"{OBSERVATION}.{ACTION_MASK}"))
+    if mask is not None:
+        taken = OneHot(choices(policy.action_spec) or (int(policy.action_spec.space.n),))(action)
+        require(bool((taken <= mask).all()), f"{what}: a mask forbids the action that was taken. {page}")
     if PREVIOUS_REWARD in interface.added:
         inputs[PREVIOUS_REWARD] = read(REWARD, "rewards").reshape(steps, 1).roll(1, 0)
     begins = torch.arange(steps) == 0

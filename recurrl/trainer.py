@@ -133,12 +133,11 @@ class Trainer:
         if world().is_orphaned:
             logger.error("torchrun has ended. The run writes a checkpoint and ends, too.")
             self.request.record(signal.SIGTERM)
-        requests = world().gathered(torch.tensor([self.request.number, self.stopped]))
-        number, stopped = requests.amax(0).tolist()
+        number, stopped = world().gathered(torch.tensor([self.request.number, self.stopped])).amax(0).tolist()
         if number:
             self.request.record(number)
         self.stopped = bool(stopped)
-        return self.is_last or self.request.number > 0
+        return self.is_last or number > 0
 
     def _count_iteration(self) -> dict[str, float]:
         """Counts an iteration, and returns the metrics of its times and of the collector. Collective."""

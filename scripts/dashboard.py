@@ -79,6 +79,7 @@ def main() -> None:
             sys.exit(f"error: wandb did not save the workspace: {error}. --output FILE writes it instead.")
         return
     output = arguments.output or Path("wandb_workspace.json")
+    output.parent.mkdir(parents=True, exist_ok=True)
     output.write_text(json.dumps(made._spec, indent=1) + "\n", encoding="utf-8")
     why = "" if arguments.output else f"wandb is {mode} ({reason}), so nothing was saved there. "
     print(f"{why}{output} is the workspace that would be made.")

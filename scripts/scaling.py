@@ -77,6 +77,9 @@ def main() -> None:
     arguments = vars(parser.parse_args())
     ranks = arguments.pop("ranks")
     machine = Machine(**arguments)
+    # So written that NaN is rejected too.
+    if not (min(ranks) >= 1 and machine.per_node >= 1 and min(machine.collect, machine.near, machine.far) > 0):
+        parser.error("--ranks and --per-node must be at least 1, and --collect, --near and --far above 0")
     print(
         f"{machine.gradient_bytes / 1e6:g} MB for each gradient step and rank; for a collector on another machine "
         f"{machine.gradient_bytes / 1e6:g} MB out and {machine.frames * machine.frame_bytes / 1e6:g} MB in for each "

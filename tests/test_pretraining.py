@@ -102,9 +102,10 @@ def test_actions_that_their_mask_forbids_are_rejected(agent_of, tmp_path):
         arrays = dict(np.load(file))
         arrays["action_masks"][range(len(arrays["actions"])), arrays["actions"]] = 0
         np.savez(file, **arrays)
-    error = error_of(pretrain, agent.policy, config.env, options(tmp_path), 1e-3, 4, 2)
-    assert error.startswith(
-        "pretraining: the log-likelihood of recorded actions is not finite. Set a smaller lr, or leave"
+    error = error_of(read_episodes, tmp_path, agent.policy, config.env)
+    assert error.endswith(
+        "0000.npz is not an episode of recurrl-test/Masked-v0: a mask forbids the action that was "
+        "taken. See docs/pretraining.md."
     )
 
 
@@ -250,6 +251,13 @@ def test_an_episode_of_something_else_is_rejected(changes, message, small, tmp_p
     error = error_of(read_episodes, tmp_path, make_policy_for(config), config.env)
     assert f"{tmp_path / 'one.npz'} is not an episode of CartPole-v1" in error
     assert message in error
+
+
+def test_a_reward_before_the_first_step_is_rejected(small, tmp_path):
+    config = small("env.previous_reward=true")
+    np.savez(tmp_path / "one.npz", **GOOD, rewards=np.zeros(STEPS + 1))
+    error = error_of(read_episodes, tmp_path, make_policy_for(config), config.env)
+    assert "rewards must have the shape (5,) (got (6,))" in error
 
 
 def test_actions_in_units_of_the_policy_are_not_those_of_the_environment(small, tmp_path):

@@ -17,7 +17,7 @@ from torch import Tensor
 from recurrl.agent.named_arrays import REWARD, NamedArray, NamedInterface, Tensors
 from recurrl.agent.step import NEXT, NOISE_INPUT, Step
 from recurrl.config import EnvConfig
-from recurrl.envs.checks import allows_actions
+from recurrl.envs.checks import allows_actions, as_array
 from recurrl.envs.source import source_of
 from recurrl.envs.spaces import without_names
 from recurrl.errors import ConfigError, require
@@ -183,24 +183,29 @@ class Agent:
             for key in entry.path:
                 value = _member(value, key, entry.name, self.observation_space)
             inputs[entry.name] = self._read(entry, value, state.batch)
-        added = self._interface.added
-        if ACTION_MASK in added:
+        if ACTION_MASK in self._interface.added:
             require(
                 action_mask is not None,
                 'action_mask must be passed for this policy (got None). Pass action_mask=info["action_mask"].',
             )
-            inputs[ACTION_MASK] = self._read(self._interface.mask, np.asarray(action_mask) != 0, state.batch)
-        if PREVIOUS_REWARD in added:
+            mask = as_array(action_mask)
+            mask = mask.astype(np.int8) if np.array_equal(mask, mask != 0) else mask
+            inputs[ACTION_MASK] = self._read(self._interface.mask, mask, state.batch)
+        if PREVIOUS_REWARD in self._interface.added:
             require(
                 reward is not None or bool(begins_B.all()),
                 "reward must be passed for this policy (got None). Pass reward=, what the last step gave.",
             )
-            rewards = torch.zeros_like(begins_B, dtype=torch.float32)
-            rewards = rewards if reward is None else self._read(REWARD, reward, state.batch)
+            rewards = torch.zeros_like(begins_B).float() if reward is None else self._read(REWARD, reward, state.batch)
             inputs[PREVIOUS_REWARD] = rewards.unsqueeze(-1)
         mask_BK = inputs.get(ACTION_MASK, inputs.get(f"{OBSERVATION}.{ACTION_MASK}"))
         if mask_BK is not None:
-            self._check_mask(mask_BK)
+            allows_B = allows_actions(mask_BK.numpy(), self._interface.action_spec)
+            require(
+                bool(allows_B.all()),
+                f"action_mask must allow an action (got none in environment {int(allows_B.argmin())}). Reset an "
+                "environment whose episode is over before acting in it again.",
+            )
         return {name: value.to(self.policy.device) for name, value in inputs.items()}
 
     def _check_state(self, state: Any) -> None:
@@ -218,15 +223,6 @@ class Agent:
         """Checks an argument, and returns it as a CPU tensor with a batch dimension."""
         tensor = entry.read(value, () if batch is None else (batch,), _ADVICE)
         return tensor.unsqueeze(0) if batch is None else tensor
-
-    def _check_mask(self, mask_BK: Tensor) -> None:
-        """Rejects masks that allow no action."""
-        allows_B = allows_actions(mask_BK.numpy(), self._interface.action_spec)
-        require(
-            bool(allows_B.all()),
-            f"action_mask must allow an action (got none in environment {int(allows_B.argmin())}). Reset an "
-            "environment whose episode is over before acting in it again.",
-        )
 
     def _action(self, outputs: Tensors, batch: int | None) -> Any:
         parts: dict[tuple[str, ...], Any] = {}

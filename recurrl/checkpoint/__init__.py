@@ -2,6 +2,7 @@
 
 import logging
 import os
+import shutil
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -28,7 +29,7 @@ KEEPS_EPISODES = (
     *("collector.address", "collector.cpus_per_worker", "collector.gpus_per_worker"),
 )
 """Settings of environments and collectors that may change while unfinished episodes continue."""
-SHAPING = ("env.", "cell.", "policy.", "algorithm.")
+SHAPING = ("env.", "encoder.", "cell.", "policy.", "algorithm.", "buffer.")
 """The groups of settings that determine the components and their shapes."""
 AUTO = "auto"
 BEST, LAST = "best", "last"
@@ -134,14 +135,15 @@ class Checkpoint:
             ConfigError: the checkpoint does not fit the configuration.
             RunError: a worker failed.
         """
+        ahead = bool(flat(self.settings).get("collector.ahead"))  # rows, whose length frames_per_batch determines
         changes = {
             key: change
             for key, change in differences(self.settings, settings).items()
-            if key.startswith(("env.", "collector.")) and key not in KEEPS_EPISODES
+            if key.startswith(("env.", "collector.", *["frames_per_batch"] * ahead)) and key not in KEEPS_EPISODES
         }
         if changes:
             logger.warning("Unfinished episodes are restarted: %s.", described(changes))
-            if flat(self.settings).get("collector.ahead"):
+            if ahead:
                 logger.warning("The rows that workers had collected ahead are dropped.")
             into = {name: component for name, component in into.items() if name != rank_states.EPISODES}
         rank_states.load(self.path, self.ranks, into, self._shaping(settings), settings["seed"], self.frames)
@@ -180,7 +182,7 @@ class Checkpoint:
             folder = self.path.absolute().parent.parent / f"{REPLACED}/{datetime.now():%Y-%m-%d_%H-%M-%S-%f}"
             folder.mkdir(parents=True)
             for path in later:
-                path.rename(folder / path.name)
+                shutil.move(path, folder)  # checkpoints/ may be a link to another disk
             logger.warning(
                 "The run continues at %d frames: later rows of metrics.csv are replaced, and the later checkpoints are "
                 "now in %s.",

@@ -52,7 +52,7 @@ def write(
             contents stay.
     """
     folder = path.parent
-    folder.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(exist_ok=True)
     for interrupted in unfinished_in(folder):
         _remove(interrupted)
     if os.path.lexists(path) and not _is_ours(path):

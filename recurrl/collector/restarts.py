@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-import torch
 from tensordict import TensorDictBase
 
 from recurrl.collector.collector import FAILED, RestartableCollector
@@ -85,8 +84,8 @@ class RestartingCollector:
                     self.collector.restart(self._seed_after(self._restarts.count))
 
     def metrics(self) -> dict[str, float]:
-        """The metrics of the collector, and the number of restarts on all ranks."""
-        return {**self.collector.metrics(), RESTARTS: float(world().gathered(torch.tensor(self._restarts.count)).sum())}
+        """The metrics of the collector, and the restarts: times the ranks, because metrics are averaged over ranks."""
+        return {**self.collector.metrics(), RESTARTS: float(self._restarts.count * world().size)}
 
     def state_dict(self) -> dict[str, Any]:
         """The collector's state. The number of restarts is among the checkpoint's metrics."""

@@ -24,7 +24,6 @@ Array = np.ndarray[Any, Any]
 
 _MAX_FLOAT32 = float(np.finfo(np.float32).max)
 _RETURNS = {"step": "(observation, reward, terminated, truncated, info)", "reset": "(observation, info)"}
-_LENGTHS = {call: returned.count(",") + 1 for call, returned in _RETURNS.items()}
 _REWARD, _FLAG = ("biuf", "a finite number"), ("biu", "True or False")
 
 
@@ -275,7 +274,7 @@ def making(setting: str) -> Iterator[None]:
 
 def unpacked(call: str, returned: Any) -> Any:
     """What a call returned, after checking that it is a tuple of the length that Gymnasium's interface requires."""
-    if not isinstance(returned, (tuple, list)) or len(returned) != _LENGTHS[call]:
+    if not isinstance(returned, (tuple, list)) or len(returned) != _RETURNS[call].count(",") + 1:
         what = f"{len(returned)} values" if isinstance(returned, (tuple, list)) else f"a {type(returned).__name__}"
         raise UnnamedEnvError(f"returned {what} from {call}. Have it return {_RETURNS[call]}.")
     return returned

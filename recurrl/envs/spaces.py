@@ -11,7 +11,7 @@ from gymnasium import spaces
 from torch import Tensor
 from torchrl.data import Binary, Bounded, Categorical, Composite, MultiCategorical, TensorSpec, Unbounded
 
-from recurrl.errors import ConfigError
+from recurrl.errors import ConfigError, require
 from recurrl.keys import ACTION_MASK, OBSERVATION
 from recurrl.specs import bounds_of, choices
 
@@ -88,6 +88,8 @@ def raw_specs(
 
 
 def _check_supported(what: str, whole: Space, unsupported: Callable[[Space], str | None], supported: str) -> None:
+    names = [".".join(path) for path, _ in leaves(whole)]
+    require(len({*names}) == len(names), f"{what} {whole}: entries have the same name when joined by dots. Rename one.")
     for path, space in leaves(whole):
         is_empty = 0 in (getattr(space, "shape", None) or ())
         if reason := f"its shape {space.shape} has no entries" if is_empty else unsupported(space):

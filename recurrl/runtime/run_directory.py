@@ -53,7 +53,7 @@ def run_directory_of(path: Path) -> Path:
         ConfigError: the path is neither a run directory nor a checkpoint in one.
     """
     for candidate in (path, path.absolute().parent.parent):
-        if os.path.lexists(candidate / CONFIG_FILE):
+        if os.path.lexists(path) and os.path.lexists(candidate / CONFIG_FILE):
             return candidate
     what = "is neither a run directory nor a checkpoint in one" if os.path.lexists(path) else "does not exist"
     raise ConfigError(

@@ -65,8 +65,7 @@ def _paste_picture(page: Image.Image, png: bytes) -> None:
 
 
 def _text(action: Any) -> str:
-    array = np.asarray(action)
-    return np.array2string(array, precision=2) if array.dtype.kind == "f" else str(action)
+    return np.array2string(action, precision=2) if isinstance(action, np.ndarray) else str(action)
 
 
 class _Curves:

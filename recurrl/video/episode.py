@@ -70,7 +70,8 @@ class Recorder:
 
     def begin(self, env: PolicyEnv) -> None:
         """Records the first picture."""
-        self._fps = float(self._show(env).metadata.get("render_fps") or self._fps)
+        # In this order, NaN becomes 1.
+        self._fps = min(max(1.0, float(self._show(env).metadata.get("render_fps") or self._fps)), 1000.0)
 
     def step(self, env: PolicyEnv, output: StepOutput, after: Tensors) -> None:
         """Records a step, unless the episode is over."""

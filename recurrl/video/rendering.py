@@ -55,7 +55,7 @@ def picture_of(env: gymnasium.Env[Any, Any]) -> bytes:
             "out --video, or install what its rendering needs: pip install 'recurrl[video]' for Gymnasium's classic "
             "control; without a screen, MuJoCo needs MUJOCO_GL=egl."
         ) from error
-    if array.ndim != 3 or array.shape[-1] != 3 or array.dtype != np.uint8:
+    if array.ndim != 3 or array.shape[-1] != 3 or array.dtype != np.uint8 or not array.size:
         what = f"an array of {array.dtype} of shape {array.shape}" if array.ndim else f"a {type(picture).__name__}"
         raise ConfigError(
             f"The environment cannot be drawn: its render returned {what}. Have it return pixels [height, width, 3] of "

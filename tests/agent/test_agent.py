@@ -227,6 +227,9 @@ def test_what_the_policy_sees_besides_must_be_passed(agent_of):
         masked.act(np.zeros(2, np.float32), masked.initial_state())
     with pytest.raises(ConfigError, match=r"must allow an action .got none in environment 1"):
         masked.act(np.zeros((2, 2), np.float32), masked.initial_state(2), action_mask=np.eye(2, 6, k=0) * [[1], [0]])
+    for mask, problem in (([0.0, *[-np.inf] * 5], "have the dtype int8"), ([2] * 6, "hold integers from 0 to 1")):
+        with pytest.raises(ConfigError, match=f"action_mask must {problem}"):
+            masked.act(np.zeros(2, np.float32), masked.initial_state(), action_mask=mask)
 
 
 def test_memory_tasks_have_gymnasiums_interface_too(small):

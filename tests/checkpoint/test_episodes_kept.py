@@ -12,7 +12,7 @@ from recurrl.config.collector import RayConfig
 from recurrl.runtime.ranks import world
 
 CLASSES = {"collector": RayConfig, "env": EnvConfig}
-OPTIONS = [f"{group}.{field.name}" for group, of in CLASSES.items() for field in fields(of)]
+OPTIONS = [*(f"{group}.{field.name}" for group, of in CLASSES.items() for field in fields(of)), "frames_per_batch"]
 KEEP_EPISODES = {
     *("collector.address", "collector.cpus_per_worker", "collector.gpus_per_worker"),
     *("collector.timeout_s", "collector.on_env_error"),

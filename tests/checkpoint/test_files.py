@@ -300,3 +300,9 @@ def test_a_state_of_other_shapes_is_named_in_one_line(written):
     error = error_of(files.load, written, {"policy": torch.nn.Linear(5, 2)})
     assert re.search(r"policy: .*size mismatch for weight.*\[2, 3\]", error)
     assert "\n" not in error
+
+
+def test_a_run_directory_that_was_deleted_is_not_made_again(written):
+    shutil.rmtree(written.parents[1])
+    with pytest.raises(FileNotFoundError):
+        write(written, {"frames": 32}, policy=module(1))

@@ -8,17 +8,20 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import gymnasium
 import pytest
-from in_ranks import in_ranks
+from in_ranks import in_ranks, met
 from run_files import ended, metrics, summary, without_times
 from slow_cases import slow
 
 from recurrl.algorithms import Algorithm
 from recurrl.checkpoint import files
+from recurrl.collector.restarts import RESTARTS, RestartingCollector, Restarts
 from recurrl.collector.single import SingleCollector
 from recurrl.errors import EnvError, RunError
+from recurrl.runtime.ranks import World, world
 
 TINY = ("env.num_envs=12", "frames_per_batch=96", "minibatch_slices=12", "total_frames=192")
 """A run that divides among 1, 2, 3 and 4 ranks."""
@@ -151,3 +154,30 @@ def test_torchrun_trains_two_ranks_as_the_readme_says(tiny, tmp_path, arguments)
     assert rejected.returncode == 1
     assert "error: env.num_envs must be a multiple of 2 ranks (got 33)" in rejected.stderr
     assert not (tmp_path / "rejected").exists()
+
+
+def test_a_signal_that_comes_while_ranks_agree_ends_all_one_iteration_later(ranks, tmp_path, monkeypatch):
+    gathered, signals = World.gathered, [signal.SIGTERM]
+
+    def late(self, tensor):
+        # The requests of a rank are the first integers that it sends.
+        if self.rank == 1 and signals and not tensor.is_floating_point():
+            os.kill(os.getpid(), signals.pop())
+        return gathered(self, tensor)
+
+    monkeypatch.setattr(World, "gathered", late)
+    (code, _, err), (other, _, other_err) = ranks(2, "hydra.run.dir=run")
+    assert (code, other) == (143, 0), err + other_err
+    assert ended(tmp_path / "run", "frames") == ("interrupted", 96)
+
+
+def test_a_rank_may_look_at_its_restarts_alone():
+    def looked():
+        restarts = Restarts("restart")
+        restarts.count = 1 + world().rank
+        collector = RestartingCollector(SimpleNamespace(metrics=dict), restarts, int)
+        if world().rank == 1:
+            collector.metrics()
+        return world().averaged(collector.metrics())
+
+    assert in_ranks(2, met(looked)) == [{RESTARTS: 3.0}] * 2

@@ -2,6 +2,7 @@
 
 import shutil
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 import yaml
@@ -269,3 +270,28 @@ def test_going_on_with_nothing_left_to_do_is_rejected(rejected, finished_run):
         f"total_frames must be at least 96 (got 64), because resume={finished_run} is already at 64 frames. Set a "
         "larger total_frames."
     )
+
+
+@pytest.mark.parametrize("key", ["resume", "init_from"])
+def test_a_checkpoint_that_does_not_exist_is_rejected(train, evaluate, finished_run, tmp_path, key):
+    gone = finished_run / "checkpoints" / "frames_000000000048"
+    outcome = train(f"{key}={gone}", "total_frames=2048", "hydra.run.dir=run").failed()
+    assert outcome.error.startswith(f"{key}={gone}: {gone} does not exist. ")
+    assert f"{gone} does not exist" in evaluate(gone).failed().error
+    assert not list(tmp_path.iterdir())
+
+
+WRONG_SHAPES = [("encoder.sizes=[16]", "encoder.sizes is [16]"), ("buffer=replay", "buffer.name is replay")]
+
+
+@pytest.mark.parametrize(("change", "now"), WRONG_SHAPES)
+def test_a_setting_that_does_not_fit_the_checkpoint_is_named(train, finished_run, change, now):
+    assert f"{now} and was " in train(f"resume={finished_run}", "total_frames=96", change).failed().error
+
+
+def test_later_checkpoints_are_put_aside_from_another_disk(train, run, tmp_path):
+    with TemporaryDirectory(dir="/dev/shm") as disk:
+        shutil.move(run / "checkpoints", disk)
+        (run / "checkpoints").symlink_to(Path(disk) / "checkpoints")
+        train(f"resume=run/{FIRST}", "total_frames=96").succeeded()
+        assert [path.name for path in (run / "replaced").rglob("frames_*")] == [Path(LAST).name]

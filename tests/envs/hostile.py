@@ -58,6 +58,7 @@ RAISED = {
     "KeyError": KeyError(1),
     "hostile": HostileError(),
     "exit": SystemExit(3),
+    "StopIteration": StopIteration("no more"),
 }
 OF_CALLS = (*RAISED, "hang", "too few", "too many", "no tuple", "nothing")
 REWARDS = {"nan": np.nan, "inf": np.inf, "huge": 1e300, "none": None, "text": "1", "two": np.ones(2), "complex": 1j}

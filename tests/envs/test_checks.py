@@ -17,6 +17,7 @@ MESSAGES = {
     "space has (3,) and float32.",
     "observation text": f"{STEP}gave the observation 'observation' the shape (3,) and the dtype <U1, but its space has",
     "call KeyError": f"{RESET}raised KeyError in reset: 1.",
+    "call StopIteration": f"{STEP}raised StopIteration in step: no more.",
 }
 
 

@@ -74,6 +74,7 @@ def two(config, cls, way):
 
 
 BOX, DISCRETE = spaces.Box(-1, 1, (3,), np.float32), spaces.Discrete(2)
+TWICE = spaces.Dict({"a.b": DISCRETE, "a": spaces.Dict({"b": DISCRETE})})
 
 
 UNSUPPORTED = [
@@ -91,6 +92,7 @@ UNSUPPORTED = [
     (spaces.Dict({"a": BOX, "b": spaces.Box(-1, 1, (3, 0))}), DISCRETE, r"\(entry b\): its shape \(3, 0\) has no"),
     (BOX, spaces.Box(-1, 1, (0,)), r"its shape \(0,\) has no entries"),
     (BOX, spaces.Box(-1, 1, ()), r"it has no dimensions; declare it with shape \(1,\)"),
+    *((*pair, "Dict.*: entries have the same name when joined by dots") for pair in ((TWICE, DISCRETE), (BOX, TWICE))),
     (None, DISCRETE, "has no observation_space. Set one in its constructor"),
     (BOX, spaces.Dict({"a": spaces.Tuple([spaces.Text(3)])}), r"unsupported actions Text.* \(entry a.0\): a Text"),
 ]

@@ -48,7 +48,8 @@ class Blinking(Counting):
         if self.drawn == "fails":
             raise RuntimeError("no screen")
         pixels = np.full((16, 24, 3), self.shade + self.steps, np.uint8)
-        return {"pixels": pixels, "nothing": None, "numbers": pixels / 255, "gray": pixels[..., 0]}[self.drawn]
+        wrong = {"nothing": None, "numbers": pixels / 255, "gray": pixels[..., 0], "empty": pixels[:0]}
+        return {"pixels": pixels, **wrong}[self.drawn]
 
 
 class Unseen(Blinking):
@@ -156,7 +157,7 @@ def test_whatever_an_episode_has_is_drawn_and_the_future_is_faded(values, states
     Image.fromarray(rng.integers(255, size=(7, 9, 3), dtype=np.uint8)).save(file, "png")
     episode = Episode(
         "a title that is longer than fits in one line of text",
-        *([file.getvalue()] * 5, [{"move": 1, "aim": np.zeros(9)}] * 4, np.arange(4.0)),
+        *([file.getvalue()] * 5, [{"move": 1, "aim": np.zeros(9)}, (np.int64(1), np.zeros(9))] * 2, np.arange(4.0)),
         {index: rng.standard_normal(4) for index in range(hidden)},
         {f"state_{i}": rng.standard_normal((4, 30)) for i in range(states)},
         rng.standard_normal(4) if values else None,
@@ -189,6 +190,7 @@ WRONG_PICTURES = {
     "nothing": "its render returned a NoneType. Have it return pixels",
     "numbers": "its render returned an array of float64 of shape (16, 24, 3)",
     "gray": "its render returned an array of uint8 of shape (16, 24)",
+    "empty": "its render returned an array of uint8 of shape (0, 24, 3)",
 }
 
 
@@ -196,6 +198,16 @@ WRONG_PICTURES = {
 def test_what_an_environment_draws_wrongly_is_named(agent_of, drawn):
     agent, config = agent_of("recurrl-test/Blinking-v0", drawn=drawn)
     assert WRONG_PICTURES[drawn] in error_of(recorded, agent.policy, config)
+
+
+@pytest.mark.parametrize(
+    ("declared", "shown"), [(0.05, 1.0), (float("nan"), 1.0), (-5, 1.0), ("30", 30.0), (1e6, 1000.0)]
+)
+def test_frames_per_second_are_the_environments_within_bounds(agent_of, monkeypatch, declared, shown):
+    monkeypatch.setitem(Blinking.metadata, "render_fps", declared)
+    agent, config = agent_of("recurrl-test/Blinking-v0")
+    _, episode = recorded(agent.policy, config, episodes=1)
+    assert episode.fps == shown
 
 
 def test_missing_packages_are_named_with_the_command_that_installs_them(agent_of, not_installed, monkeypatch, tmp_path):
