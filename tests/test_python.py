@@ -135,16 +135,6 @@ def test_a_callback_sees_each_iteration_and_does_not_change_the_run(tiny):
     assert lasting(watched.directory) == lasting(alone.directory)
 
 
-def test_a_failing_callback_fails_the_run(tiny):
-    class Failing:
-        def on_iteration(self, metrics, policy):
-            raise RuntimeError("no")
-
-    with pytest.raises(RuntimeError, match="no"):
-        recurrl.train(tiny, run_dir="run", callbacks=[Failing()])
-    assert summary(Path("run"))["status"] == "failed"
-
-
 @pytest.mark.parametrize("which", ["best", "last"])
 def test_a_loaded_policy_plays_as_its_evaluation_does(finished_run, which):
     agent = recurrl.load(finished_run, which)

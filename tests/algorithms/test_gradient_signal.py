@@ -35,12 +35,6 @@ def test_the_share_is_that_of_the_true_gradient_in_the_mean_of_minibatches(devia
     assert measured(GradientSignal(), *epochs) == pytest.approx(signal / (signal + noise), abs=0.03)
 
 
-def test_equal_gradients_are_all_signal_and_opposite_ones_all_noise():
-    gradient = torch.randn(sum(SIZES))
-    assert measured(GradientSignal(), [gradient, gradient]) == pytest.approx(1.0)
-    assert measured(GradientSignal(), [gradient, -0.9 * gradient]) == 0.0
-
-
 def test_minibatches_in_which_no_step_counts_are_none_of_the_epochs():
     gradient, signal = torch.randn(sum(SIZES)), GradientSignal()
     for taken in (1.0, 0.0, 1.0, 0.0):

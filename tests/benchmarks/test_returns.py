@@ -109,13 +109,6 @@ def test_the_interquartile_mean_leaves_out_the_lowest_and_highest_quarter():
     assert bootstrap_95([5.0, 5.0], interquartile_mean) == (5.0, 5.0)
 
 
-def test_the_time_to_a_threshold_is_that_of_the_first_evaluation_above_it():
-    run = run_of(0.2, {10: 0.1, 20: 0.9, 30: 0.2}, 60.0)
-    assert run.frames_to(0.5) == 20
-    assert run.seconds_to(0.5) == 40.0
-    assert run.frames_to(2.0) == math.inf
-
-
 def test_only_a_finished_run_has_a_result(tmp_path):
     assert result(tmp_path) is None
     (tmp_path / "summary.json").write_text(json.dumps({"status": "interrupted"}))

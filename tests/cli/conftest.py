@@ -2,8 +2,7 @@
 
 import os
 import sys
-from pathlib import Path
-from typing import Any, NamedTuple
+from types import SimpleNamespace
 
 import pytest
 from hostile_runs import PACKAGE
@@ -43,20 +42,13 @@ def stranger(tmp_path, monkeypatch):
     return marker
 
 
-class Called(NamedTuple):
-    """A command that was called: in which folder, and what it came to."""
-
-    folder: Path
-    outcome: Any
-
-
 @pytest.fixture(scope="session")
 def in_a_folder(tmp_path_factory):
-    """Calls a command in a new folder, one that many tests can look at."""
+    """Calls a command in a new folder, one that many tests can look at: the folder, and what the command came to."""
 
     def in_a_folder(command, *arguments):
         folder = tmp_path_factory.mktemp("anywhere")
-        return Called(folder, command(*arguments, cwd=folder))
+        return SimpleNamespace(folder=folder, outcome=command(*arguments, cwd=folder))
 
     return in_a_folder
 

@@ -62,12 +62,6 @@ def own_run(train, tiny, package, tmp_path):
 # Options
 
 
-def test_options_of_the_command_line_are_recorded(own_run):
-    assert (own_run / "notes.txt").read_text() == "notes 0.25"
-    assert settings(own_run)["logger"] == {"name": OWN, "share": 0.25, "title": "notes"}
-    assert ended(own_run) == ("completed",)
-
-
 def test_a_sweep_over_a_choice_of_the_package_and_a_custom_one(train, tiny, package, tmp_path):
     train("-m", *tiny, f"logger=csv,{OWN}", "hydra.sweep.dir=sweep").succeeded()
     assert [(tmp_path / "sweep" / job / "notes.txt").exists() for job in "01"] == [False, True]

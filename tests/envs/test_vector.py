@@ -60,13 +60,6 @@ def test_the_vector_cartpole_equals_single_ones(cartpoles, count, limit, mask, s
             start_alike(found["done"])
 
 
-def test_environments_are_reset_only_on_request(cartpoles):
-    native, _ = cartpoles(2, 1, [])
-    native.reset_tensors(None)
-    action = torch.zeros(2, dtype=torch.int64)
-    assert [native.step_tensors(action)["truncated"].all() for _ in range(3)] == [True] * 3
-
-
 class Clocks(VectorEnv):
     """Shows each environment's number, its episode and the step within; episodes last 2, 3, 4, ... steps.
 

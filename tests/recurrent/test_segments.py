@@ -1,4 +1,4 @@
-"""Segments: packing, mirroring, permutations."""
+"""Segments: their packing, and linear recurrences over them."""
 
 import pytest
 import torch
@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from recurrl.recurrent.backends.native import NativeRecurrence
 from recurrl.recurrent.backends.triton.recurrence import TritonRecurrence
 from recurrl.recurrent.linear_recurrence import linear_recurrence
-from recurrl.recurrent.segments import Segments, expanded, mirrored
+from recurrl.recurrent.segments import Segments, expanded
 
 
 @st.composite
@@ -50,42 +50,12 @@ def test_packing_lays_each_segment_in_its_own_lane_longest_first(is_init):
     assert packing.ends_N.tolist() == [lane[-1] for lane in lanes]
 
 
-@given(is_init=flags())
-def test_unpacking_undoes_packing(is_init):
-    packing = segments_of(is_init).packing
-    values = torch.randn(*is_init.shape, 2)
-    assert torch.equal(packing.unpack(packing.pack(values)), values)
-
-
-@given(is_init=flags())
-def test_a_mirror_reverses_each_segment_in_its_place(is_init):
-    segments = segments_of(is_init)
-    flat = torch.arange(is_init.numel()).reshape(is_init.shape)
-    expected = torch.tensor([index for piece in pieces(is_init) for index in reversed(piece)])
-    assert torch.equal(mirrored(flat, segments.mirror()).flatten(), expected)
-
-
 def test_equal_resets_share_a_packing_and_others_do_not():
     is_init = torch.rand(4, 9, generator=torch.Generator().manual_seed(0)) < 0.3
     one, same = segments_of(is_init), segments_of(is_init.clone())
     assert one.packing is same.packing
     is_init[1, 4] ^= True
     assert segments_of(is_init).packing is not one.packing
-
-
-def test_a_flat_batch_of_slices_takes_as_many_steps_as_its_longest_segment():
-    is_init = torch.zeros(1, 4096, dtype=torch.bool)
-    is_init[:, ::32] = True
-    assert len(segments_of(is_init).packing.batch_sizes) == 32
-
-
-@given(is_init=flags())
-def test_the_states_before_packed_steps_are_found(is_init):
-    packing = segments_of(is_init).packing
-    places = packing.before_P.tolist()
-    first = packing.starts_N.tolist()
-    for row_step, place in zip(packing.positions_P.tolist(), places, strict=True):
-        assert place == (first.index(row_step) if row_step in first else len(first) + row_step - 1)
 
 
 FORMS = {  # the shapes of a and of a state, and the dimension of real and imaginary parts
