@@ -149,7 +149,7 @@ def test_torchrun_trains_two_ranks_as_the_readme_says(tiny, tmp_path, arguments)
     done = called(*tiny, f"hydra.run.dir={tmp_path / 'run'}")
     assert done.returncode == 0, done.stderr
     assert summary(tmp_path / "run")["status"] == "completed"
-    odd = ("env.num_envs=33", "frames_per_batch=1056", "minibatch_slices=3")
+    odd = ("env.num_envs=33", "frames_per_batch=2112", "minibatch_slices=3")
     rejected = called(*odd, f"hydra.run.dir={tmp_path / 'rejected'}")
     assert rejected.returncode == 1
     assert "error: env.num_envs must be a multiple of 2 ranks (got 33)" in rejected.stderr
