@@ -270,7 +270,7 @@ def _comparisons(
         # In sequence mode states are known at the ends of segments only.
         ends = expand_as_right(segment_ends(batch_NT, slice_len), recorded_NT)
         at_ends_NT = torch.where(ends, sequence_NT["next", key], recorded_NT)
-        sequence = "The cell computes different results in sequence mode and step by step. Choose another backend."
+        sequence = "Sequences and steps of the cell differ. Choose another backend; a custom step may not mix rows."
         yield "state", ("next", key), at_ends_NT, sequence
     network = (
         "The states are correct, so the network around the cell has changed since, or depends on more than one step: "

@@ -256,7 +256,7 @@ def test_a_sequence_that_computes_something_else_than_steps_is_caught(config, mo
     right = cell._sequence
     monkeypatch.setattr(cell, "_sequence", lambda x, is_init, states: right(x, torch.zeros_like(is_init), states))
     sentence = complaint(config, policy, batch)
-    advice = "The cell computes different results in sequence mode and step by step. Choose another backend."
+    advice = "Sequences and steps of the cell differ. Choose another backend; a custom step may not mix rows."
     assert sentence.endswith(advice)
 
 

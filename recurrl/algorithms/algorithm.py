@@ -88,7 +88,8 @@ class Algorithm(nn.Module):
     def prepare(self, rows_NT: TensorDictBase, reward_NT: Tensor) -> dict[str, float]:
         """Writes what the loss reads, such as advantages, into rows ``[N, T]``, and advances schedules.
 
-        Called once per iteration, before the policy changes. Minibatches hold all entries but ``next``.
+        Called once per iteration, without gradients, before the policy changes. Minibatches hold all entries but
+        ``next``.
 
         Args:
             rows_NT: the rollout, with replayed rows if the buffer adds any.
@@ -162,6 +163,7 @@ class Algorithm(nn.Module):
         self.policy.observe(seen_NT if mask_NT is None else seen_NT[mask_NT].unsqueeze(0))
         return world().averaged(metrics)
 
+    @torch.no_grad()
     def _prepared(self, rows_NT: TensorDictBase, reward_NT: Tensor) -> dict[str, float]:
         """The metrics of ``prepare``, checked."""
         metrics = self.prepare(rows_NT, reward_NT)

@@ -69,9 +69,8 @@ class GRPO(Algorithm):
             if every is not None and int(self.iterations) % every == 0:
                 self.reference.load_state_dict(self.policy.state_dict())
             # Rows begin with a reset, so the reference starts from zero states, not from the policy's.
-            with torch.no_grad():
-                output = self.reference.sequence(*self.reference.inputs(rows_NT))
-                rows_NT.set(REF_LOG_PROB, output.distribution.log_prob(rows_NT[ACTION]))
+            output = self.reference.sequence(*self.reference.inputs(rows_NT))
+            rows_NT.set(REF_LOG_PROB, output.distribution.log_prob(rows_NT[ACTION]))
         self.iterations.add_(1)
         return {**metrics, **advantage_metrics(rows_NT[ADVANTAGE][rows_NT[LOSS_MASK]])}
 

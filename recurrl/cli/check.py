@@ -9,7 +9,7 @@ from pathlib import Path
 
 from recurrl.cli.messages import errors_as_messages
 from recurrl.config.composed import as_schema, resolved
-from recurrl.errors import ConfigError
+from recurrl.errors import require
 from recurrl.runs.launcher import launch
 from recurrl.runs.overrides import compose, overridden_keys
 
@@ -37,10 +37,9 @@ def _checked(overrides: Sequence[str], config_dir: Path | None) -> str:
     composed = compose(overrides, config_dir)
     launch(composed)
     config, explicit_keys = as_schema(composed), overridden_keys(overrides)
-    if config.resume is not None:
-        raise ConfigError("recurrl-check checks new runs; a resumed run checks itself. Leave resume out.")
+    require(config.resume is None, "recurrl-check checks new runs; a resumed run checks itself. Leave resume out.")
     # These import torch, which messages about typos need not wait for.
-    from recurrl.algorithms.metrics import STEPS
+    from recurrl.algorithms.metrics import SKIPPED, STEPS
     from recurrl.build import make_algorithm, make_collector, make_policy_for, set_process_state, warm_start
     from recurrl.collector.collector import unsavable_reason
     from recurrl.consistency import check_consistency
@@ -61,6 +60,7 @@ def _checked(overrides: Sequence[str], config_dir: Path | None) -> str:
             batch = collector.collect()
             line = check_consistency(policy, batch, config)
             metrics = make_algorithm(replace(config, epochs=1), policy).update(batch, 0.0)
+            require(not metrics.get(SKIPPED), f"algorithm={config.algorithm.name}: loss or gradient is not finite.")
             terms = ", ".join(f"{name} {value:.3g}" for name, value in metrics.items() if name.startswith("loss/"))
             line += f"\none update by algorithm={config.algorithm.name}: {metrics[STEPS]:.0f} gradient steps; {terms}"
             reason = unsavable_reason(collector)

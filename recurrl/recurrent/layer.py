@@ -50,7 +50,7 @@ class StackedParameters(nn.Module):
                 inputs = input_size if layer == 0 else directions(self) * cell.hidden_size
                 for direction in range(directions(self)):
                     for name, shape in cell.parameters(inputs).items():
-                        parameter = nn.Parameter(torch.empty(shape, device=device))
+                        parameter = nn.Parameter(torch.zeros(shape, device=device))
                         with torch.no_grad():
                             cell.initialize(name, parameter)
                         self.register_parameter(name + SUFFIXES[direction].format(layer), parameter)

@@ -218,6 +218,7 @@ class OneTerm(Algorithm):
     """The least that an algorithm is."""
 
     def prepare(self, rows_NT, reward_NT):
+        assert not torch.is_grad_enabled()
         return {}
 
     def loss(self, slices_SK, output):

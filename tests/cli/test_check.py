@@ -41,6 +41,11 @@ def test_a_loss_that_cannot_be_minimised_is_rejected(check, tiny, monkeypatch):
     assert outcome.error.startswith("The loss of algorithm=ppo must be recurrl.algorithms.Losses (got a Tensor).")
 
 
+def test_a_loss_that_is_not_finite_is_rejected(check, tiny, monkeypatch):
+    monkeypatch.setattr(PPO, "_critic_loss", lambda _, value, *rest: (value.mean() * float("nan"), {}))
+    assert check(*tiny).failed().error == "algorithm=ppo: loss or gradient is not finite."
+
+
 @pytest.mark.parametrize("frames", [1, 31, 33])
 def test_any_total_frames_will_do_because_nothing_is_trained(check, tiny, frames):
     check(*tiny, f"total_frames={frames}").succeeded()

@@ -82,6 +82,15 @@ def test_a_cell_made_by_name_has_the_defaults_of_its_yaml(cell):
     assert vars(made) == vars(CELLS[cell](made.hidden_size))
 
 
+def test_a_parameter_that_initialize_leaves_alone_is_zero(monkeypatch):
+    class Untouched(Several):
+        def initialize(self, name, parameter):
+            return
+
+    monkeypatch.setattr(torch, "empty", lambda shape, device: torch.full(shape, torch.nan, device=device))
+    assert not any(parameter.any() for parameter in layers(Untouched(4), 3).layers.parameters())
+
+
 def test_parameters_are_initialised_like_torchs_unless_the_cell_says_otherwise():
     class Own(Several):
         def initialize(self, name, parameter):
