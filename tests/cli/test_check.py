@@ -42,7 +42,7 @@ def test_a_loss_that_cannot_be_minimised_is_rejected(check, tiny, monkeypatch):
 
 
 def test_a_loss_that_is_not_finite_is_rejected(check, tiny, monkeypatch):
-    monkeypatch.setattr(PPO, "_critic_loss", lambda _, value, *rest: (value.mean() * float("nan"), {}))
+    monkeypatch.setattr(PPO, "_critic_loss", lambda _, value, *__: (value.mean() * float("nan"), {}))
     assert check(*tiny).failed().error == "algorithm=ppo: loss or gradient is not finite."
 
 
