@@ -22,11 +22,10 @@ from recurrl.config import EnvConfig, PretrainConfig
 from recurrl.errors import ConfigError, message_of, require
 from recurrl.keys import ACTION, ACTION_MASK, OBSERVATION, PREVIOUS_ACTION, PREVIOUS_REWARD
 from recurrl.policy import Policy
-from recurrl.policy.encoders.mlp import OneHot
 from recurrl.policy.heads import GaussianParameters
+from recurrl.policy.previous_action import PreviousAction
 from recurrl.recurrent.layer import reset_state
 from recurrl.recurrent.module.keys import IS_INIT
-from recurrl.specs import choices
 
 logger = logging.getLogger(__name__)
 
@@ -173,7 +172,7 @@ def _episode(file: Path, policy: Policy, interface: NamedInterface) -> TensorDic
         inputs[ACTION_MASK] = read(interface.mask, "action_masks")
     mask = inputs.get(ACTION_MASK, inputs.get(f"{OBSERVATION}.{ACTION_MASK}"))
     if mask is not None:
-        taken = OneHot(choices(policy.action_spec) or (int(policy.action_spec.space.n),))(action)
+        taken = PreviousAction(policy.action_spec)(action)  # one-hot
         require(bool((taken <= mask).all()), f"{what}: a mask forbids the action that was taken. {page}")
     if PREVIOUS_REWARD in interface.added:
         inputs[PREVIOUS_REWARD] = read(REWARD, "rewards").reshape(steps, 1).roll(1, 0)

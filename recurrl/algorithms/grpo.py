@@ -86,7 +86,6 @@ class GRPO(Algorithm):
         )
 
 
-@torch.no_grad()
 def add_group_advantages(rows_NT: TensorDictBase, reward_NT: Tensor, options: GRPOConfig) -> dict[str, float]:
     """Writes advantages relative to a group, and the loss mask, into rows ``[N, T]`` that all begin with a reset.
 

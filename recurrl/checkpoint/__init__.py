@@ -135,11 +135,12 @@ class Checkpoint:
             ConfigError: the checkpoint does not fit the configuration.
             RunError: a worker failed.
         """
-        ahead = bool(flat(self.settings).get("collector.ahead"))  # rows, whose length frames_per_batch determines
+        ahead = flat(self.settings).get("collector.ahead")  # rows, whose length frames_per_batch determines
+        restarting = ("env.", "collector.", *(["frames_per_batch"] if ahead else []))
         changes = {
             key: change
             for key, change in differences(self.settings, settings).items()
-            if key.startswith(("env.", "collector.", *["frames_per_batch"] * ahead)) and key not in KEEPS_EPISODES
+            if key.startswith(restarting) and key not in KEEPS_EPISODES
         }
         if changes:
             logger.warning("Unfinished episodes are restarted: %s.", described(changes))

@@ -52,10 +52,11 @@ def run_directory_of(path: Path) -> Path:
     Raises:
         ConfigError: the path is neither a run directory nor a checkpoint in one.
     """
-    for candidate in (path, path.absolute().parent.parent):
-        if os.path.lexists(path) and os.path.lexists(candidate / CONFIG_FILE):
+    exists = os.path.lexists(path)
+    for candidate in (path, path.absolute().parent.parent) if exists else ():
+        if os.path.lexists(candidate / CONFIG_FILE):
             return candidate
-    what = "is neither a run directory nor a checkpoint in one" if os.path.lexists(path) else "does not exist"
+    what = "is neither a run directory nor a checkpoint in one" if exists else "does not exist"
     raise ConfigError(
         f"{path} {what}. Pass a run directory (it holds config.yaml and checkpoints/), or one of its checkpoints."
     )
