@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
 import recurrl.runtime.environment  # noqa: F401 (before torchrl, whose import fails on some values)
 
-STARTED = time.time()
-"""When this process began to import the package, seconds since the epoch: the start of a command's run."""
+STARTED = time.monotonic()
+"""When this process began to import the package, by ``time.monotonic``: the start of a command's run."""
 
 __version__ = "0.2.0"
 __all__ = ["Callback", "Run", "__version__", "load", "make_replay_buffer", "train"]

@@ -84,7 +84,7 @@ def train(
             "recurrl.train trains in one process, and torchrun started several. Start recurrl-train by torchrun, or "
             "this program without it."
         )
-    started = time.time()
+    started = time.monotonic()
     config = shlex.split(config) if isinstance(config, str) else config
     overrides = overrides_of(config) if isinstance(config, Mapping) else list(config)
     if env is not None:
@@ -164,11 +164,13 @@ def _isolated_hydra() -> Iterator[None]:
 
 @contextmanager
 def _process_settings_restored() -> Iterator[None]:
-    threads, torchrl = torch.get_num_threads(), logging.getLogger("torchrl")
+    threads, dtype, torchrl = torch.get_num_threads(), torch.get_default_dtype(), logging.getLogger("torchrl")
     level, matmul, cudnn = torchrl.level, torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+    torch.set_default_dtype(torch.float32)  # whatever the caller's: another process may resume the run
     try:
         yield
     finally:
+        torch.set_default_dtype(dtype)
         torch.set_num_threads(threads)
         torchrl.setLevel(level)
         torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = matmul, cudnn

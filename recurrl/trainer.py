@@ -78,7 +78,7 @@ class Trainer:
             self.callbacks.on_start(self)
             self.summary.has_begun = True
             on_accepted()
-            self.summary.startup_time_s = time.time() - self.summary.started
+            self.summary.startup_time_s = time.monotonic() - self.summary.started
             if self.metrics:
                 self.callbacks.on_iteration(self, self.metrics)
             while not self.agree_on_end():

@@ -107,6 +107,7 @@ class Agent:
         """Exports one step to files that need no recurrl to run; see :func:`recurrl.export.export.export`."""
         from recurrl.export.export import export  # here, because it imports this module
 
+        formats = [formats] if isinstance(formats, str) else formats
         return export(self, Path(folder), {"env": self._interface.env.id}, sampled, formats, layout)
 
     def make_env(self) -> gymnasium.Env[Any, Any]:

@@ -15,14 +15,7 @@ from tensordict import TensorDictBase
 from torch import Tensor, nn
 from torch.optim import Adam, AdamW, Optimizer
 
-from recurrl.algorithms.checks import (
-    check_all_optimized,
-    check_gradient,
-    check_losses,
-    check_own_parameters,
-    check_skipped,
-    no_gradient,
-)
+from recurrl.algorithms import checks
 from recurrl.algorithms.gradient_signal import GradientSignal
 from recurrl.algorithms.metrics import KL, STEPS, Losses, mean_metrics, share_of_ranks, step_metrics
 from recurrl.algorithms.states import SliceStates
@@ -191,7 +184,7 @@ class Algorithm(nn.Module):
                     if has_changed:
                         self._adapt_lr(kl)
                     has_changed |= not math.isnan(kl)
-            check_skipped(self, steps[before:])
+            checks.check_skipped(self, steps[before:])
             if epoch == 0:
                 self.gradient_signal.end_epoch()
                 epochs = self.epochs()
@@ -200,8 +193,8 @@ class Algorithm(nn.Module):
             if self.options.target_kl is not None and self._kl(steps[before:]) > self.options.target_kl:
                 break
         metrics = mean_metrics(steps, self.log_clip_range)
-        check_gradient(self, metrics)
-        check_all_optimized(self)
+        checks.check_gradient(self, metrics)
+        checks.check_all_optimized(self)
         optim = {"optim/lr": self._optimized["lr"], "optim/signal": self.gradient_signal.share}
         return merged(metrics, self.states.drift(slices_SK), optim)
 
@@ -236,7 +229,7 @@ class Algorithm(nn.Module):
         began = time.perf_counter()
         losses = self._losses(slices_SK)
         if not self._is_checked:
-            check_losses(losses, self, slices_SK)
+            checks.check_losses(losses, self, slices_SK)
         if losses.weight is None and losses.mask is not None:
             losses = losses._replace(weight=losses.mask.sum().float())
         if losses.weight is not None and world().size > 1:
@@ -245,11 +238,11 @@ class Algorithm(nn.Module):
             losses = losses._replace(terms=terms, weight=weight)
         total = losses.total
         if not total.requires_grad:
-            raise RunError(no_gradient(self, "does not require a gradient"))
+            raise RunError(checks.no_gradient(self, "does not require a gradient"))
         self.optimizer.zero_grad()
         total.backward()
         if not self._is_checked:
-            check_own_parameters(self)
+            checks.check_own_parameters(self)
             self._is_checked = True
         # A module that routes its inputs, such as a mixture of experts, uses other parameters in each minibatch. Their
         # gradient is zero, so that ranks, which use different ones, learn what one process does.

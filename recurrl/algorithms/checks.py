@@ -130,7 +130,7 @@ def no_gradient(algorithm: Algorithm, what: str) -> str:
     """The error message for a loss from which nothing would be learned."""
     return (
         f"The loss of algorithm={algorithm.options.name} {what}, so nothing would be learned. Look for parameters that "
-        "were detached or replaced, for example by requires_grad_(False) in a callback."
+        "were detached or replaced, for example by requires_grad_(False) in a callback, or for torch.no_grad()."
     )
 
 

@@ -20,7 +20,7 @@ def compare_main() -> None:
     arguments = parser.parse_args()
     with errors_as_messages():
         results = [result for path in arguments.run for result in results_of(path)]
-    sys.stdout.write(comparison(results, "runs") if arguments.json else comparison_table(results, "run"))
+        sys.stdout.write(comparison(results, "runs") if arguments.json else comparison_table(results, "run"))
 
 
 def report_main() -> None:
@@ -37,7 +37,7 @@ def report_main() -> None:
 
         runs = [run for path in arguments.run for run in results_of(path)]
         page = write_report(runs, arguments.run, arguments.output)
-    sys.stdout.write(f"{page}\n")
+        sys.stdout.write(f"{page}\n")
 
 
 def _parser(program: str, description: str) -> argparse.ArgumentParser:

@@ -39,10 +39,8 @@ def evaluate_main() -> None:
         for run in runs:
             opened = open_run(run, arguments.which, arguments.device, trusts, overrides)
             played = opened.evaluate(arguments.episodes, arguments.seed, states, deterministic, files)
-            returns = {state: summarized(each) for state, each in played.items()}
-            reports.append(
-                {"run": str(run), "overrides": overrides, "deterministic": deterministic, "returns": returns}
-            )
+            found = {state: summarized(each) for state, each in played.items()}
+            reports.append({"run": str(run), "overrides": overrides, "deterministic": deterministic, "returns": found})
     rows = (
         (each["run"] + _MEMORY[state], statistics) for each in reports for state, statistics in each["returns"].items()
     )
@@ -89,7 +87,7 @@ def _parser() -> argparse.ArgumentParser:
         "env.kwargs.length=20",
     )
     parser.add_argument("--episodes", type=int, help="episodes per seed (default: the run's evaluation.episodes)")
-    parser.add_argument("--seed", type=_seeds, metavar="SEED,...", help="of the environments (default: the run's)")
+    parser.add_argument("--seed", type=seeds, metavar="SEED,...", help="of the environments (default: the run's)")
     parser.add_argument("--which", default="best", help="the best checkpoint of a run, or the last (default: best)")
     parser.add_argument("--sampled", action="store_true", help="sample actions instead of taking the most probable")
     parser.add_argument("--device", help="where the policy runs (default: the run's device)")
@@ -105,5 +103,6 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _seeds(text: str) -> list[int]:
+def seeds(text: str) -> list[int]:
+    """The seeds in a text that separates them by commas."""
     return [int(each) for each in text.split(",")]

@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import optuna
 from hydra.core.override_parser.types import Override
@@ -22,9 +23,6 @@ from recurrl.runs.overrides import parsed
 from recurrl.runs.results import job_in
 from recurrl.runtime.run_directory import locked
 
-_NAME = "recurrl"
-_STARTUP_TRIALS = 8
-
 
 def search(options: Mapping[str, Any], arguments: Sequence[str], config: DictConfig, launcher: Launcher) -> None:
     """Runs trials until there are ``n_trials``, and prints the best.
@@ -39,7 +37,7 @@ def search(options: Mapping[str, Any], arguments: Sequence[str], config: DictCon
         ConfigError: an option or a search space is wrong, or the folder holds another search.
         RunError: trials failed; the others were run nonetheless.
     """
-    fixed, space = _space([*(f"{key}={value}" for key, value in options["params"].items()), *arguments])
+    fixed, space = _space([*(f"{key}={value}" for key, value in (options["params"] or {}).items()), *arguments])
     require(
         bool(space),
         "hydra/sweeper=optuna has nothing to search. Use hparams_search=ppo, or values such as "
@@ -92,13 +90,12 @@ def _study(folder: Path, options: Mapping[str, Any], at_once: int, fixed: list[s
     """Loads the study in a folder, or creates one."""
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-    study = optuna.create_study(
-        study_name=_NAME, storage=f"sqlite:///{folder}/study.db", direction="maximize", load_if_exists=True
-    )
+    storage = f"sqlite:///{quote(str(folder))}/study.db"  # quoted, because it may hold a question mark
+    study = optuna.create_study(study_name="recurrl", storage=storage, direction="maximize", load_if_exists=True)
     # A resumed search takes another seed: with the same one it would repeat its first proposals.
     seed = options["seed"] + len(study.trials)
     study.sampler = optuna.samplers.TPESampler(
-        n_startup_trials=_STARTUP_TRIALS, seed=seed, multivariate=True, constant_liar=at_once > 1
+        n_startup_trials=8, seed=seed, multivariate=True, constant_liar=at_once > 1
     )
     before = study.user_attrs.get("overrides", fixed)
     require(
@@ -146,4 +143,4 @@ def _report(study: optuna.Study, fixed: Sequence[str]) -> None:
             "The best of many trials looks better than it will with other seeds: add -m and seed=1,2,3 to find out.\n"
         )
     if failed:
-        raise RunError(f"{len(failed)} of {len(ended)} trials failed: {failed}.")
+        raise RunError(f"{len(failed)} of {len(ended)} trials failed or have no return: {failed}.")

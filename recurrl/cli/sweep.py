@@ -17,8 +17,9 @@ from omegaconf import DictConfig, OmegaConf
 from recurrl.reporting.runs import differing
 from recurrl.runs.results import OVERRIDES, comparison, comparison_table, configured, jobs_of
 from recurrl.runtime.atomic import atomic_write
-from recurrl.runtime.run_directory import SUMMARY
+from recurrl.runtime.run_directory import CONFIG_FILE, SUMMARY
 from recurrl.runtime.run_summary import write_summary
+from recurrl.runtime.signals import stop_request
 from recurrl.tracking.progress import SWITCH
 
 SWEEP = ExitStack()
@@ -33,6 +34,8 @@ class BeforeSweep(Callback):
         # joblib starts a process for each core by default, however many threads each has.
         if OmegaConf.select(config, "hydra.launcher.n_jobs") == -1:
             config.hydra.launcher.n_jobs = jobs_at_once(config.num_threads)
+        # A signal ends the command like Ctrl-C: joblib then ends its processes, and the sweep is reported.
+        SWEEP.enter_context(stop_request())
         SWEEP.callback(_report, Path(config.hydra.sweep.dir).absolute())
         # The progress lines of jobs in parallel processes would overwrite each other.
         SWEEP.enter_context(env_override({SWITCH: str(os.getpid())}))
@@ -47,9 +50,10 @@ def jobs_at_once(num_threads: int | None) -> int:
 @contextmanager
 def recorded(run_dir: Path, overrides: list[str]) -> Iterator[None]:
     """Records the overrides of a job that begins, and the error of one that is rejected before it writes a summary."""
-    (run_dir / OVERRIDES).parent.mkdir(exist_ok=True)
-    with atomic_write(run_dir / OVERRIDES) as file:
-        OmegaConf.save(OmegaConf.create(overrides), file)
+    if not (run_dir / CONFIG_FILE).exists():  # those of a resumed run stay as they are until it is accepted
+        (run_dir / OVERRIDES).parent.mkdir(exist_ok=True)
+        with atomic_write(run_dir / OVERRIDES) as file:
+            OmegaConf.save(OmegaConf.create(overrides), file)
     try:
         yield
     except Exception as error:
@@ -63,8 +67,13 @@ def _report(folder: Path) -> None:
     jobs = jobs_of(folder)
     if not jobs:
         return
-    # Different runs that are resumed may differ in settings that no override of the sweep names.
-    listed = configured(jobs) if len({job.settings.get("resume") for job in jobs}) > 1 else jobs
+    # A resumed run may have settings that no override of the sweep names, and others than an override names.
+    listed = configured(jobs) if any("resume" in job.settings for job in jobs) else jobs
+    with atomic_write(folder / "sweep.json") as file:
+        file.write(comparison(listed, "jobs"))
+    from recurrl.reporting.page import write_report  # plotly takes half a second
+
+    page = write_report(configured(jobs), [folder])
     sys.stdout.write(f"\n{comparison_table(listed, 'job')}\n")
     sys.stdout.flush()
     failed = [job for job in jobs if not job.has_ended_well]
@@ -73,9 +82,4 @@ def _report(folder: Path) -> None:
     for job in failed:
         settings = " ".join(f"{key}={value}" for key, value in job.settings.items() if key in keys or not keys)
         sys.stderr.write(f"{job.status}: {job.name}: {settings or '(defaults)'}: {job.error or 'see its log'}\n")
-    with atomic_write(folder / "sweep.json") as file:
-        file.write(comparison(listed, "jobs"))
-    from recurrl.reporting.page import write_report  # plotly takes half a second
-
-    page = write_report(configured(jobs), [folder])
     sys.stderr.write(f"The table is also in {folder}/sweep.json, with figures in {page}.\n")

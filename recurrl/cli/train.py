@@ -82,7 +82,7 @@ def _job(composed: DictConfig) -> float | None:
     is_sweep = HydraConfig.get().mode == RunMode.MULTIRUN
     if is_sweep and launched_size() > 1:
         raise ConfigError("-m starts many runs, and torchrun the ranks of one. Start torchrun once for each run.")
-    run_dir, started = Path(HydraConfig.get().runtime.output_dir), time.time() if is_sweep else STARTED
+    run_dir, started = Path(HydraConfig.get().runtime.output_dir), time.monotonic() if is_sweep else STARTED
     try:
         with ExitStack() as stack:
             resume = stack.enter_context(run_directory(run_dir, composed))

@@ -7,17 +7,10 @@ from typing import Any, get_args
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import ConfigKeyError, OmegaConfBaseException, ValidationError
 
+from recurrl.config import plugins
 from recurrl.config.keys import WRAPPERS, check_key, keys_of
 from recurrl.config.options import Meaning, meaning_of, words_of
-from recurrl.config.plugins import (
-    GROUPS,
-    custom_values,
-    inherited_choice,
-    is_custom,
-    key_of,
-    merged_options,
-    options_class,
-)
+from recurrl.config.plugins import GROUPS
 from recurrl.config.run import AUTO_DEVICE, AUTO_PRECISION, TrainConfig
 from recurrl.errors import ConfigError, require
 
@@ -108,8 +101,8 @@ def with_defaults(config: DictConfig) -> DictConfig:
     try:
         for group, options in chosen.items():
             schema[group] = OmegaConf.structured(options)
-            if isinstance(name := value_of(config, key_of(group)), str) and is_custom(name):
-                values[group] = custom_values(group, name) | values[group]
+            if isinstance(name := value_of(config, plugins.key_of(group)), str) and plugins.is_custom(name):
+                values[group] = plugins.custom_values(group, name) | values[group]
     except (OmegaConfBaseException, ValueError) as error:
         reason = str(error).splitlines()[0].rstrip(".")
         raise ConfigError(
@@ -134,10 +127,10 @@ def chosen_options(config: DictConfig) -> dict[str, type]:
     """
     chosen = {}
     for group in GROUPS:
-        name, values = value_of(config, key_of(group)), value_of(config, group)
+        name, values = value_of(config, plugins.key_of(group)), value_of(config, group)
         names = name if isinstance(name, ListConfig) else [name]
         if all(isinstance(each, str) and each != "???" for each in names) and isinstance(values, DictConfig):
-            chosen[group] = merged_options([options_class(group, each) for each in names])
+            chosen[group] = plugins.merged_options([plugins.options_class(group, each) for each in names])
     return chosen
 
 
@@ -191,7 +184,7 @@ def _error(error: OmegaConfBaseException, config: DictConfig) -> ConfigError:
     if "missing mandatory" not in reason:
         return ConfigError(f"{key} has a value that cannot be used ({reason}). Correct it.")
     group = key.partition(".")[0]
-    base = f"defaults: [{inherited_choice(group)}, _self_]" if group in GROUPS else ""
+    base = f"defaults: [{plugins.inherited_choice(group)}, _self_]" if group in GROUPS else ""
     return ConfigError(
         f"{key} is required and has no value. Add {key}=... to the command line."
         + f" A custom yaml inherits the values of another one with a line such as '{base}'." * bool(base)

@@ -19,7 +19,7 @@ FREE = "env.kwargs"
 WRAPPERS = "env.wrappers"
 """The only list whose entries may be mappings."""
 
-OTHER_NAMES: dict[str, str] = yaml.safe_load(Path(__file__).with_name("other_names.yaml").read_text())
+OTHER_NAMES: dict[str, str] = yaml.safe_load(Path(__file__).with_name("other_names.yaml").read_text("utf-8"))
 """Other libraries' names for each of our keys; in a key, ``{}`` stands for the other library's name."""
 
 SYNONYMS = {theirs: ours.format(theirs) for ours, names in OTHER_NAMES.items() for theirs in names.split()}

@@ -17,7 +17,7 @@ from recurrl.envs.arguments import check_arguments
 from recurrl.envs.checks import making
 from recurrl.envs.inline import InlineEnv
 from recurrl.envs.single import SingleEnv
-from recurrl.errors import ConfigError
+from recurrl.errors import ConfigError, require
 
 _ALWAYS = (
     *("name", "source", "id", "ids", "num_envs", "mask", "previous_reward"),
@@ -105,6 +105,8 @@ class GymnasiumSource(Source):
     def inline(self, envs: Sequence[gymnasium.Env[Any, Any]]) -> InlineEnv:
         """Environments that :meth:`create` made, as one batched environment."""
         options = self.options
+        distinct = len({id(env.unwrapped) for env in envs}) == len(envs)
+        require(distinct, f"env.id={options.id} must make a new environment at each call (got the same one twice).")
         return InlineEnv([self.wrap(env) for env in envs], options.id, options.action_mask_from_info)
 
     def plain(self) -> gymnasium.Env[Any, Any]:

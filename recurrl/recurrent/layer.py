@@ -174,9 +174,11 @@ def run_sequence(
         The last layer's output ``[B, T, D·O]``, and each state ``[B, T, L·D, ...]`` at the last step of every segment;
         at other steps it may be anything.
     """
-    segments = Segments(is_init_BT)
+    segments = Segments(is_init_BT.to(x_BTI.device))
 
     def sequence(x_BTI: Tensor, stored: States, weights: Weights, direction: int) -> tuple[Tensor, States]:
+        if (device := next(iter(weights.values())).device) != x_BTI.device:  # kernels would read other memory
+            raise ValueError(f"The layer is on {device}, but its input is on {x_BTI.device}. Move one of them.")
         mirror_P = segments.mirror() if direction else None
         if mirror_P is not None:
             x_BTI = mirrored(x_BTI, mirror_P)

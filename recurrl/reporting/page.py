@@ -21,7 +21,7 @@ _VIDEOS = {
     ".mp4": '<video controls loop muted src="data:video/mp4;base64,{}"></video>',
     ".gif": '<img src="data:image/gif;base64,{}" alt="">',
 }
-_PAGE = Template(Path(__file__).with_suffix(".html").read_text())
+_PAGE = Template(Path(__file__).with_suffix(".html").read_text("utf-8"))
 
 
 def write_report(runs: Sequence[Result], paths: Sequence[Path], output: Path | None = None) -> Path:

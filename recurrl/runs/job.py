@@ -54,7 +54,7 @@ def run(
         composed: the configuration as Hydra composed it.
         config: the same as dataclasses; None for a resumed run, whose saved configuration is merged with ``composed``.
         run_dir: the run's directory, which no other process uses.
-        started: when the command began, seconds since the epoch.
+        started: when the command began, by ``time.monotonic``.
         callbacks: the user's callbacks.
         env: what makes the environments, if it was passed as an object.
         strict: reject values of the command line that have no effect.
@@ -97,7 +97,8 @@ def run(
             trainer = make_trainer(config, run_dir, settings, summary, request, start, explicit_keys, callbacks)
             trainer.fit(on_accepted=record_settings)
     logger.info(_closing_line(summary, run_dir))
-    sys.stderr.writelines(f"warning: {warning}\n" for warning in summary.warnings.values())
+    with suppress(OSError):  # they are in the summary
+        sys.stderr.writelines(f"warning: {warning}\n" for warning in summary.warnings.values())
 
 
 @contextmanager
@@ -168,8 +169,7 @@ def _resume_command(settings: DictConfig, run_dir: Path, callbacks: Sequence[Cal
         call = ", ".join([str(overrides), *(f"{name}=..." for name in passed)])
         return f"recurrl.train({call}), because {' and '.join(passed + of_program)} can only be passed from Python"
     # Modules of the user are found from the folder in which the run was started.
-    folder = f"cd {shlex.quote(str(Path.cwd()))} && " if code else ""
-    return folder + shlex.join(["recurrl-train", *overrides])
+    return (f"cd {shlex.quote(str(Path.cwd()))} && " if code else "") + shlex.join(["recurrl-train", *overrides])
 
 
 def run_rank() -> None:
@@ -192,7 +192,7 @@ def run_rank() -> None:
             world().connect(config.device, config.ranks.timeout_s)
             # Rank 0 is told of the signal, and logs how the run ended.
             with suppress(Interrupted), stop_request() as request, time_limit(config.collector.timeout_s):
-                make_trainer(config, Path(), settings, RunSummary(started=time.time(), frames=frames), request).fit()
+                make_trainer(config, Path(), settings, RunSummary(time.monotonic(), frames=frames), request).fit()
     world().leave()
 
 

@@ -12,6 +12,7 @@ from recurrl import checkpoint
 from recurrl.build import make_policy_for, set_process_state
 from recurrl.config import TrainConfig
 from recurrl.config.composed import plain, typed
+from recurrl.config.options import SEED
 from recurrl.envs.passed_env import id_of, with_maker
 from recurrl.errors import ConfigError, naming, require
 from recurrl.evaluation import KEPT, evaluate
@@ -87,6 +88,8 @@ class OpenedRun:
         episodes = config.evaluation.episodes if episodes is None else episodes
         require(episodes >= 1, f"--episodes must be at least 1 (got {episodes}).")
         seeds = [config.seed] if seed is None else [seed] if isinstance(seed, int) else seed
+        fits = len(set(seeds)) == len(seeds) and all(map(SEED.holds, seeds))
+        require(fits, f"--seed must be {SEED.words}, each of several a different one (got {list(seeds)}).")
         with time_limit(config.collector.timeout_s):
             policy = self.make_policy()
             require(
@@ -154,7 +157,7 @@ def open_run(
     # the other layers too.
     config = replace(
         config,
-        device=device or config.device,
+        device=str(device or config.device),
         backend=replace(config.backend, name="reference"),
         precision="fast" if config.precision in ("fast", "tf32") else "ieee",
         recompute="none",

@@ -88,6 +88,9 @@ def prepared(command_line: Sequence[str], is_run: bool = True) -> list[str]:
             f"{text} has several values. Add -m before it to run each; in Python, call train for each. A list is "
             "written as [a,b], and a text with commas as '\"a,b\"'.",
         )
+        if is_run and text.startswith("hparams_search="):
+            fits = arguments.multirun and not override.is_sweep_override()
+            require(fits, f"{text} must be one search over many runs. Add -m before it, or leave it out.")
         if key in GROUPS and not override.is_delete():
             for name in filter(is_custom, _names(override.value())):
                 ConfigStore.instance().store(
@@ -96,9 +99,6 @@ def prepared(command_line: Sequence[str], is_run: bool = True) -> list[str]:
         changes = not (override.is_delete() or override.is_add() or override.is_force_add())
         if changes and "." in key and key.partition(".")[0] in GROUPS and not (only_packaged and key in common):
             result[result.index(text)] = f"++{text}"
-    if is_run and not arguments.multirun:
-        searches = any(text.startswith("hparams_search=") for text in texts)
-        require(not searches, "hparams_search= searches over many runs. Add -m before it, or leave it out.")
     return result
 
 
@@ -170,7 +170,7 @@ def check_choices(composed: DictConfig, of_hydra: Any) -> None:
         composed.logger.name = names
     choice, env_id = choices.get("env"), value_of(composed, "env.id")
     if choice and not is_custom(choice) and isinstance(env_id, str) and value_of(composed, "resume") is None:
-        declared, source = _declared(choice, overrides), composed.env.source
+        declared, source = _declared(choice, overrides), value_of(composed, "env.source")
         its_own = " or ".join([str(declared.get("id")), *declared.get("ids", ())])
         if not plugins.is_declared_for(env_id, declared):
             raise ConfigError(

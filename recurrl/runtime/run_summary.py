@@ -30,7 +30,7 @@ class RunSummary:
     """A run's summary, updated as the run proceeds, so that it is correct whenever the run ends.
 
     Attributes:
-        started: the start of the process or job, seconds since the epoch; not part of the summary.
+        started: the start of the process or job, by ``time.monotonic``; not part of the summary.
         seed: the run's seed.
         device: the policy's device.
         cell: the recurrent cell.
@@ -131,7 +131,7 @@ class RunSummary:
         train_time = self.collect_time_s + self.learn_time_s
         return {
             **fields,
-            "wall_time_s": time.time() - self.started,
+            "wall_time_s": time.monotonic() - self.started,
             "train_time_s": train_time,
             "frames_per_s": self.frames_here / train_time if train_time else None,
         }

@@ -6,6 +6,7 @@ import shutil
 import sys
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from datetime import timedelta
 from typing import TextIO
 
@@ -14,7 +15,6 @@ from recurrl.returns import return_format
 SECONDS_BETWEEN_DRAWS = 0.1
 SWITCH = "RECURRL_PROGRESS"
 """The environment variable with the id of the only process that draws; any other value turns the line off."""
-_CLEAR_LINE = "\x1b[2K"
 
 
 class Progress:
@@ -56,8 +56,9 @@ class Progress:
     def _draw(self, end: str) -> None:
         # Shorter than the terminal: a full line would wrap.
         text = self._text[: shutil.get_terminal_size().columns - 1]
-        self._stream.write(f"{_CLEAR_LINE}{text}{end}")
-        self._stream.flush()
+        with suppress(OSError):  # the terminal may have been closed
+            self._stream.write(f"\x1b[2K{text}{end}")  # clears the line first
+            self._stream.flush()
 
 
 def described(frames: int, total_frames: int, latest: Mapping[str, float]) -> str:

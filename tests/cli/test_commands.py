@@ -124,11 +124,18 @@ def test_other_libraries_names_for_a_key_lead_to_ours(train, name):
     assert train(f"{name}=1").error == f"Unknown configuration key {name!r}. Did you mean {SYNONYMS[name]}?"
 
 
-def test_a_yaml_without_the_one_it_builds_on_is_rejected_with_what_it_lacks(train, yamls):
-    yamls("env", "maze", name="maze", source="gymnasium", id="CartPole-v1")
+@pytest.mark.parametrize(("content", "lacks"), [({"name": "maze", "source": "gymnasium"}, "num_envs"), ({}, "name")])
+def test_a_yaml_without_the_one_it_builds_on_is_rejected_with_what_it_lacks(train, yamls, content, lacks):
+    yamls("env", "maze", id="CartPole-v1", **content)
     error = train("--config-dir", "mine", "env=maze").error
-    assert "env.num_envs is required" in error
+    assert f"env.{lacks} is required" in error
     assert "defaults: [gym, _self_]" in error
+
+
+def test_a_yaml_that_cannot_be_read_is_rejected_with_the_place(train, yamls, tmp_path):
+    yamls("env", "maze")
+    (tmp_path / "mine" / "env" / "maze.yaml").write_text("id: CartPole-v1\n  mask: [1]\n")
+    assert 'mine/env/maze.yaml", line 2' in train("--config-dir", "mine", "env=maze").error
 
 
 def test_an_unknown_precision_in_the_environment_is_an_error_message(tmp_path):

@@ -30,9 +30,9 @@ def study_in(folder):
 
 
 def test_a_search_runs_its_trials_and_says_how_to_repeat_the_best(search, train, tmp_path):
-    outcome = search("hydra.sweeper.n_trials=2", "seed=3").succeeded()
-    trials = study_in(tmp_path / "sweep").trials
-    runs = [tmp_path / "sweep" / str(number) for number in range(2)]
+    outcome = search("hydra.sweeper.n_trials=2", "seed=3", "hydra.sweep.dir='what? #1%20'").succeeded()
+    sweep = (tmp_path / "what? #1%20").rename(tmp_path / "sweep")
+    trials, runs = study_in(sweep).trials, [sweep / str(number) for number in range(2)]
     assert [trial.value for trial in trials] == [summary(run)["eval_return_mean"] for run in runs]
     assert [settings(run)["lr"] for run in runs] == [trial.params["lr"] for trial in trials]
     assert len({trial.params["lr"] for trial in trials}) == 2
@@ -83,7 +83,7 @@ def test_a_failed_trial_fails_alone(search, tmp_path):
     assert 0 < len(failed) < 3, "another seed is needed"
     assert outcome.code == 1
     assert [trial.number for trial in trials if trial.state == TrialState.FAIL] == failed
-    assert outcome.error == f"{len(failed)} of 3 trials failed: {failed}."
+    assert outcome.error == f"{len(failed)} of 3 trials failed or have no return: {failed}."
     assert "The best of 3 trials is " in outcome.out
 
 
@@ -137,6 +137,7 @@ def test_a_search_that_cannot_be_is_rejected(train, tmp_path, overrides, error):
     assert not (tmp_path / "sweep" / "study.db").exists()
 
 
-def test_a_search_space_without_a_sweep_is_rejected(rejected):
-    error = "hparams_search= searches over many runs. Add -m before it, or leave it out."
-    assert rejected("hparams_search=ppo") == error
+@pytest.mark.parametrize("overrides", [("hparams_search=ppo",), ("-m", "hparams_search=ppo,network")])
+def test_what_is_not_one_search_in_a_sweep_is_rejected(train, overrides):
+    error = f"{overrides[-1]} must be one search over many runs. Add -m before it, or leave it out."
+    assert train(*overrides).error == error

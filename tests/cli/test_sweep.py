@@ -1,6 +1,7 @@
 """``recurrl-train -m``: sweeps over combinations of overrides."""
 
 import json
+import os
 import signal
 from statistics import fmean, stdev
 
@@ -108,9 +109,19 @@ def test_ctrl_c_ends_a_sweep_with_its_table_and_it_can_be_continued(train, tiny,
     assert "interrupted: 0: " in outcome.err
     assert "0 of 1 jobs completed" in outcome.err
     assert rows_of(outcome.out)[-2][-1] == "interrupted"
-    outcome = train("-m", *tiny, "seed=0,1", "hydra.sweep.dir=sweep", "resume=auto").succeeded()
+    again = ("-m", *tiny, "hydra.sweep.dir=sweep", "resume=auto")
+    outcome = train(*again, "seed=0,1").succeeded()
     assert "2 of 2 jobs completed" in outcome.err
     assert [len(metrics(tmp_path / "sweep" / job)) for job in ("0", "1")] == [2, 2]
+    # Runs that are complete are shown with the values that they had, whatever is typed now.
+    train(*again, "seed=1,0").failed()
+    jobs = json.loads((tmp_path / "sweep" / "sweep.json").read_text(encoding="utf-8"))["jobs"]
+    assert [job["settings"]["seed"] for job in jobs] == ["0", "1"]
+
+
+def test_a_signal_between_jobs_ends_a_sweep_with_its_exit_code(train, tiny, monkeypatch):
+    monkeypatch.setattr("recurrl.cli.train.recorded", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
+    assert train("-m", *tiny, "seed=0,1", "hydra.sweep.dir=sweep").code == 128 + signal.SIGTERM
 
 
 def test_a_job_that_is_rejected_before_it_begins_is_in_the_table(train, tiny, tmp_path):

@@ -12,19 +12,11 @@ import yaml
 from omegaconf import OmegaConf
 
 import recurrl.configs
+from recurrl.config import plugins
 from recurrl.config.cell import NO_CELL
 from recurrl.config.composed import typed
 from recurrl.config.keys import keys_of
-from recurrl.config.plugins import (
-    GROUPS,
-    PRESETS,
-    base_options,
-    choice_names,
-    default_name,
-    factory,
-    options_class,
-    yaml_values,
-)
+from recurrl.config.plugins import GROUPS, PRESETS
 from recurrl.config.run import PRECISIONS
 from recurrl.errors import ConfigError
 from recurrl.recurrent import precision
@@ -110,7 +102,7 @@ def test_the_nearest_choice_is_suggested(rejected):
 
 
 def test_an_unknown_name_of_a_choice_is_rejected_with_those_that_exist(rejected):
-    known = ", ".join(choice_names("algorithm"))
+    known = ", ".join(plugins.choice_names("algorithm"))
     error = f"algorithm=nonesuch does not exist. Choose one of: {known}, or package.module:Name for a custom one."
     assert rejected("algorithm.name=nonesuch") == error
 
@@ -122,20 +114,20 @@ def test_a_group_without_a_choice_is_rejected(rejected, group):
 
 def test_every_group_of_the_schema_is_a_folder_of_yamls_with_a_default():
     assert {group for group, _ in YAMLS} == set(GROUPS)
-    assert all((group, default_name(group)) in YAMLS for group in GROUPS)
+    assert all((group, plugins.default_name(group)) in YAMLS for group in GROUPS)
 
 
-@pytest.mark.parametrize(("group", "name"), [(group, name) for group in GROUPS for name in choice_names(group)])
+@pytest.mark.parametrize(("group", "name"), [(group, name) for group in GROUPS for name in plugins.choice_names(group)])
 def test_every_choice_has_a_factory_with_options(group, name):
     if name in NOT_IN_DEV:
         pytest.importorskip(name)
-    assert issubclass(options_class(group, name), base_options(group))
+    assert issubclass(plugins.options_class(group, name), plugins.base_options(group))
     if name != NO_CELL and group != "backend":  # the package's backends are modules
-        assert callable(factory(group, name))
+        assert callable(plugins.factory(group, name))
 
 
 def test_the_names_of_groups_without_factories_are_those_of_the_recurrent_layer():
-    assert set(choice_names("backend")) == set(backend_names())
+    assert set(plugins.choice_names("backend")) == set(backend_names())
     assert set(PRECISIONS) == {precision.AUTO, *precision.MODES}
     assert set(keys_of()["recompute"][1].choices) == set(RECOMPUTE)
 
@@ -149,11 +141,12 @@ def test_every_module_with_a_factory_is_a_choice(group):
         if entry.name not in NOT_IN_DEV or find_spec(entry.name)
     ]
     with_factory = {module.__name__.rpartition(".")[2] for module in modules if hasattr(module, "make")}
-    assert with_factory <= set(choice_names(group))
+    assert with_factory <= set(plugins.choice_names(group))
 
 
 def test_every_source_of_environments_has_a_yaml_that_names_it():
-    assert {yaml_values("env", name)["source"] for group, name in YAMLS if group == "env"} == set(choice_names("env"))
+    named = {plugins.yaml_values("env", name)["source"] for group, name in YAMLS if group == "env"}
+    assert named == set(plugins.choice_names("env"))
 
 
 def test_a_named_environment_does_not_say_how_to_learn_it():

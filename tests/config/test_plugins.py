@@ -73,7 +73,7 @@ def test_a_module_in_the_current_folder_does_not_hide_an_installed_one(package, 
 
 NO_NAMES = ("own_package/elman.py:Elman", "own_package.elman:", ":Elman", "own package:Elman", "..elman:Elman")
 UNUSABLE = [
-    ("own_package.elman:Elmann", "the module own_package.elman has no Elmann. It is at "),
+    ("own_package.elman:Elmann", "the module own_package.elman has no Elmann. Did you mean Elman? It is at "),
     ("own_package.elman:Elman.inner", "the module own_package.elman has no Elman.inner."),
     ("own_package.lstm:LSTM", "there is no module own_package.lstm. Install its package, or run from the folder"),
     ("nonesuch.elman:Elman", "there is no module nonesuch."),

@@ -45,13 +45,13 @@ def test_the_first_that_supports_the_layer_is_chosen(cell, options, chosen):
 def test_on_a_gpu_it_is_the_first_that_can():
     device = torch.device("cuda")
     assert auto.preferred(device) == "pad"
-    assert "no fused" in str(unsupported_reason("pad", make_cell("mingru", 5), Options(), device))
+    assert "no kernel" in str(unsupported_reason("pad", make_cell("mingru", 5), Options(), device))
     assert unsupported_reason("auto", make_cell("mingru", 5), Options(), device) is None
 
 
 WITHOUT_THE_KERNEL = [
-    ("slstm", "cpu", "backend=native has no kernel for cell=slstm"),
-    ("mingru", "cuda", "backend=pad does not support cell=mingru"),
+    ("slstm", "cpu", "backend=native has no kernel for the cell slstm"),
+    ("mingru", "cuda", "backend=pad does not support the cell mingru"),
     ("gru", "cuda", None),
 ]
 
@@ -111,6 +111,6 @@ def test_a_compiler_that_fails_is_named(folder, tmp_path, monkeypatch, script, m
 
 
 def test_what_native_has_no_kernel_for_is_rejected():
-    with pytest.raises(ValueError, match="no kernel for cell=several, only for gru"):
+    with pytest.raises(ValueError, match="no kernel for the cell several, only for gru"):
         RecurrentModule(CELLS["Several"](5), 3, recurrent_backend="native", in_key="x", out_key="y")
     assert "proj_size=2 is not" in error_of(run, "lstm", recurrent_backend="native", proj_size=2, kind=ValueError)

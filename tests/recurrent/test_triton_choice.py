@@ -15,7 +15,7 @@ CPU = torch.device("cpu")
 
 
 UNSUPPORTED = [
-    ("indrnn", 4, {}, "has no kernel for cell=indrnn"),
+    ("indrnn", 4, {}, "has no kernel for the cell indrnn"),
     ("mingru", 4, {"precision": "bf16"}, "precision=bf16 is not possible .* it needs gru or lstm"),
     ("gru", 1025, {}, "hidden_size=1025 is not possible .* tested up to 1024"),
 ]

@@ -2,6 +2,7 @@ import io
 import math
 import os
 import re
+from unittest.mock import Mock
 
 import pytest
 
@@ -108,6 +109,13 @@ def test_a_log_message_stands_above_the_progress_on_a_line_that_begins_with_it(t
     drawn = lines(shown.text())
     assert drawn[1] == "careful"
     assert "100/1,000 frames" in drawn[-1]
+
+
+def test_a_terminal_that_was_closed_does_not_end_the_run(terminal):
+    shown, bar = terminal()
+    shown.flush = Mock(side_effect=OSError)
+    bar.update(100, METRICS)
+    bar.close()
 
 
 def test_a_value_stays_until_replaced_and_nan_does_not_replace_it(terminal, clock):

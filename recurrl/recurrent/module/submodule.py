@@ -79,7 +79,7 @@ def convert(old: nn.Module, form: type[nn.RNNBase] | None, cell: Cell) -> nn.Mod
         ValueError: ``form`` is None: the cell has no other implementation.
     """
     if form is None:
-        raise ValueError(f"Cell {cell.name!r} cannot be converted: torch has no module for it.")
+        raise ValueError(f"The cell {cell.name} cannot be converted: torch has no module for it.")
     if isinstance(old, form):
         return old
     names = ("input_size", "hidden_size", "num_layers", "bias", "batch_first", "dropout", "bidirectional")

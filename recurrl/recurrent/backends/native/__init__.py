@@ -36,8 +36,8 @@ def supports(cell: Cell, options: Options, device: torch.device | None) -> str |
     """Supports GRU, LSTM without a projection, linear and matrix cells, on a CPU with a C compiler."""
     if cell.TORCH is None and not isinstance(cell, LinearCell | MatrixCell):
         return (
-            f"backend=native has no kernel for cell={cell.name}, only for gru, lstm, and cells that are linear in "
-            "their states. Choose backend=scan."
+            f"backend=native has no kernel for the cell {cell.name}, only for gru, lstm, and cells that are linear "
+            "in their states. Choose backend=scan."
         )
     if cell.proj_size:
         return (

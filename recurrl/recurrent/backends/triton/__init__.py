@@ -41,8 +41,8 @@ def _without_kernel(cell: Cell, options: Options, device: torch.device | None) -
     # The name alone is not enough: a custom cell may have the same one.
     if cell.TORCH is None or cell.name not in tiles.CELLS:
         return (
-            f"backend=triton has no kernel for cell={cell.name}, only for {', '.join(tiles.CELLS)}, and cells that are "
-            "linear in their states. Choose backend=scan."
+            f"backend=triton has no kernel for the cell {cell.name}, only for {', '.join(tiles.CELLS)}, and cells that "
+            "are linear in their states. Choose backend=scan."
         )
     if cell.proj_size:
         return f"proj_size={cell.proj_size} is not possible with backend=triton. {_ALTERNATIVE}"
