@@ -45,7 +45,7 @@ class Run:
     summary: Mapping[str, Any]
     env: Any = field(default=None, repr=False)
 
-    def load(self, which: str = "best", device: str = "cpu") -> Agent:
+    def load(self, which: str = "best", device: str | torch.device = "cpu") -> Agent:
         """The run's policy, ready to act; see :func:`recurrl.load`. Packages that the run names are imported."""
         return load(self.directory, which, device=device, trust_packages=True, env=self.env)
 
@@ -109,7 +109,7 @@ def load(
     run: str | Path,
     which: str = BEST,
     *,
-    device: str = "cpu",
+    device: str | torch.device = "cpu",
     trust_packages: bool = False,
     env: Callable[..., Any] | str | None = None,
 ) -> Agent:
@@ -132,7 +132,7 @@ def load(
         ConfigError: ``run`` is not a run, has no such checkpoint, names packages that are not trusted, or its
             environment is not available here.
     """
-    opened = open_run(Path(run), which, device, trust_packages, env=env)
+    opened = open_run(Path(run), which, str(device), trust_packages, env=env)
     return Agent(opened.make_policy(), opened.config.env)
 
 

@@ -8,7 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from copy import deepcopy
 from dataclasses import replace
 from itertools import product
@@ -47,9 +47,21 @@ def test_importing_the_package_does_not_import_torch():
         _ = recurrl.lode
 
 
+@contextmanager
+def float64_by_default():
+    """Makes tensors of float64, as a notebook may have asked for, until the block ends."""
+    torch.set_default_dtype(torch.float64)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
 def test_it_is_the_run_of_the_command(recurrl_train, tiny, tmp_path):
     recurrl_train(*tiny, "hydra.run.dir=command", cwd=tmp_path).succeeded()
-    run = recurrl.train(tiny, run_dir="python")
+    with float64_by_default():
+        run = recurrl.train(tiny, run_dir="python")
+        assert torch.get_default_dtype() == torch.float64
     assert run.summary["status"] == "completed"
     assert run.summary == summary(tmp_path / "python")
 
@@ -74,7 +86,7 @@ def test_nothing_of_the_process_changes(tiny):
         ]
 
     before = state_of_process()
-    recurrl.train([*tiny, "num_threads=1"], run_dir="run").load()
+    recurrl.train([*tiny, "num_threads=1"], run_dir="run").load(device=torch.device("cpu"))
     assert state_of_process() == before
     with pytest.raises(ConfigError):
         recurrl.train([*tiny, "slice_len=5"])

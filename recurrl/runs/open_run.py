@@ -157,7 +157,7 @@ def open_run(
     # the other layers too.
     config = replace(
         config,
-        device=str(device or config.device),
+        device=device or config.device,
         backend=replace(config.backend, name="reference"),
         precision="fast" if config.precision in ("fast", "tf32") else "ieee",
         recompute="none",

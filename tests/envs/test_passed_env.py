@@ -2,7 +2,7 @@
 
 import importlib
 import sys
-from functools import partial
+from functools import cache, partial
 from operator import attrgetter
 from pathlib import Path
 
@@ -170,7 +170,7 @@ def test_every_users_environment_trains_resumes_evaluates_and_exports(passed, se
     assert len(returns) == 3
     assert returns == resumed.load().evaluate(episodes=3)
     assert repr(agent).startswith(f"Agent({env_id}, {agent.observation_space} to ")
-    written = agent.export("exported", formats=["pt2"])
+    written = agent.export("exported", formats="pt2")
     assert written["run"] == {"env": env_id}
     assert {path.name for path in Path("exported").iterdir()} == {"policy.pt2", "policy.json"}
 
@@ -226,6 +226,11 @@ def vector_of_four():
     return gymnasium.vector.SyncVectorEnv([lambda: gymnasium.make("CartPole-v1")] * 4)
 
 
+@cache
+def always_the_same():
+    return gymnasium.make("CartPole-v1")
+
+
 def takes_size(size): ...
 
 
@@ -239,6 +244,7 @@ REJECTED = {
     "an environment itself": (gymnasium.make("CartPole-v1"), "", f"{NEEDS}(got the environment TimeLimit). A run"),
     "a number": (3, "", f"{NEEDS}(got a int)."),
     "no environment": (dict, "", "env.id=builtins:dict makes a dict. Have it return an environment of Gymnasium or"),
+    "one environment": (always_the_same, "", "must make a new environment at each call (got the same one twice)."),
     "a function of nothing": (lambda: None, "", "env.id=<lambda> makes a NoneType. Have it return an environment"),
     "a missing argument": (takes_size, "", ":takes_size requires env.kwargs.size, which is not given."),
     "an unknown argument": (lambda: None, "env.kwargs.size=1", "env.id=<lambda> does not take env.kwargs.size."),

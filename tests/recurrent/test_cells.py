@@ -60,6 +60,17 @@ def test_a_copy_computes_the_same(cell, copied):
     torch.testing.assert_close(results, expected, rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("backend", ["reference", "scan", "auto"])
+@pytest.mark.parametrize("cell", CELLS)
+def test_a_layer_and_its_input_must_be_on_one_device(cell, backend):
+    module = layers_of(cell, backend, "none", (3, 5, 3, 5))
+    data = batch(module, resets("none", 3, 5))
+    with set_recurrent_mode(True), pytest.raises(NotImplementedError, match="out of meta tensor"):
+        module(data.copy().update({"is_init": data["is_init"].to("meta")}))
+    with set_recurrent_mode(True), pytest.raises(ValueError, match="layer is on meta, but its input is on cpu"):
+        module.to("meta")(data)
+
+
 @pytest.mark.parametrize("pattern", ["none", "every step", "random"])
 @pytest.mark.parametrize("size", [100.0, 1e4])
 @pytest.mark.parametrize("backend", ["reference", "scan", "auto"])
