@@ -64,18 +64,19 @@ def recorded(run_dir: Path, overrides: list[str]) -> Iterator[None]:
 
 def _report(folder: Path) -> None:
     """Prints and writes the results of a sweep, and names the jobs that failed."""
-    jobs = jobs_of(folder)
-    if not jobs:
+    if not (jobs := jobs_of(folder)):
         return
     # A resumed run may have settings that no override of the sweep names, and others than an override names.
     listed = configured(jobs) if any("resume" in job.settings for job in jobs) else jobs
-    with atomic_write(folder / "sweep.json") as file:
-        file.write(comparison(listed, "jobs"))
-    from recurrl.reporting.page import write_report  # plotly takes half a second
+    try:
+        with atomic_write(folder / "sweep.json") as file:
+            file.write(comparison(listed, "jobs"))
+        from recurrl.reporting.page import write_report  # plotly takes half a second
 
-    page = write_report(configured(jobs), [folder])
-    sys.stdout.write(f"\n{comparison_table(listed, 'job')}\n")
-    sys.stdout.flush()
+        page = write_report(configured(jobs), [folder])
+    finally:  # on a full disk, too; and last, because standard output may be closed
+        sys.stdout.write(f"\n{comparison_table(listed, 'job')}\n")
+        sys.stdout.flush()
     failed = [job for job in jobs if not job.has_ended_well]
     sys.stderr.write(f"{len(jobs) - len(failed)} of {len(jobs)} jobs completed\n")
     keys = differing(jobs)

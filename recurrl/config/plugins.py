@@ -182,7 +182,7 @@ def nearest(name: str, known: Sequence[str]) -> str | None:
     return near[0] if near else None
 
 
-def guess(name: str, known: Sequence[str], before: str = "") -> str:
+def suggestion(name: str, known: Sequence[str], before: str = "") -> str:
     """The question whether the :func:`nearest` known name was meant, after a space; empty if none is near."""
     near = nearest(name, known)
     return f" Did you mean {before}{near}?" if near else ""
@@ -191,9 +191,8 @@ def guess(name: str, known: Sequence[str], before: str = "") -> str:
 def unknown_choice(group: str, key: str, name: str, known: Sequence[str]) -> ConfigError:
     """The error for ``key=name``, which does not exist, with the nearest of the known choices and all of them."""
     custom = ", or package.module:Name for a custom one" if group in GROUPS else ""
-    return ConfigError(
-        f"{key}={name} does not exist.{guess(name, known, f'{key}=')} Choose one of: {', '.join(known)}{custom}."
-    )
+    meant = suggestion(name, known, f"{key}=")
+    return ConfigError(f"{key}={name} does not exist.{meant} Choose one of: {', '.join(known)}{custom}.")
 
 
 def factory(group: str, name: str) -> Callable[..., Any]:
@@ -226,7 +225,7 @@ def load(target: str, setting: str) -> Any:
     except AttributeError as error:
         # A notebook's __main__ has no file.
         place = f"at {module.__file__}" if hasattr(module, "__file__") else "the one of this session"
-        advice = f"{guess(name, list(vars(module)))} It is {place}."
+        advice = f"{suggestion(name, list(vars(module)))} It is {place}."
         raise ConfigError(f"{setting}: the module {module_name} has no {name}.{advice}") from error
 
 

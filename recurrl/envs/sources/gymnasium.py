@@ -15,7 +15,7 @@ from gymnasium.vector import VectorEnv
 from torchrl.envs import EnvBase, SerialEnv
 
 from recurrl.config import EnvConfig
-from recurrl.config.plugins import choice_for, guess, import_custom, load
+from recurrl.config.plugins import choice_for, import_custom, load, suggestion
 from recurrl.envs.arguments import check_arguments, parameters_of
 from recurrl.envs.checks import making
 from recurrl.envs.gymnasium_vector import GymnasiumVectorEnv
@@ -169,7 +169,7 @@ class RegisteredSource(GymnasiumSource):
         """
         name = self.options.id.rpartition(":")[2]
         if name not in gymnasium.registry:
-            choice, advice = choice_for(name), guess(name, sorted(gymnasium.registry))
+            choice, advice = choice_for(name), suggestion(name, sorted(gymnasium.registry))
             if choice not in ("gym", self.options.name):
                 advice = f" Use env={choice} env.id={name}."
             raise ConfigError(
