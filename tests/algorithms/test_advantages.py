@@ -104,27 +104,3 @@ def test_ratios_are_one_for_the_behaviour_policy(cell, compose):
     ends = then["next", "done"].squeeze(-1)
     for key in read:
         assert not torch.isclose(batch[key][ends], then[key][ends], rtol=1e-3).all()
-
-
-@pytest.mark.parametrize("cell", ["gru", "lstm", "none"])
-def test_the_bootstrap_is_the_critics_value_of_what_followed(cell, compose):
-    """Truncations, row ends and terminations in one batch; each next value against a call of its own."""
-    sizes = ("cell.hidden_size=8", "env.num_envs=4", "frames_per_batch=256", "slice_len=16", "minibatch_slices=4")
-    config = compose(f"cell={cell}", *sizes, "env.max_episode_steps=13", "device=cpu")
-    policy, batch = collected(config, std=1.0)
-    values = next_values(batch, policy).squeeze(-1)
-    after = batch["next"]
-    kinds = {"truncated": 0, "terminated": 0, "row end": 0, "within": 0}
-    for row in range(batch.shape[0]):
-        for t in range(batch.shape[1]):
-            step = after[row, t]
-            if step["terminated"].item():
-                kinds["terminated"] += 1
-                assert values[row, t] == 0
-                continue
-            state = {key: step[key].unsqueeze(0) for key in policy.input_keys}
-            with torch.no_grad():
-                expected = policy.step(step["observation"].unsqueeze(0), state).value
-            torch.testing.assert_close(values[row, t], expected.squeeze(), rtol=1e-5, atol=1e-6)
-            kinds["truncated" if step["done"].item() else "row end" if t == batch.shape[1] - 1 else "within"] += 1
-    assert min(kinds.values()) > 0, kinds

@@ -83,10 +83,8 @@ def test_a_critic_may_explain_something_by_chance_in_a_tenth_of_the_iterations()
 
 @pytest.mark.parametrize("title", ILL)
 def test_a_policy_that_has_learnt_is_not_warned_about(title):
-    of, learned = (
-        make_diagnosis(),
-        HEALTHY | {"train/return_mean": 11.0, "train/episodes": 500.0},
-    )  # standard error 0.28
+    of = make_diagnosis()
+    learned = HEALTHY | {"train/return_mean": 11.0, "train/episodes": 500.0}  # standard error 0.28
     warned(HEALTHY, 1, of)
     assert not any(warned(learned | ILL[title], 30, of))
     # Until returns fall back to what they were at first.

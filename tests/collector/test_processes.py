@@ -34,28 +34,24 @@ def make_policy(config):
     return policy
 
 
-def test_synchronous_workers_act_with_the_newest_weights_in_the_environments_of_a_single_collector(small):
-    config = small(*OPTIONS, "collector=multi_sync")
+@pytest.mark.parametrize(("collector", "ahead"), [("multi_sync", 0), ("multi_async", 1)])
+def test_workers_act_with_the_newest_weights_or_those_before_in_the_environments_of_a_single_collector(
+    collector, ahead, small
+):
+    config = small(*OPTIONS, f"collector={collector}")
     policy = make_policy(config)
-    for iteration, batch in enumerate(rollouts(config, policy, 4)):
-        assert batch.batch_size == (4, 20)
-        assert (batch[VALUE] == iteration).all()
-        if iteration == 0:
-            first = batch["observation"][:, 0].clone()
-        value_everything(policy, iteration + 1.0)
+    starts = []
+    with collecting(config, policy) as workers:
+        for iteration in range(6):
+            batch = workers.collect()
+            assert batch.batch_size == (4, 20)
+            assert (batch[VALUE] == max(0, iteration - ahead)).all()
+            assert workers.metrics() == ({"collect/staleness": min(iteration, 1)} if ahead else {})
+            starts.append(batch["observation"][:, 0].clone())
+            value_everything(policy, iteration + 1.0)
     alone = small(*OPTIONS, "collector=single")
     (batch,) = rollouts(alone, make_policy(alone))
-    assert torch.equal(batch["observation"][:, 0], first)
-
-
-def test_asynchronous_workers_act_with_the_weights_before_the_newest(small):
-    config = small(*OPTIONS, "collector=multi_async")
-    policy = make_policy(config)
-    with collecting(config, policy) as collector:
-        for iteration in range(6):
-            assert (collector.collect()[VALUE] == max(0, iteration - 1)).all()
-            assert collector.metrics() == {"collect/staleness": min(iteration, 1)}
-            value_everything(policy, iteration + 1.0)
+    assert torch.equal(batch["observation"][:, 0], starts[0])
 
 
 @pytest.mark.parametrize(("at", "where"), [(0, "reset"), (30, "step")])

@@ -89,8 +89,7 @@ def test_a_step_is_a_pure_function(action, noise, small):
     again = policy.step(observation, state, is_init, drawn)
     assert torch.equal(torch.get_rng_state(), random)
     assert all(torch.equal(state[key], value) for key, value in copied.items())
-    same = first.action == again.action
-    assert bool(same.all())
+    assert (first.action == again.action).all()
     assert torch.equal(first.log_prob, again.log_prob)
     assert torch.equal(first.value, again.value)
     assert set(first.state) == {*policy.input_keys, *([NOISE] if noise == "correlated" else [])}
@@ -103,14 +102,9 @@ def test_a_step_is_a_pure_function(action, noise, small):
 
 
 @pytest.mark.parametrize(("critic", "own_states"), [("shared", 0), ("recurrent", 2), ("feedforward", 0)])
-def test_a_recurrent_critic_has_states_of_its_own(critic, own_states, small):
+def test_a_critic_of_its_own_may_have_states_and_sends_no_gradient_into_the_actors_trunk(critic, own_states, small):
     policy = make_policy_for(small("cell=lstm", f"algorithm.critic={critic}"))
     assert len(policy.state_keys) == len(set(policy.state_keys)) == 2 + own_states
-
-
-@pytest.mark.parametrize("critic", ["shared", "recurrent", "feedforward"])
-def test_values_have_gradients_in_the_actors_trunk_only_where_it_is_shared(critic, small):
-    policy = make_policy_for(small(f"algorithm.critic={critic}"))
     stored = {key: torch.zeros(3, 4, *shape) for key, shape in policy.state_shapes.items()}
     output = policy.sequence(torch.randn(3, 4, 2), stored, torch.zeros(3, 4, dtype=torch.bool))
     output.value.square().sum().backward()
@@ -185,12 +179,13 @@ def test_nested_observations_may_be_dicts_or_tensordicts(small):
 
 
 @pytest.mark.parametrize("critic", ["shared", "recurrent"])
-def test_the_tensordict_module_is_the_policy(critic, small):
+@pytest.mark.parametrize("exploration", [ExplorationType.RANDOM, ExplorationType.DETERMINISTIC])
+def test_the_tensordict_module_is_the_policy(exploration, critic, small):
     config = small("cell=lstm", f"algorithm.critic={critic}")
     policy = fresh_policy(config)
     module = PolicyModule(policy)
     env = make_env(config.env, 4, seed=0, policy=policy)
-    with torch.no_grad(), set_exploration_type(ExplorationType.RANDOM):
+    with torch.no_grad(), set_exploration_type(exploration):
         rows = env.rollout(16, module, break_when_any_done=False)
     env.close()
     observation, state, is_init = policy.inputs(rows)

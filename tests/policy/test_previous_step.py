@@ -53,8 +53,9 @@ def test_the_previous_step_is_shown_and_forgotten_where_an_episode_starts(kind, 
     assert (after["previous_reward"][:, :-1][starts.squeeze(-1)] != 0).any()  # or nothing was forgotten
 
 
-def test_the_bootstrap_sees_the_step_that_was_cut_off(configure, collect):
-    config = configure(CUE, *PREVIOUS, "env.max_episode_steps=3", delay=9)
+@pytest.mark.parametrize("cell", ["gru", "lstm", "none"])
+def test_the_bootstrap_sees_the_step_that_was_cut_off(cell, configure, collect):
+    config = configure(CUE, *PREVIOUS, f"cell={cell}", "env.max_episode_steps=3", delay=9)
     policy, batch = collect(config)
     truncated = batch["next", "truncated"].squeeze(-1)
     assert truncated.any()
