@@ -9,7 +9,8 @@ from rejections import error_of
 from tasks import VECTOR
 from torchrl.collectors import Collector, MultiSyncCollector
 from torchrl.envs import Compose as Transforms
-from torchrl.envs import GymEnv, SerialEnv, StepCounter, TransformedEnv
+from torchrl.envs import ExplorationType, GymEnv, SerialEnv, StepCounter, TransformedEnv
+from torchrl.envs.utils import set_exploration_type
 
 from recurrl.build import make_rollout_spec
 from recurrl.collector.single import SingleCollector
@@ -90,6 +91,21 @@ def test_torchrls_workers_collect_from_the_environment(small):
         assert batch.shape == (4, 40)
         assert (batch["is_init"].squeeze(-1)[:, 1:] == batch["next", "done"].squeeze(-1)[:, :-1]).all()
     collector.shutdown()
+
+
+@pytest.mark.parametrize("actions", [(), ("env.id=Pendulum-v1", "env.mask=[2]")], ids=["discrete", "continuous"])
+def test_torchrls_rollout_marks_episodes_and_carries_states(actions, small):
+    config = small(*OPTIONS, *actions, SHORT)
+    policy = make(config)
+    env = make_env(config.env, 3, 0, policy)
+    with set_exploration_type(ExplorationType.DETERMINISTIC):
+        rows = env.rollout(40, PolicyModule(policy), break_when_any_done=False)
+    env.close()
+    assert (rows["is_init"][:, 1:] == rows["next", "done"][:, :-1]).all()
+    key = policy.state_keys[0]
+    continues = ~rows["next", "done"][:, :-1].squeeze(-1)
+    assert (rows[key][:, 1:] == rows["next", key][:, :-1])[continues].all()
+    assert rows["next", "done"].any()
 
 
 class Plain(Source):

@@ -226,11 +226,6 @@ def vector_of_four():
     return gymnasium.vector.SyncVectorEnv([lambda: gymnasium.make("CartPole-v1")] * 4)
 
 
-@cache
-def always_the_same():
-    return gymnasium.make("CartPole-v1")
-
-
 def takes_size(size): ...
 
 
@@ -244,7 +239,7 @@ REJECTED = {
     "an environment itself": (gymnasium.make("CartPole-v1"), "", f"{NEEDS}(got the environment TimeLimit). A run"),
     "a number": (3, "", f"{NEEDS}(got a int)."),
     "no environment": (dict, "", "env.id=builtins:dict makes a dict. Have it return an environment of Gymnasium or"),
-    "one environment": (always_the_same, "", "must make a new environment at each call (got the same one twice)."),
+    "one environment": (cache(lambda: gymnasium.make("CartPole-v1")), "", "must make a new environment at each call"),
     "a function of nothing": (lambda: None, "", "env.id=<lambda> makes a NoneType. Have it return an environment"),
     "a missing argument": (takes_size, "", ":takes_size requires env.kwargs.size, which is not given."),
     "an unknown argument": (lambda: None, "env.kwargs.size=1", "env.id=<lambda> does not take env.kwargs.size."),
