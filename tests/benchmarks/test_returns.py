@@ -31,7 +31,7 @@ def run_of(final=400.0, curve=None, seconds=8.0):
 def test_suites_have_their_tasks_and_a_quick_selection_of_them():
     suites = chosen(["all"], None, quick=False)
     counts = {suite: len(tasks) for suite, tasks in suites.items()}
-    assert counts == {"control": 12, "memory": 24, "minigrid": 4, "noise": 5, "popgym": 22}
+    assert counts == {"control": 13, "memory": 25, "minigrid": 4, "noise": 5, "popgym": 22}
     for suite, tasks in chosen(["all"], None, quick=True).items():
         assert 1 <= len(tasks) <= 5
         assert set(tasks) <= set(suites[suite])
