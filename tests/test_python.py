@@ -8,7 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from copy import deepcopy
 from dataclasses import replace
 from itertools import product
@@ -47,21 +47,13 @@ def test_importing_the_package_does_not_import_torch():
         _ = recurrl.lode
 
 
-@contextmanager
-def float64_by_default():
-    """Makes tensors of float64, as a notebook may have asked for, until the block ends."""
-    torch.set_default_dtype(torch.float64)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(torch.float32)
-
-
-def test_it_is_the_run_of_the_command(recurrl_train, tiny, tmp_path):
+def test_it_is_the_run_of_the_command(recurrl_train, tiny, tmp_path, request):
     recurrl_train(*tiny, "hydra.run.dir=command", cwd=tmp_path).succeeded()
-    with float64_by_default():
-        run = recurrl.train(tiny, run_dir="python")
-        assert torch.get_default_dtype() == torch.float64
+    request.addfinalizer(lambda: torch.set_default_dtype(torch.float32))
+    torch.set_default_dtype(torch.float64)  # the process's, not the run's
+    run = recurrl.train(tiny, run_dir="python")
+    assert torch.get_default_dtype() == torch.float64
+    torch.set_default_dtype(torch.float32)
     assert run.summary["status"] == "completed"
     assert run.summary == summary(tmp_path / "python")
 

@@ -1,5 +1,6 @@
 """Advantages relative to a group, against a definition in plain Python."""
 
+import math
 from itertools import pairwise
 from statistics import fmean, stdev
 from types import SimpleNamespace
@@ -103,6 +104,10 @@ def test_a_group_without_spread_has_no_advantage_and_is_counted_as_dropped():
     for drop in (False, True):
         metrics = add_group_advantages(batch, reward, options(drop=drop))
         assert (metrics["group/groups"], metrics["group/without_spread"], metrics["group/dropped"]) == (2, 1, drop)
+        assert batch[ADVANTAGE][:2].abs().max() == 0
+        assert batch[LOSS_MASK].flatten(1)[:, 0].tolist() == [not drop, not drop, True, True]
+    half = math.sqrt(0.5)
+    torch.testing.assert_close(batch[ADVANTAGE][2:].flatten(1), torch.tensor([[half] * 3, [-half] * 3]))
 
 
 def test_rows_that_continue_an_episode_are_rejected():

@@ -8,7 +8,7 @@ from slow_cases import slow_but
 
 from recurrl.algorithms import Algorithm
 
-REJECTION = "backend=pad does not support the cell mingru: torch has no kernel for it. Choose backend=scan."
+REJECTION = "backend=pad does not support the cell mingru: torch has no fused kernel. Choose backend=scan."
 
 PATHS = {"resume": (), "init_from": (), "pretrain.folder": (), "hydra.run.dir": (), "hydra.sweep.dir": ("-m",)}
 """The keys that take a path, with what they need."""

@@ -45,7 +45,7 @@ def test_the_first_that_supports_the_layer_is_chosen(cell, options, chosen):
 def test_on_a_gpu_it_is_the_first_that_can():
     device = torch.device("cuda")
     assert auto.preferred(device) == "pad"
-    assert "no kernel" in str(unsupported_reason("pad", make_cell("mingru", 5), Options(), device))
+    assert "no fused" in str(unsupported_reason("pad", make_cell("mingru", 5), Options(), device))
     assert unsupported_reason("auto", make_cell("mingru", 5), Options(), device) is None
 
 

@@ -27,7 +27,7 @@ _HOLD = (-1e4, 1e4, 0.0, -1e4)
 def supports(cell: Cell, options: Options, device: torch.device | None) -> str | None:
     """Supports GRU and LSTM."""
     if cell.TORCH is None:
-        return f"backend=pad does not support the cell {cell.name}: torch has no kernel for it. Choose backend=scan."
+        return f"backend=pad does not support the cell {cell.name}: torch has no fused kernel. Choose backend=scan."
     return None
 
 
