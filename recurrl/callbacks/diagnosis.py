@@ -19,7 +19,9 @@ Metrics = Mapping[str, float]
 
 _LARGER = "a larger env.reward_scale if discounted returns vary by less than 1"
 _SCALE = f"env.normalize_reward=true, which is the default; {_LARGER}"
-_EXPLORE = "a larger algorithm.entropy_coeff or, for continuous actions, policy.noise_correlation=0.9"
+_EXPLORE = (
+    "experiment=rare_rewards; a larger algorithm.entropy_coeff or, for continuous actions, policy.noise_correlation=0.9"
+)
 RANDOM = "No better than random actions"
 ENTROPY = "Entropy collapsed"
 ADVANTAGES = "Advantages near zero"
@@ -39,9 +41,7 @@ WARNINGS = {
     ),
     NOISE: "epochs=4; lr=5e-4; more total_frames",
     TRUNCATED: f"{_EXPLORE}; a larger env.max_episode_steps",
-    MEMORY: (
-        "cell=none, which is faster, if the task needs no memory; otherwise a longer slice_len or more total_frames"
-    ),
+    MEMORY: "cell=none, which is faster, if the task needs no memory; else a longer slice_len or more total_frames",
     SAMPLED: (
         "acting with sampled actions when deployed, too (recurrl-evaluate --sampled compares); more total_frames, "
         "after which a policy is less random; for continuous actions policy.previous_action=true, so that the policy "

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from recurrl.callbacks import diagnosis
-from recurrl.config.keys import packaged_keys
+from recurrl.config import keys, plugins
 
 DOCS = Path(__file__).parents[2] / "docs" / "not-learning.md"
 HEALTHY = (
@@ -195,8 +195,8 @@ def test_the_documentation_has_every_warning():
     assert rows == [("warning", "what to try"), *diagnosis.WARNINGS.items()]
 
 
-def test_advice_names_keys_that_exist():
+def test_advice_names_keys_and_experiments_that_exist():
     text = " ".join(diagnosis.WARNINGS.values())
     named = set(re.findall(r"[a-z_]+\.[a-z_]+|[a-z]+_[a-z_]+|\blr\b|[a-z_.]+(?==)", text))
-    assert {"lr", "cell", "algorithm.entropy_coeff", "slice_len"} <= named
-    assert named <= packaged_keys() | {"cell"}
+    assert {"lr", "cell", "experiment", "rare_rewards", "algorithm.entropy_coeff", "slice_len"} <= named
+    assert named <= keys.packaged_keys() | {"cell", "experiment", *plugins.yaml_names("experiment")}
