@@ -19,7 +19,7 @@ from recurrl.callbacks import Callback, IterationCallback
 from recurrl.checkpoint import AUTO, BEST
 from recurrl.config.composed import as_schema, value_of
 from recurrl.envs.passed_env import id_of
-from recurrl.errors import ConfigError, require
+from recurrl.errors import ConfigError, message_of, require
 from recurrl.runs.directories import run_directory
 from recurrl.runs.job import run as run_job
 from recurrl.runs.launcher import launch
@@ -50,6 +50,7 @@ class Run:
         return load(self.directory, which, device=device, trust_packages=True, env=self.env)
 
 
+@resource_errors_as_messages()
 def train(
     config: str | Sequence[str] | Mapping[str, Any] = (),
     run_dir: str | Path | None = None,
@@ -85,7 +86,10 @@ def train(
             "this program without it."
         )
     started = time.monotonic()
-    config = shlex.split(config) if isinstance(config, str) else config
+    try:
+        config = shlex.split(config) if isinstance(config, str) else config
+    except ValueError as error:
+        raise ConfigError(f"{config} is not a command line: {message_of(error)}. Close it, or pass a list.") from error
     overrides = overrides_of(config) if isinstance(config, Mapping) else list(config)
     if env is not None:
         overrides = [*_choice_of(env, overrides), *overrides]

@@ -31,7 +31,7 @@ from recurrl.api import overrides_of
 from recurrl.config.composed import as_schema, plain, resolved
 from recurrl.config.keys import keys_of
 from recurrl.config.run import PRECISIONS
-from recurrl.errors import ConfigError
+from recurrl.errors import ConfigError, RunError
 from recurrl.recurrent.backends import backend_names
 from recurrl.recurrent.backends.native import library
 from recurrl.runs.open_run import open_run
@@ -104,10 +104,14 @@ def test_a_call_is_one_run(tmp_path, options):
         f"{options} has no place in Python, where a call is one run. Call train for each value."
     )
     assert list(tmp_path.iterdir()) == []
+    assert error_of(recurrl.train, "env.id='x").startswith("env.id='x is not a command line: No closing quotation.")
+    (tmp_path / "file").touch()
+    assert "file" in error_of(recurrl.train, "", run_dir=tmp_path / "file", kind=RunError)
 
 
 def test_text_in_a_mapping_stays_text():
     config = {"env.kwargs": {"text": "a='b', [c]", "null": "null", "number": 1e-5, "none": None, "yes": True}}
+    config["env.kwargs"] |= {"numpy": np.float64(1e-5), "count": np.int64(3)}
     from hydra.core.override_parser.overrides_parser import OverridesParser
 
     parsed = OverridesParser.create().parse_overrides(overrides_of(config))

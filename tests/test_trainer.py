@@ -1,5 +1,6 @@
 """The training loop and its callbacks."""
 
+import shutil
 import signal
 from pathlib import Path
 from types import SimpleNamespace
@@ -177,6 +178,9 @@ def test_no_callback_is_called_for_an_iteration_whose_evaluation_a_signal_stoppe
             recurrl.train(config, run_dir="run", callbacks=[whole, counter])
     assert [call for call in whole.calls if "iteration" in call] == ["iteration to 32"]
     assert counter.seen == [32]
+    shutil.copytree("run", "stopped")
+    stopped_at_once = recurrl.train(["resume=auto"], run_dir="stopped", callbacks=[RecordingCallback(64), Counter()])
+    assert [stopped_at_once.summary[key] for key in ("status", "frames", "eval_episodes")] == ["stopped", 64, 2]
     resumed, other = RecordingCallback(), Counter()
     recurrl.train(["resume=auto"], run_dir="run", callbacks=[resumed, other])
     assert [call for call in resumed.calls if "iteration" in call] == ["iteration to 64", "iteration to 96"]

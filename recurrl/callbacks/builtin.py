@@ -28,7 +28,7 @@ from recurrl.collector.restarts import RESTARTS, Restarts
 from recurrl.config import EnvConfig, TrainConfig
 from recurrl.envs import EPISODE_LENGTH, EPISODE_RETURN
 from recurrl.envs.batched import episodes_ended
-from recurrl.errors import ConfigError, EnvError, RunError
+from recurrl.errors import ConfigError, EnvError, NonFiniteError, RunError
 from recurrl.evaluation import KEPT, StoppedError
 from recurrl.policy import Policy
 from recurrl.returns import WINDOW, deviation
@@ -206,10 +206,17 @@ class Checkpoints(Callback):
     def _save(self, trainer: Trainer, evaluation: Mapping[str, float] | None = None) -> None:
         self._saved_frames = trainer.frames
         metrics = {name: value for name, value in trainer.metrics.items() if name not in (evaluation or {})}
-        trainer.checkpoint = checkpoint.save(
-            trainer.run_dir, trainer.frames, metrics, self._components, self._tracker_ids, self._settings, evaluation
-        )
-        trainer.summary.checkpoint = f"{CHECKPOINTS}/{trainer.checkpoint.name}"
+        to_save = (metrics, self._components, self._tracker_ids, self._settings, evaluation)
+        try:
+            trainer.checkpoint = checkpoint.save(trainer.run_dir, trainer.frames, *to_save)
+        except RunError as error:
+            # A worker failed in a rollout ahead. Now the workers have no episodes to save, and the rest can be.
+            if world().size == 1 and not isinstance(error, NonFiniteError):
+                trainer.checkpoint = checkpoint.save(trainer.run_dir, trainer.frames, *to_save)
+            raise
+        finally:
+            if trainer.checkpoint is not None:
+                trainer.summary.checkpoint = f"{CHECKPOINTS}/{trainer.checkpoint.name}"
 
 
 class Evaluation(Callback):

@@ -147,6 +147,8 @@ class Checkpoint:
             if ahead:
                 logger.warning("The rows that workers had collected ahead are dropped.")
             into = {name: component for name, component in into.items() if name != rank_states.EPISODES}
+        if (changes or self.ranks != world().size) and files.state(self.path, rank_states.EPISODES).get("curriculum"):
+            logger.warning("The simulator's own state, such as its curriculum, starts over.")
         rank_states.load(self.path, self.ranks, into, self._shaping(settings), settings["seed"], self.frames)
 
     def load_policy(self, policy: Policy, settings: Mapping[str, Any]) -> None:

@@ -74,6 +74,8 @@ def write(
         for entry in _foreign(replaced):
             entry.rename(path / entry.name)
     finally:
+        if replaced.exists() and not os.path.lexists(path):
+            replaced.replace(path)
         _remove(stage)
         _remove(replaced)
 

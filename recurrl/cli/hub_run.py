@@ -44,6 +44,7 @@ def write_hub_folder(
     Raises:
         ConfigError: the folder is not empty, a package is missing, or an export is not exact.
     """
+    require(bool(folder.name), f"--hub-folder must be a new folder (got {folder}). Name one.")
     require(
         not folder.exists() or (folder.is_dir() and not any(folder.iterdir())),
         f"--hub-folder {folder} is not empty. Use a new folder, or empty it.",

@@ -15,7 +15,6 @@ from omegaconf import DictConfig, OmegaConf
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
 from optuna.trial import FrozenTrial, Trial, TrialState
 
-from recurrl.config.plugins import PRESETS
 from recurrl.errors import ConfigError, RunError, message_of, require
 from recurrl.reporting.runs import COMPLETED
 from recurrl.returns import return_format
@@ -136,7 +135,7 @@ def _report(study: optuna.Study, fixed: Sequence[str]) -> None:
     failed = [trial.number for trial in ended if trial.state == TrialState.FAIL]
     if len(failed) < len(ended):
         best, value = study.best_trial, study.best_value
-        fixed_values = [text for text in fixed if text.partition("=")[0] not in PRESETS]
+        fixed_values = [text for text in fixed if not text.lstrip("+").startswith("hparams_search=")]
         sys.stdout.write(
             f"\nThe best of {len(ended)} trials is {best.number}, with a return of {value:{return_format(value)}}.\n"
             f"To repeat it: recurrl-train {shlex.join([*fixed_values, *_overrides(best)])}\n"

@@ -103,9 +103,10 @@ class SingleCollector:
             )
             current = {**env.reset_tensors(after["done"]), **new_state, IS_INIT: after["done"]}
         entries_NT = {key: torch.stack([step[key] for step in steps], 1).to(device) for key in steps[0]}
-        self._current = current | _add_totals(entries_NT, before)
+        totals = _add_totals(entries_NT, before)
         rows_NT = TensorDict(entries_NT, entries_NT[LOG_PROB].shape, device=device)
         env.check_rows(rows_NT)
+        self._current = current | totals
         self._metrics, self._curriculum = env.raw.metrics(), state_copy(env.raw.stateful, self.spec.env.id)
         if not rows_NT[LOG_PROB].isfinite().all():
             raise NonFiniteError(

@@ -8,7 +8,7 @@ Shape legend: N environments, T steps.
 
 import logging
 from collections import deque
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from statistics import fmean
 from typing import Any, Protocol
@@ -149,7 +149,7 @@ class WorkerCollector:
         for worker in new:
             first = seeds(seed, worker * self._size + 1)[-1]
             self.host.start(worker, replace(share, seed=first), seed + worker)
-        self._receive(new)
+        dict(self._results(new))
         self._running.update(new)
 
     def collect(self) -> TensorDictBase:
@@ -172,35 +172,31 @@ class WorkerCollector:
         while missing := [
             worker for worker in self._workers if self._queued[worker] and len(self._rows[worker]) < count
         ]:
-            results, error = self._results(missing)
-            for worker, (arrays, metrics) in results.items():
+            for worker, (arrays, metrics) in self._results(missing):
                 rows = self._as_rows({key: torch.tensor(array) for key, array in arrays.items()})
                 self._rows[worker].append((rows, self._queued[worker].popleft(), metrics))
-            if error is not None:
-                raise error
 
     def _as_rows(self, entries: Mapping[NestedKey, torch.Tensor]) -> TensorDict:
         return TensorDict(dict(entries), [self._size, self._spec.frames // self._spec.env.num_envs])
 
-    def _receive(self, workers: Collection[int]) -> dict[int, Any]:
-        results, error = self._results(workers)
-        if error is not None:
-            raise error
-        return results
+    def _results(self, workers: Collection[int]) -> Iterator[tuple[int, Any]]:
+        """The next result of each worker that succeeded; then raises the error of the first one that failed.
 
-    def _results(self, workers: Collection[int]) -> tuple[dict[int, Any], Exception | None]:
-        """The next result of each worker, and the error of the first one that failed."""
+        To be read to its end.
+        """
         errors = []
         results = self.host.receive(workers)
         for worker in [worker for worker in workers if isinstance(results[worker], Exception)]:
             self._running.discard(worker)
             self._queued[worker].clear()
             errors.append(attributed(results.pop(worker), self._name(worker)))
+        yield from results.items()
         for other in errors[1:]:
             logger.warning("%s", other)
-        if errors and self._options.on_env_error != "restart":
-            self.shutdown(raise_on_error=False)
-        return results, errors[0] if errors else None
+        if errors:
+            if self._options.on_env_error != "restart":
+                self.shutdown(raise_on_error=False)
+            raise errors[0]
 
     def _name(self, worker: int) -> str:
         first, last = worker * self._size, (worker + 1) * self._size - 1
@@ -225,7 +221,7 @@ class WorkerCollector:
         self._wait_for(self._ahead + 1)
         for worker in self._workers:
             self.host.call(worker, "saved")
-        saved = self._receive(self._workers)
+        saved = dict(self._results(self._workers))
         states = [from_bytes(saved[worker]) for worker in self._workers]
         reasons = [each["unsavable_reason"] for each in states if each["unsavable_reason"]]
         state = {"unsavable_reason": reasons[0] if reasons else None, "workers": states}
@@ -249,7 +245,7 @@ class WorkerCollector:
         # A collector that had failed saved no workers.
         for worker, each in enumerate(state.get("workers", ())):
             self.host.call(worker, "restore", to_bytes(each))
-        self._receive(range(len(state.get("workers", ()))))
+        dict(self._results(range(len(state.get("workers", ())))))
         for rows, parts in zip(self._rows, state.get("ahead", [()] * len(self._rows)), strict=True):
             rows.clear()
             rows.extend((self._as_rows(entries), self._returned - age, metrics) for entries, age, metrics in parts)

@@ -248,19 +248,20 @@ def import_custom(module_name: str, setting: str) -> ModuleType:
         sys.path.append(here)  # last, to hide no installed module
     try:
         return importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        if error.name is not None and f"{module_name}.".startswith(f"{error.name}."):
-            raise ConfigError(
-                f"{setting}: there is no module {error.name}. Install its package, or run from the folder it is in."
-            ) from error
-        extra = f", for example with: pip install 'recurrl[{error.name}]'" if module_name.startswith("recurrl.") else ""
-        raise ConfigError(
-            f"{setting} needs the module {error.name}, which is not installed. Install it{extra}."
-        ) from error
     except Exception as error:  # a module may raise anything
+        missing = error.name if isinstance(error, ModuleNotFoundError) else None
+        if missing is None:
+            raise ConfigError(
+                f"{setting}: importing {module_name} fails with {type(error).__name__}: {message_of(error)}. "
+                "HYDRA_FULL_ERROR=1 shows where."
+            ) from error
+        if f"{module_name}.".startswith(f"{missing}."):
+            raise ConfigError(
+                f"{setting}: there is no module {missing}. Install its package, or run from the folder it is in."
+            ) from error
+        extra = f", for example with: pip install 'recurrl[{missing}]'" if module_name.startswith("recurrl.") else ""
         raise ConfigError(
-            f"{setting}: importing {module_name} fails with {type(error).__name__}: {message_of(error)}. "
-            "HYDRA_FULL_ERROR=1 shows where."
+            f"{setting} needs the module {missing}, which is not installed. Install it{extra}."
         ) from error
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from recurrl.config.algorithm import AlgorithmConfig
-from recurrl.config.cell import A_CELL, BackendConfig, CellConfig, EncoderConfig
+from recurrl.config.cell import A_CELL, NO_CELL, BackendConfig, CellConfig, EncoderConfig
 from recurrl.config.collector import BufferConfig, CollectorConfig
 from recurrl.config.env import EnvConfig
 from recurrl.config.options import (
@@ -38,6 +38,10 @@ STORED, ZERO, BURN_IN, REFRESH = STATE_MODES = ("stored", "zero", "burn_in", "re
 LINEAR = Condition("lr_schedule=linear", lambda run: run.lr_schedule == "linear")
 ADAPTIVE = Condition("lr_schedule=adaptive", lambda run: run.lr_schedule == "adaptive")
 PRETRAINS = Condition("pretrain.folder", lambda run: run.pretrain.folder is not None)
+EVALUATES = Condition("evaluation.episodes above 0", lambda run: run.evaluation.episodes > 0)
+EVALUATES_A_CELL = Condition(
+    f"{EVALUATES.words} and {A_CELL.words}", lambda run: run.evaluation.episodes > 0 and run.cell.name != NO_CELL
+)
 RANKS = Condition("several ranks (torchrun)", lambda _: launched_size() > 1)
 SCHEDULES = Condition(
     "a learning rate or entropy coefficient that falls",
@@ -100,8 +104,10 @@ class EvaluationConfig:
 
     episodes: int = option("number of deterministic episodes; 0: use the last ones of training instead", EPISODES)
     every_frames: int | None = option("frames between evaluations; null: only at the end", STEPS)
-    memory: bool = option("at the end, also evaluate with zeroed and with another episode's states", only_with=A_CELL)
-    random: bool = option("at the end, also evaluate random actions, and warn if the policy is no better")
+    memory: bool = option("at the end, again with zeroed and with another episode's states", only_with=EVALUATES_A_CELL)
+    random: bool = option(
+        "at the end, again with random actions; warns if the policy is no better", only_with=EVALUATES
+    )
 
 
 @dataclass

@@ -103,7 +103,10 @@ class InlineEnv(BatchedEnv):
         for key, values in self._last.items():
             values[...] = state["observed"][key].numpy()
         if self._groups_N4 is not None:
+            # The groups are this run's: a resumed run may have another group size.
+            groups = self._groups_N4[:, 1].copy()
             self._groups_N4[...] = state["groups"].numpy()
+            self._groups_N4[:, 1] = groups
 
     def _store(self, i: int, observation: Any, info: Any) -> None:
         if self._masked:

@@ -7,6 +7,7 @@ the environment cannot be saved, and the reason names the attribute.
 
 import enum
 import random
+import sys
 from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -24,7 +25,6 @@ Environment = gymnasium.Env[Any, Any] | gymnasium.vector.VectorEnv[Any, Any, Any
 _CONSTANTS = (
     gymnasium.Space,
     EnvSpec,
-    enum.Enum,
     type,
     np.dtype,
     torch.dtype,
@@ -70,7 +70,7 @@ def restore(env: Environment, state: Mapping[str, Any]) -> None:
     Raises:
         UnsavableError: the environment was constructed differently from the saved one.
     """
-    _restore_attributes(env, state, type(env).__name__)
+    _restore_attributes(env, state, type(env).__name__, {})
 
 
 @contextmanager
@@ -88,10 +88,13 @@ class _StateEncoder:
 
     Attributes:
         bytes: how many bytes may still be encoded.
+        paths: where each object was found, by its id.
+        generators: a number for each generator, by its id.
     """
 
     def __init__(self) -> None:
         self.bytes = MAX_BYTES
+        self.paths, self.generators = dict[int, str](), dict[int, int]()
 
     def attributes(self, owner: object, path: str) -> dict[str, Any]:
         encoded = {name: self.encoded(value, f"{path}.{name}") for name, value in list(vars(owner).items())}
@@ -114,6 +117,11 @@ class _StateEncoder:
     def _data(self, value: Any, path: str) -> Any:
         if value is None or type(value) in (bool, int, float, str):
             return ("value", value)
+        if issubclass(type(value), enum.Enum):
+            name = (type(value).__module__, type(value).__qualname__, value.name)
+            if _member(*name) is not value:
+                raise UnsavableError(f"{path} is {'.'.join(name)}, which cannot be imported")
+            return ("enum", *name)
         if issubclass(type(value), torch.Tensor):
             self._spend(value.nbytes, path)
             return ("tensor", value.detach().clone())
@@ -128,10 +136,13 @@ class _StateEncoder:
     def _generator(self, value: Any, path: str) -> Any:
         if issubclass(type(value), np.random.Generator) and type(value.bit_generator).__name__ in _GENERATORS:
             state = self.encoded(value.bit_generator.state, path)
-            return ("generator", type(value.bit_generator).__name__, state)
+            return ("generator", type(value.bit_generator).__name__, state, self._index(value))
         if issubclass(type(value), random.Random):
-            return ("random", value.getstate())
+            return ("random", value.getstate(), self._index(value))
         return None
+
+    def _index(self, generator: object) -> int:
+        return self.generators.setdefault(id(generator), len(self.generators))
 
     def _container(self, value: Any, path: str) -> Any:
         kind = _KINDS.get(type(value))
@@ -153,6 +164,9 @@ class _StateEncoder:
     def _object(self, value: Any, path: str) -> Any:
         # A larger instance has state beyond its attributes: slots, or fields of C code.
         if hasattr(value, "__dict__") and type(value).__basicsize__ <= _PLAIN_SIZE:
+            # Objects are restored in place, which cannot restore which attributes are the same object.
+            if self.paths.setdefault(id(value), path) != path:
+                raise UnsavableError(f"{path} is the same object as {self.paths[id(value)]}")
             return ("object", type(value).__qualname__, self.attributes(value, path))
         return None
 
@@ -171,25 +185,39 @@ def _name_of(kind: type) -> str:
     return f"{module}.{kind.__qualname__}" if isinstance(module, str) else kind.__qualname__
 
 
-def _restore_attributes(owner: object, state: Mapping[str, Any], path: str) -> None:
+def _restore_attributes(owner: object, state: Mapping[str, Any], path: str, known: dict[int, Any]) -> None:
+    # ``known`` are the generators restored so far, by their numbers: several attributes may share one.
     for name, encoded in state.items():
         place = f"{path}.{name}"
         if encoded[0] == "object":
             value = getattr(owner, name, None)
             if type(value).__qualname__ != encoded[1]:
                 raise UnsavableError(f"{place} was a {encoded[1]}, and is a {type(value).__qualname__} here")
-            _restore_attributes(value, encoded[2], place)
+            _restore_attributes(value, encoded[2], place, known)
         else:
             # Bypasses __setattr__ and properties, so that exactly the saved value is set.
-            vars(owner)[name] = _decoded(encoded)
+            vars(owner)[name] = _decoded(encoded, known)
     for name in _StateEncoder().attributes(owner, path).keys() - state.keys():
         del vars(owner)[name]
 
 
-def _decoded(encoded: Any) -> Any:
+def _member(module: str, kind: str, name: str) -> enum.Enum | None:
+    """A member of an enumeration in a module that is already imported."""
+    found: Any = sys.modules.get(module)
+    for part in (*kind.split("."), name):
+        found = getattr(found, part, None)
+    return found if isinstance(found, enum.Enum) else None
+
+
+def _decoded(encoded: Any, known: dict[int, Any]) -> Any:
     kind, value, *rest = encoded
     if kind == "value":
         return value
+    if kind == "enum":
+        member = _member(value, *rest)
+        if member is None:
+            raise UnsavableError(f"there is no {'.'.join(encoded[1:])} here")
+        return member
     if kind == "tensor":
         return value.clone()
     if kind in ("array", "scalar"):
@@ -197,13 +225,13 @@ def _decoded(encoded: Any) -> Any:
         return array if kind == "array" else array[()]
     if kind == "generator":
         bits = _GENERATORS[value]()
-        bits.state = _decoded(rest[0])
-        return np.random.Generator(bits)
+        bits.state = _decoded(rest[0], known)
+        return known.setdefault(rest[1], np.random.Generator(bits))
     if kind == "random":
         generator = random.Random()
         generator.setstate(value)
-        return generator
-    items = map(_decoded, value)
+        return known.setdefault(rest[0], generator)
+    items = (_decoded(each, known) for each in value)
     if kind == "deque":
         return deque(items, rest[0])
     return _CONTAINERS[kind](zip(items, items, strict=True) if kind == "dict" else items)

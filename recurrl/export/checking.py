@@ -84,9 +84,11 @@ def largest_difference(step: Call, call: Call, inputs_of_steps: Iterable[Tensors
                 wrong += int((exported[name] != value).sum())
                 choices += value.numel()
             elif name != NEXT + PREVIOUS_ACTION:
-                off = (exported[name].double() - value.double()).abs().max().item()
+                off = (exported[name].double() - value.double()).abs().nan_to_num(torch.inf).max().item()
                 differences[name] = max(differences.get(name, 0.0), off)
-                scales[name] = max(scales.get(name, 1.0), value.abs().max().item())
+                # The logits of actions that are not allowed would hide any difference in those of the others.
+                allowed = value[value > torch.finfo(value.dtype).min].abs()
+                scales[name] = max([scales.get(name, 1.0), *allowed.flatten().tolist()])
         names = outputs_by_state(ours)
         states, theirs = ({state: each[name] for state, name in names.items()} for each in (ours, exported))
     difference = max((differences[name] / scales[name] for name in differences), default=0.0)

@@ -7,6 +7,7 @@ import logging
 import shutil
 import warnings
 from collections.abc import Collection, Iterator, Mapping
+from contextlib import ExitStack
 from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -23,6 +24,7 @@ from recurrl.export.checking import TOLERANCE, Call, examples, largest_differenc
 from recurrl.export.layouts import LAYERS_FIRST, RSL_RL, RslRlLayout, outputs_by_state
 from recurrl.keys import ACTION_MASK, PREVIOUS_REWARD
 from recurrl.recurrent.module.keys import IS_INIT
+from recurrl.runtime.atomic import replacing
 
 OPSET = 18
 ONNX, PT2 = FORMATS = ("onnx", "pt2")
@@ -98,8 +100,9 @@ def export(
         text = json.dumps(description, indent=2, ensure_ascii=False)
         (Path(temporary) / DESCRIPTION).write_text(text + "\n", encoding="utf-8")
         folder.mkdir(parents=True, exist_ok=True)
-        for path in Path(temporary).iterdir():
-            shutil.move(path, folder / path.name)
+        with ExitStack() as stack:  # replaces no file before all are copied
+            for path in Path(temporary).iterdir():
+                shutil.copyfile(path, stack.enter_context(replacing(folder / path.name)))
     return description
 
 

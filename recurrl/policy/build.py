@@ -221,7 +221,7 @@ def _columns(core: nn.Module, cell: Cell | None, width: int, count: int) -> Iter
     without = cell.parameters(width - count)
     for name, shape in cell.parameters(width).items():
         for axis, (size, fewer) in enumerate(zip(shape, without[name], strict=True)):
-            if size > fewer:
+            if (size, fewer) == (width, width - count):
                 yield getattr(core.layers, f"{name}_l0").data.narrow(axis, size - count, count)
 
 

@@ -51,8 +51,8 @@ class RunningMoments(nn.Module):
                 "Have the environment clip its observations and rewards."
             )
         total = self.count + count
-        weight, difference = count / total, mean - self.mean
-        variance = (1 - weight) * self.variance + weight * square / count
+        weight, difference = count / total.clamp(min=1), mean - self.mean
+        variance = (1 - weight) * self.variance + weight * square / count.clamp(min=1)
         self.variance.copy_(variance + weight * (1 - weight) * difference**2)
         self.mean.add_(weight * difference)
         self.count.copy_(total)

@@ -30,7 +30,7 @@ def write_report(runs: Sequence[Result], paths: Sequence[Path], output: Path | N
     Args:
         runs: at least one, with their whole configurations.
         paths: the directories that hold the runs; if there is only one, runs are named by their path within it.
-        output: the file; None for ``report.html`` in the first of ``paths``.
+        output: the file, or a folder for its ``report.html``; None for the first of ``paths``.
 
     Raises:
         ConfigError: a run's metrics are malformed.
@@ -38,7 +38,9 @@ def write_report(runs: Sequence[Result], paths: Sequence[Path], output: Path | N
     """
     is_only = len(paths) == 1
     title = paths[0].resolve().name if is_only else f"{len(runs)} runs"
-    target = output or paths[0] / "report.html"
+    target = output or paths[0]
+    if target.is_dir():
+        target /= "report.html"
     named = [replace(run, name=_name(run.directory, paths[0] if is_only else run.directory)) for run in runs]
     with atomic_write(target) as file:
         file.write(_page(named, f"recurrl: {title}"))

@@ -225,7 +225,7 @@ def _is_complete(start: checkpoint.Checkpoint, config: TrainConfig, run_dir: Pat
 
 def _record_summary(summary: RunSummary, run_dir: Path) -> None:
     """Writes the summary. If this fails too, the run's own error is raised."""
-    if summary.frames_here == 0 and summary.status != "completed" and (run_dir / SUMMARY).exists():
+    if summary.frames_here == 0 and summary.status not in ("completed", "stopped") and (run_dir / SUMMARY).exists():
         return  # nothing has changed since the earlier summary
     try:
         write_summary(run_dir, summary.values())

@@ -11,7 +11,7 @@ from omegaconf import DictConfig, OmegaConf
 from recurrl import checkpoint
 from recurrl.build import make_policy_for, set_process_state
 from recurrl.config import TrainConfig
-from recurrl.config.composed import plain, typed
+from recurrl.config.composed import plain, resolved, typed
 from recurrl.config.options import SEED
 from recurrl.envs.passed_env import id_of, with_maker
 from recurrl.errors import ConfigError, naming, require
@@ -25,6 +25,8 @@ from recurrl.validation import check_config
 
 WITHOUT_EFFECT = ("num_envs", "reward_scale", "normalize_reward", "normalize_observation")
 """Options of environments that do not change an evaluation, or that are part of the policy."""
+DEFAULT_EPISODES = 20
+"""The episodes of an evaluation, if the run itself evaluated none."""
 
 
 def config_of(saved: checkpoint.Checkpoint) -> SavedConfig:
@@ -69,7 +71,7 @@ class OpenedRun:
         """Returns of episodes of the policy in its environment, for each of ``states``.
 
         Args:
-            episodes: number of episodes for each seed; default: as in the run's own evaluation.
+            episodes: number of episodes for each seed; default: as in the run's own evaluation, or 20 if it had none.
             seed: the environments' seed, or several; default: the run's.
             states: treatments of the recurrent states between steps, see :func:`recurrl.evaluation.evaluate`.
             deterministic: play the most probable actions; False to sample them.
@@ -85,7 +87,7 @@ class OpenedRun:
 
         config = self.config
         set_process_state(config)
-        episodes = config.evaluation.episodes if episodes is None else episodes
+        episodes = (config.evaluation.episodes or DEFAULT_EPISODES) if episodes is None else episodes
         require(episodes >= 1, f"--episodes must be at least 1 (got {episodes}).")
         seeds = [config.seed] if seed is None else [seed] if isinstance(seed, int) else seed
         fits = len(set(seeds)) == len(seeds) and all(map(SEED.holds, seeds))
@@ -156,8 +158,7 @@ def open_run(
     # The run's backend may not be available here, and acting does not need it. On a GPU that has tf32, fast is tf32 for
     # the other layers too.
     config = replace(
-        config,
-        device=device or config.device,
+        resolved(replace(config, device=device or config.device)),
         backend=replace(config.backend, name="reference"),
         precision="fast" if config.precision in ("fast", "tf32") else "ieee",
         recompute="none",
@@ -172,10 +173,10 @@ def open_run(
 def _change(settings: DictConfig, overrides: Sequence[str]) -> None:
     for override in parsed(overrides):
         group, _, key = override.key_or_group.partition(".")
-        if group != "env" or not key or override.is_delete():
+        if group != "env" or not key or override.is_delete() or override.is_sweep_override():
             raise ConfigError(
-                f"{override.input_line} does not change the environment of the run. Use env.key=value, such as "
-                "env.kwargs.length=20."
+                f"{override.input_line} does not change the environment of the run. Use env.key=value with one value, "
+                "such as env.kwargs.length=20."
             )
         require(key not in WITHOUT_EFFECT, f"{override.input_line} has no effect on returns. Leave it out.")
         OmegaConf.update(settings, override.key_or_group, override.value(), merge=False, force_add=True)

@@ -3,6 +3,7 @@
 import re
 from argparse import Namespace
 from collections.abc import Collection, Mapping, Sequence
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
@@ -140,7 +141,7 @@ def compose(overrides: Sequence[str], config_dir: str | Path | None = None, is_r
     """
     if options := " ".join(text for text in overrides if text.startswith("-")):
         raise ConfigError(f"{options} has no place in Python, where a call is one run. Call train for each value.")
-    search = [] if config_dir is None else [f"hydra.searchpath=[file://{Path(config_dir).resolve()}]"]
+    search = [] if config_dir is None else [f"hydra.searchpath=[{text_of(f'file://{Path(config_dir).resolve()}')}]"]
     with hydra_errors_as_config_errors(), hydra.initialize_config_module("recurrl.configs", version_base="1.3"):
         composed = hydra.compose("train", prepared([*overrides, *search], is_run), return_hydra_config=True)
         check_choices(composed, composed.hydra)
@@ -167,10 +168,12 @@ def check_choices(composed: DictConfig, of_hydra: Any) -> None:
             f"{group} must be one of its choices (got a list in a yaml). Choose one; the command line takes several "
             "loggers.",
         )
-        composed.logger.name = names
+        composed.logger.name = [
+            each if is_custom(each) else _declared(group, each, overrides)["name"] for each in names
+        ]
     choice, env_id = choices.get("env"), value_of(composed, "env.id")
     if choice and not is_custom(choice) and isinstance(env_id, str) and value_of(composed, "resume") is None:
-        declared, source = _declared(choice, overrides), value_of(composed, "env.source")
+        declared, source = _declared("env", choice, overrides), value_of(composed, "env.source")
         its_own = " or ".join([str(declared.get("id")), *declared.get("ids", ())])
         if not plugins.is_declared_for(env_id, declared):
             raise ConfigError(
@@ -181,12 +184,12 @@ def check_choices(composed: DictConfig, of_hydra: Any) -> None:
             )
 
 
-def _declared(env: str, overrides: Sequence[Override]) -> dict[str, Any]:
-    """The values of a choice of the group env, whatever else the command line sets."""
-    if env in plugins.yaml_names("env"):
-        return plugins.yaml_values("env", env)
+def _declared(group: str, choice: str, overrides: Sequence[Override]) -> dict[str, Any]:
+    """The values of a choice of a group, whatever else the command line sets."""
+    if choice in plugins.yaml_names(group):
+        return plugins.yaml_values(group, choice)
     search = [str(each.input_line) for each in overrides if each.key_or_group == "hydra.searchpath"]
-    return plain(hydra.compose("train", [f"env={env}", *search]).env, resolve=False)
+    return plain(hydra.compose("train", [f"{group}={choice}", *search])[group], resolve=False)
 
 
 def job_overrides() -> list[str]:
@@ -213,8 +216,8 @@ def text_of(value: Any) -> str:
         return "{" + ",".join(f"{key}:{text_of(inner)}" for key, inner in value.items()) + "}"
     if isinstance(value, list | tuple):
         return "[" + ",".join(map(text_of, value)) + "]"
-    if value is None or isinstance(value, bool | int | float):
-        return "null" if value is None else str(value).lower() if isinstance(value, bool) else repr(value)
+    if value is None or isinstance(value, Real):
+        return "null" if value is None else str(value).lower()
     if not isinstance(value, str | Path):
         raise ConfigError(f"{value!r} cannot be a value of a configuration. Use numbers, strings, lists or mappings.")
     if _PLAIN.fullmatch(text := str(value)) and text.lower() not in _WORDS:

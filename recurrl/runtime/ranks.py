@@ -70,13 +70,8 @@ class World:
 
     def averaged(self, metrics: Mapping[str, float]) -> dict[str, float]:
         """The mean of each metric over the ranks that have it, on all of them, as floats."""
-        own = floats(metrics)
-        if self.size == 1:
-            return own
-        of_ranks = [own] * self.size
-        with self._lost_rank_named():
-            self._dist.all_gather_object(of_ranks, own, group=self._values)
-        return means(of_ranks)
+        of_ranks = self.gather(floats(metrics))
+        return dict(self.broadcast(means(of_ranks)))
 
     def gather(self, values: Values) -> list[Values]:
         """Gathers plain values from each rank on rank 0. Other ranks get only their own."""

@@ -3,6 +3,7 @@
 import logging
 import os
 import re
+import shlex
 import shutil
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -239,9 +240,9 @@ def _recorded(run: wandb.Run, run_dir: Path, resumed: Resumed | None) -> int:
     return recorded
 
 
-def _folder(run: wandb.Run) -> Path:
-    """The folder with wandb's files for the training run, earlier parts included."""
-    return Path(run.dir).parents[1]
+def _folder(run: wandb.Run) -> str:
+    """The folder with wandb's files for the training run, earlier parts included, quoted for a shell."""
+    return shlex.quote(str(Path(run.dir).parents[1]))
 
 
 def _where(run: wandb.Run) -> str:

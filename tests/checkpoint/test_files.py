@@ -84,6 +84,21 @@ def test_a_write_that_fails_leaves_the_checkpoint_before_and_nothing_else(writte
     assert files.manifest(written).metadata == {"frames": 32}
 
 
+def test_a_checkpoint_that_cannot_get_its_name_leaves_the_one_before(written, monkeypatch):
+    replace = Path.replace
+
+    def stale(path, target):
+        if target == written and not (path / "state-critic.pt").exists():
+            raise OSError(116, "Stale file handle")
+        return replace(path, target)
+
+    monkeypatch.setattr(Path, "replace", stale)
+    with pytest.raises(OSError, match="Stale"):
+        write(written, {"frames": 33}, policy=module(7))
+    assert [path.name for path in written.parent.iterdir()] == [written.name]
+    assert files.manifest(written).metadata == {"frames": 32}
+
+
 def test_everything_is_on_the_disk_before_the_checkpoint_has_its_name(tmp_path, monkeypatch):
     path = tmp_path / "frames_1"
     synced = []

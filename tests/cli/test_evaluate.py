@@ -38,7 +38,8 @@ def test_evaluating_a_run_prints_the_returns_of_its_own_last_evaluation(evaluate
 
 
 def test_a_policy_that_has_no_memory_cannot_be_evaluated_without_it(train, evaluate, tiny):
-    train(*tiny, "cell=none", "hydra.run.dir=run").succeeded()
+    train(*tiny, "cell=none", "evaluation.episodes=0", "hydra.run.dir=run").succeeded()
+    assert evaluate("run", "--device", "auto").out.split()[-1] == "20"
     assert evaluate("run", "--memory").error == (
         "--memory needs recurrent states, but the policy of run/checkpoints/frames_000000000064 has none. Leave it out."
     )
@@ -72,6 +73,7 @@ WRONG = [
     ("run env.num_envs=3", "env.num_envs=3 has no effect on returns. Leave it out."),
     ("run env.max_episode_steps=soon", "with env.max_episode_steps=soon: env."),
     ("run env.maximum=3", "config.yaml with env.maximum=3: Unknown configuration key 'env.maximum'"),
+    ("run env.max_episode_steps=9,10", "Use env.key=value with one value, such"),
     ("run env.mask=[1]", "does not fit this configuration"),
 ]
 

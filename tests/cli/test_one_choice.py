@@ -1,5 +1,7 @@
 """One choice of each group, whose values are for one environment; several loggers."""
 
+import shutil
+
 import pytest
 from rejections import error_of
 from run_files import settings, summary
@@ -39,9 +41,11 @@ def test_a_foreign_id_is_an_error_wherever_it_comes_from(rejected, yamls, in_tmp
         assert FOREIGN in error_of(recurrl.train, config, run_dir="run")
 
 
-def test_a_searched_folder_that_does_not_exist_is_an_error(rejected, yamls):
+def test_a_searched_folder_that_does_not_exist_is_an_error(rejected, yamls, in_tmp_path):
     yamls("env", "masked", defaults=["gym", "_self_"], id="CartPole-v1")
     assert rejected("hydra.searchpath=[file://mine]", "env=masked", "env.id=Acrobot-v1").endswith(ADVICE)
+    for name in ("josé", "a (copy)", "a=1, b", "it's", '#1 & "2"'):
+        assert compose(["env=masked"], shutil.copytree("mine", name)).env.id == "CartPole-v1"
     error = "hydra.searchpath must hold folders that exist (got file:///nope). Correct it, or leave it out."
     assert rejected("hydra.searchpath=[file:///nope]") == error
 
@@ -74,6 +78,11 @@ def test_several_loggers_take_the_same_metrics(train, tiny, tmp_path):
     assert settings(run)["logger"]["name"] == ["wandb", "tensorboard"]
     again = recurrl.train(settings(run), run_dir=tmp_path / "again")
     assert settings(again.directory)["logger"] == settings(run)["logger"]
+
+
+def test_several_loggers_may_have_yamls_of_the_users(yamls, in_tmp_path):
+    yamls("logger", "board", defaults=["tensorboard", "_self_"])
+    assert compose(["logger=[wandb,board]"], "mine").logger.name == ["wandb", "tensorboard"]
 
 
 def test_of_several_loggers_each_is_checked(rejected):

@@ -30,7 +30,8 @@ def study_in(folder):
 
 
 def test_a_search_runs_its_trials_and_says_how_to_repeat_the_best(search, train, tmp_path):
-    outcome = search("hydra.sweeper.n_trials=2", "seed=3", "hydra.sweep.dir='what? #1%20'").succeeded()
+    options = ("hydra.sweeper.n_trials=2", "experiment=rare_rewards", "seed=3")
+    outcome = search(*options, "hydra.sweep.dir='what? #1%20'").succeeded()
     sweep = (tmp_path / "what? #1%20").rename(tmp_path / "sweep")
     trials, runs = study_in(sweep).trials, [sweep / str(number) for number in range(2)]
     assert [trial.value for trial in trials] == [summary(run)["eval_return_mean"] for run in runs]

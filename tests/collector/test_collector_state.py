@@ -110,6 +110,15 @@ def test_episodes_that_cannot_be_saved_start_over_with_new_seeds_and_a_log_line(
     assert caplog.text.count(f"Unfinished episodes are restarted: {why}") == 2
 
 
+def test_a_resumed_run_has_groups_of_its_own_size(small):
+    of_groups = (*OPTIONS, "env.num_envs=8", "algorithm=grpo", "minibatch_slices=4")
+    parts = Parts(small(*of_groups, "algorithm.group_size=2"))
+    parts.batches(1)
+    parts.config = small(*of_groups, "algorithm.group_size=4")
+    (found,) = parts.batches(1)
+    assert [len(group.unique(dim=0)) for group in found["observation"][:, 0].split(4)] == [1, 1]
+
+
 @pytest.mark.slow
 def test_workers_keep_their_random_numbers_although_their_episodes_start_over(small):
     # The policy has no memory and sees the same at every step: actions tell of random numbers alone.

@@ -13,9 +13,10 @@ from torchrl.envs import ExplorationType, GymEnv, SerialEnv, StepCounter, Transf
 from torchrl.envs.utils import set_exploration_type
 
 from recurrl.build import make_rollout_spec
+from recurrl.collector.collector import FAILED
 from recurrl.collector.single import SingleCollector
 from recurrl.envs import Source, make_env
-from recurrl.errors import NonFiniteError
+from recurrl.errors import EnvError, NonFiniteError
 from recurrl.policy import Policy, PolicyModule
 
 OPTIONS = ("cell.hidden_size=12", "encoder.sizes=[16]", "env.num_envs=5", "frames_per_batch=200", "seed=3")
@@ -185,6 +186,17 @@ def test_non_finite_probabilities_end_the_collection(small):
     with torch.no_grad():
         policy.actor_head.network.bias[0] = float("nan")
     assert "produced non-finite action probabilities" in error_of(batches, config, policy, 1, kind=NonFiniteError)
+
+
+def test_episodes_of_rows_that_are_rejected_are_not_continued(small, monkeypatch):
+    def rejected(_):
+        raise EnvError("a reward is not finite")
+
+    rollout = SingleCollector(make_rollout_spec(config := small(*OPTIONS), make(config)))
+    monkeypatch.setattr(rollout.env, "check_rows", rejected)
+    assert error_of(rollout.collect, kind=EnvError) == "a reward is not finite"
+    assert rollout.state_dict()["unsavable_reason"] == FAILED
+    rollout.shutdown()
 
 
 def test_a_rollout_may_get_other_entries_and_the_next_one_does_not_have_them(small):

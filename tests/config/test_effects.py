@@ -18,7 +18,9 @@ BY_THE_CONFIGURATION = [
     (GRPO, "desired_kl=0.02", "lr_schedule=adaptive"),
     (GRPO, "algorithm.ref_refresh_iterations=3", "algorithm.kl_to_ref_coeff above 0"),
     *((("cell=none",), key, CELL) for key in ("backend=triton", "recompute=full", "precision=tf32")),
-    (("cell=none",), "evaluation.memory=true", CELL),
+    (("cell=none",), "evaluation.memory=true", f"evaluation.episodes above 0 and {CELL}"),
+    (("evaluation.episodes=0",), "evaluation.memory=true", f"evaluation.episodes above 0 and {CELL}"),
+    (("evaluation.episodes=0",), "evaluation.random=true", "evaluation.episodes above 0"),
     ((), 'algorithm.critic_observation=["hidden"]', "algorithm.critic=recurrent or feedforward"),
 ]
 

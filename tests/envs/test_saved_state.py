@@ -1,5 +1,8 @@
 """Environments that continue in another process, and those that cannot."""
 
+import enum
+from types import SimpleNamespace
+
 import gymnasium
 import numpy as np
 import pytest
@@ -11,12 +14,12 @@ from recurrl.runtime.serialization import from_bytes, to_bytes
 
 IDS = [
     *("CartPole-v1", "Pendulum-v1", "MountainCarContinuous-v0", "Acrobot-v1", "Blackjack-v1", "FrozenLake-v1"),
-    *("popgym:popgym-RepeatFirstEasy-v0", "popgym:popgym-RepeatPreviousEasy-v0"),
+    *(f"popgym:popgym-{name}Easy-v0" for name in ("RepeatFirst", "RepeatPrevious", "Autoencode")),
 ]
 
 
 def made(env_id):
-    return gymnasium.make(env_id, disable_env_checker=True, max_episode_steps=12)
+    return gymnasium.make(env_id, disable_env_checker=True, max_episode_steps=70 if "Autoencode" in env_id else 12)
 
 
 def played(env, actions):
@@ -30,7 +33,7 @@ def played(env, actions):
 
 
 @pytest.mark.parametrize("env_id", IDS)
-@pytest.mark.parametrize("steps", [0, 5, 40])
+@pytest.mark.parametrize("steps", [0, 5, 60])
 def test_a_restored_environment_continues_like_the_saved_one(env_id, steps):
     env, other = made(env_id), made(env_id)
     env.action_space.seed(0)
@@ -155,6 +158,8 @@ UNSAVABLE = {
     "complex": lambda: 1j,
     "bytes": lambda: b"bytes",
     "range": lambda: range(3),
+    "enumeration of a function": lambda: enum.Enum("Local", "ONE").ONE,
+    "object twice": lambda: Simulated((lambda same: SimpleNamespace(a=same, b=same))(Simulated(1))),
 }
 
 
@@ -166,8 +171,32 @@ def test_an_attribute_that_cannot_be_saved_is_named_whatever_it_raises(make):
 def test_an_environment_that_refers_to_itself_cannot_be_saved():
     env = Simulated(None)
     env.attribute = env
-    with pytest.raises(UnsavableError, match=r"^Simulated\.attribute.* refers to itself"):
+    with pytest.raises(
+        UnsavableError, match=r"^Simulated\.attribute\.attribute is the same object as Simulated\.attribute$"
+    ):
         state_of(env)
+
+
+class Phase(enum.Enum):
+    SHOWN, HIDDEN = (1, "a"), (2, [])
+
+
+def test_members_of_enumerations_are_restored():
+    env, other = Simulated([Phase.HIDDEN, 3]), Simulated(None)
+    env.phases, env.phase = {Phase.HIDDEN: Phase.SHOWN}, Phase.HIDDEN
+    restore(other, from_bytes(to_bytes(state_of(env))))
+    assert vars(other) == vars(env)
+    assert other.phase is Phase.HIDDEN
+    saved = state_of(env) | {"phase": ("enum", __name__, "Phase", "GONE")}
+    assert error_of(restore, other, saved, kind=UnsavableError) == f"there is no {__name__}.Phase.GONE here"
+
+
+def test_attributes_that_share_a_generator_still_share_it():
+    env, other = Simulated(np.random.default_rng(1)), Simulated(None)
+    env.again, env.inner, env.own = env.attribute, {"deep": [env.attribute]}, np.random.default_rng(1)
+    restore(other, from_bytes(to_bytes(state_of(env))))
+    assert other.again is other.attribute is other.inner["deep"][0] is not other.own
+    assert other.attribute.random() == env.attribute.random()
 
 
 def test_a_state_is_rejected_by_an_environment_constructed_differently():

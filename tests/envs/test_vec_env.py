@@ -309,6 +309,9 @@ def test_a_curriculum_survives_a_kill_and_evaluation_leaves_it_alone(train, tiny
     monkeypatch.setattr(Levels, "steps_left", None)
     train("resume=run", "hydra.run.dir=run").succeeded()
     assert saved() == (320, 1 + ended * 5)
+    release()
+    changed = train("resume=run", "env.packages=[simulators]", "total_frames=384", "hydra.run.dir=run").succeeded()
+    assert "The simulator's own state, such as its curriculum, starts over." in changed.out
 
 
 def test_episodes_after_a_resume_begin_with_the_saved_curriculum(compose):

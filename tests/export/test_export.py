@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 import runpy
 import sys
 from contextlib import closing
@@ -24,6 +25,11 @@ from recurrl.export.export import export, load_onnx, load_pt2
 from recurrl.recurrent.cells import cell_names
 
 IN_INFO = "env.action_mask_from_info=true"
+DIFFERENT = [
+    (1.01, CUE, (), {}),
+    (math.nan, CUE, (), {}),
+    (1.01, MASKED, (IN_INFO,), {"mask_in": "info", "action": "discrete"}),
+]
 RUNNER = Path(__file__).parent.parent.parent / "examples" / "deployment" / "act.py"
 WITHOUT_TORCH = "import sys, runpy; sys.modules.update(torch=None, recurrl=None, gymnasium=None); "
 
@@ -128,17 +134,18 @@ def test_every_kind_can_be_exported(agent_of, tmp_path, env, overrides, kwargs, 
 class Different(nn.Module):
     """An encoder that computes something else when it is exported."""
 
-    def __init__(self, encoder):
+    def __init__(self, encoder, factor):
         super().__init__()
-        self.encoder = encoder
+        self.encoder, self.factor = encoder, factor
 
     def forward(self, observation):
-        return self.encoder(observation) * (1.01 if torch.compiler.is_exporting() else 1.0)
+        return self.encoder(observation) * (self.factor if torch.compiler.is_exporting() else 1.0)
 
 
-def test_what_differs_is_not_written(agent_of, tmp_path):
-    agent, _ = agent_of(CUE)
-    agent.policy.trunk.encoder = Different(agent.policy.trunk.encoder)
+@pytest.mark.parametrize(("factor", "env", "overrides", "kwargs"), DIFFERENT)
+def test_what_differs_is_not_written(agent_of, tmp_path, factor, env, overrides, kwargs):
+    agent, _ = agent_of(env, "cell=none", *overrides, **kwargs)
+    agent.policy.trunk.encoder = Different(agent.policy.trunk.encoder, factor)
     with pytest.raises(ConfigError, match=r"The policy as pt2 differs from the policy by .* Nothing was written"):
         export(agent, tmp_path / "made", {}, formats=["pt2"])
     assert not (tmp_path / "made").exists()

@@ -3,6 +3,7 @@
 import json
 import math
 import shutil
+from pathlib import Path
 
 import pytest
 import torch
@@ -144,6 +145,7 @@ def test_a_folder_is_written_whole_or_not_at_all(finished_run, tmp_path, not_ins
     (tmp_path / "file").write_text("")
     for existing in ("full", "file"):
         assert "is not empty" in error_of(write_hub_folder, finished_run, tmp_path / existing)
+    assert error_of(write_hub_folder, finished_run, Path()) == "--hub-folder must be a new folder (got .). Name one."
     not_installed("onnx")
     assert "Exporting to onnx needs onnx" in error_of(write_hub_folder, finished_run, tmp_path / "made")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "full"]

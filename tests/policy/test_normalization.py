@@ -19,7 +19,12 @@ def test_moments_of_parts_equal_those_of_the_whole():
     flat = samples.double().flatten(0, 1)
     torch.testing.assert_close(moments.mean, flat.mean(0))
     torch.testing.assert_close(moments.variance, flat.var(0, correction=0))
+    moments.update(samples[:0])
+    torch.testing.assert_close(moments.variance, flat.var(0, correction=0))
     assert moments.count == 35
+    empty = RunningMoments()
+    empty.update(torch.zeros(0))
+    assert (empty.mean, empty.variance, empty.count) == (0, 1, 0)
 
 
 def test_normalised_observations_have_zero_mean_and_unit_deviation():

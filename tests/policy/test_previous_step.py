@@ -81,12 +81,14 @@ def test_by_default_a_recurrent_policy_sees_an_action_that_is_discrete(kind, cel
     assert policy.input_keys == policy.state_keys + ["previous_action"] * (is_discrete and cell == "gru")
 
 
-@pytest.mark.parametrize("cell", [*cell_names(), "none"])
+@pytest.mark.parametrize("cell", [*cell_names(), "none", "mingru cell.highway=true"])
 def test_the_weights_of_the_action_are_small_at_first(configure, monkeypatch, cell):
     def parameters(gain):
         monkeypatch.setattr(build, "INITIAL_GAIN", gain)
         torch.manual_seed(0)
-        policy = make_policy_for(configure(CUE, "policy.previous_action=true", f"cell={cell}", action="discrete"))
+        policy = make_policy_for(
+            configure(CUE, "policy.previous_action=true", *f"cell={cell}".split(), action="discrete")
+        )
         return [parameter.detach() for parameter in policy.parameters()]
 
     changed = [pair for pair in zip(parameters(1.0), parameters(0.01), strict=True) if not torch.equal(*pair)]

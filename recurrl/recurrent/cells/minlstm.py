@@ -9,28 +9,24 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
-from recurrl.recurrent.cell import States, Weights, factory_of, orthogonal
-from recurrl.recurrent.linear import LinearCell, Terms
+from recurrl.recurrent.cell import Weights, factory_of, orthogonal
+from recurrl.recurrent.cells.mingru import MinGRU
+from recurrl.recurrent.linear import Terms
 
 TINY = 1e-30
 """Keeps the denominator positive where both gates underflow."""
 
 
-class MinLSTM(LinearCell):
-    """minLSTM, whose one state is its output."""
+class MinLSTM(MinGRU):
+    """minLSTM, whose one state is its output: a minGRU with other gates."""
 
     def __init__(self, hidden_size: int) -> None:
-        self.hidden_size = hidden_size
+        super().__init__(hidden_size)
 
     def parameters(self, input_size: int) -> dict[str, tuple[int, ...]]:
         """The maps of f, i and h."""
         return {"weight_ih": (3 * self.hidden_size, input_size), "bias_ih": (3 * self.hidden_size,)}
-
-    def states(self) -> dict[str, tuple[int, ...]]:
-        """The output."""
-        return {"": (self.hidden_size,)}
 
     def initialize(self, name: str, parameter: Tensor) -> None:
         """Orthogonal for each gate; biases that set each f between 0 and 1, so that units forget at different rates,
@@ -42,20 +38,12 @@ class MinLSTM(LinearCell):
             nn.init.uniform_(forget).logit_(eps=1e-2)
             enter.copy_(-forget)
 
-    def project(self, weights: Weights, x: Tensor) -> Tensor:
-        """The gates."""
-        return functional.linear(x, weights["weight_ih"], weights["bias_ih"])
-
     def coefficients(self, weights: Weights, x: Tensor) -> tuple[Terms, Tensor]:
         """The gates, normalised."""
         gates, candidate = x.split((2 * self.hidden_size, self.hidden_size), -1)
         forget, enter = torch.sigmoid(gates).chunk(2, -1)
         total = forget + enter + TINY
         return ((forget / total, enter / total * candidate),), candidate
-
-    def read(self, weights: Weights, read_input: Tensor, states: States) -> Tensor:
-        """The output is the state."""
-        return states[0]
 
 
 make = factory_of(MinLSTM)
