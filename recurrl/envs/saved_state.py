@@ -1,8 +1,8 @@
 """The state of a Gymnasium environment as plain values, to continue it in another process.
 
 Gymnasium has no API for this. The state is the attributes of the environment and its wrappers, if all of them are plain
-(numbers, text, arrays, generators, containers and objects of these). Otherwise, with a simulator's handle for example,
-the environment cannot be saved, and the reason names the attribute.
+(numbers, text, arrays, generators, members of enumerations, containers and objects of these). Otherwise, with a
+simulator's handle for example, the environment cannot be saved, and the reason names the attribute.
 """
 
 import enum

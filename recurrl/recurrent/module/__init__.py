@@ -9,7 +9,7 @@ one direction, L layers, D directions.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar, NoReturn, cast
+from typing import Any, ClassVar, NoReturn, cast
 
 import torch
 from tensordict import TensorDictBase
@@ -138,6 +138,7 @@ class RecurrentModule(TensorDictModuleBase):
             backends.load_backend(name)
         self.backend_in_use: str | None = None
         self._weights = weight_names(self.cell, self.layers)
+        self._resolved: tuple[tuple[Any, ...], str | Backend] = ((), "")
         precision.check(recurrent_matmul_precision)
         # The device is not known yet: the parameters may be moved.
         auto.check_supported(self._name, recurrent_backend, self.cell, self.options, None)
@@ -308,14 +309,26 @@ class RecurrentModule(TensorDictModuleBase):
 
     def _sequence(self, x_BTI: Tensor, is_init_BT: Tensor | None, states: States) -> tuple[Tensor, States]:
         assert is_init_BT is not None
-        options, backend = self.options, self.recurrent_backend
-        if self.python_based and backend in (backends.AUTO, "pad"):
-            backend = "reference"
-        backend = auto.resolve(self._name, self.cell, backend, options, x_BTI.device, x_BTI.dtype)
+        options, device, dtype = self.options, x_BTI.device, x_BTI.dtype
+        if torch.compiler.is_compiling():
+            backend = self._resolve(options, device, dtype)
+        else:
+            # Kept for the next call. Compared, not looked up in a dict: a custom backend need not be hashable.
+            requested = (self.recurrent_backend, self.python_based, options, device, dtype)
+            if self._resolved[0] != requested:
+                self._resolved = (requested, self._resolve(options, device, dtype))
+            backend = self._resolved[1]
         if self.backend_in_use != (name := backends.name_of(backend)):
             self.backend_in_use = name
         loaded = backends.load_backend(backend)
         return run_sequence(loaded, self.cell, self.layers, self._weights, x_BTI, is_init_BT, states, options)
+
+    def _resolve(self, options: Options, device: torch.device, dtype: torch.dtype) -> str | Backend:
+        """The backend for inputs of this kind: never ``auto``."""
+        backend = self.recurrent_backend
+        if self.python_based and backend in (backends.AUTO, "pad"):
+            backend = "reference"
+        return auto.resolve(self._name, self.cell, backend, options, device, dtype)
 
 
 # The compiler runs this while it traces. The setting is private: torch has no public one.
