@@ -230,7 +230,6 @@ WRONG = {
     "no actions": ({"actions": None}, "it holds observations and lacks actions"),
     "no steps": ({"actions": np.zeros(0, int), "observations": np.zeros((0, 4))}, "the actions hold no steps"),
     "a number": ({"actions": np.zeros(())}, "the actions hold no steps"),
-    "too few observations": ({"observations": np.zeros((4, 4))}, "must have the shape (5, 4) (got (4, 4))"),
     "too many observations": ({"observations": np.zeros((7, 4))}, "must have the shape (5, 4) (got (7, 4))"),
     "masked observations": ({"observations": np.zeros((5, 2))}, "must have the shape (5, 4) (got (5, 2))"),
     "NaN": ({"observations": np.full((STEPS, 4), np.nan)}, "observations must be finite (got "),

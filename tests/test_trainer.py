@@ -210,11 +210,6 @@ class OnlySaves:
         return {}
 
 
-class EndsAlone(recurrl.Callback):
-    def on_end(self):
-        pass
-
-
 class ClosesAlone(recurrl.Callback):
     def close(self):
         pass
@@ -243,7 +238,6 @@ NOT_CALLED = [
     ([object()], r"object must have on_iteration\(metrics, policy\)"),
     ([LooksDerived()], r"on_iteration\(metrics, policy\), because it does not derive from recurrl.Callback"),
     ([LooksSimple()], r"on_iteration\(trainer, metrics\), because it derives from recurrl.Callback"),
-    ([EndsAlone()], r"EndsAlone must have on_end\(trainer\): too many positional arguments"),
     ([ClosesAlone()], r"ClosesAlone must have close\(failed\): too many positional arguments"),
     ([Awaits()], r"Awaits must have on_iteration\(trainer, metrics\), and not as a coroutine. Remove async"),
     ([OnlySaves()], "OnlySaves must have both state_dict and load_state_dict, or neither"),

@@ -130,10 +130,7 @@ FIELDS = [name for name in GRPOLossOutput.__dataclass_fields__ if not name.start
 LOSSES = {
     "defaults": {},
     "symmetric": {"clip_epsilon": 0.1},
-    "clip higher": {"clip_epsilon": (0.1, 0.3)},
     "no entropy": {"entropy_bonus": False},
-    "entropy": {"entropy_coeff": 0.3},
-    "to reference": {"kl_to_ref_coeff": 0.2},
     "threshold of zero": {"kl_mask_threshold": 0.0},
     "token_mean": {"aggregation": "token_mean"},
     "aggregation null": {"aggregation": None},

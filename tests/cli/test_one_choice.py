@@ -36,7 +36,6 @@ def test_a_foreign_id_is_an_error_wherever_it_comes_from(rejected, yamls, in_tmp
         assert rejected(*overrides) == FOREIGN + ADVICE
     assert rejected("--config-dir", "mine", "env=masked", "env.id=Acrobot-v1").endswith(ADVICE)
     assert rejected("env.id=MiniGrid-Empty-5x5-v0").endswith(" Use env=minigrid env.id=MiniGrid-Empty-5x5-v0.")
-    assert rejected("env.id=PongNoFrameskip-v4").endswith(" Use env=atari env.id=PongNoFrameskip-v4.")
     for config in (["env.id=Acrobot-v1"], {"env": {"id": "Acrobot-v1"}}):
         assert FOREIGN in error_of(recurrl.train, config, run_dir="run")
 

@@ -128,10 +128,6 @@ def test_commands_take_a_run_of_this_user_without_further_permission(
 # Attacks
 
 
-def notes_of_the_user():
-    return list((Path(os.environ["XDG_STATE_HOME"]) / "recurrl" / "own_runs").iterdir())
-
-
 def edited(run, old, new):
     text = (run / "config.yaml").read_text()
     (run / "config.yaml").write_text(text.replace(old, new) if old else text + new)
@@ -165,7 +161,7 @@ def a_checkpoint_that_is_a_run(run):
 
 
 def without_notes(run):
-    for note in notes_of_the_user():
+    for note in list((Path(os.environ["XDG_STATE_HOME"]) / "recurrl" / "own_runs").iterdir()):
         note.unlink()
     return run
 

@@ -68,7 +68,6 @@ DO_NOT_FIT = [
     ("epochs", "many", "epochs must be an integer"),
     ("nonesuch", 1, "Unknown configuration key 'nonesuch'."),
     ("env", {"name": "gym"}, "is required and has no value."),
-    ("cell", {"name": "gru", "hidden_size": [1], "num_layers": 1}, "cell.hidden_size must be an integer"),
 ]
 
 

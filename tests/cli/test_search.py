@@ -127,7 +127,6 @@ IMPOSSIBLE = [
     (("lr=1e-3,1e-4", "hydra.sweeper.n_trials=null"), "hydra.sweeper.n_trials must be a positive integer (got None)."),
     (("lr=1e-3,1e-4", "hydra.sweeper.n_jobs=-1"), "hydra.sweeper.n_jobs or hydra.launcher.n_jobs must be a positive"),
     (("lr=interval(1e-2,1e-4)",), "The search space is not possible: `low <= high` must hold"),
-    (("lr=tag(log,interval(0,0.1))",), "The search space is not possible: "),
 ]
 
 

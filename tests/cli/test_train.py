@@ -40,13 +40,6 @@ def test_a_run_records_the_configuration_it_ran_with(console_run):
     assert yaml.safe_load((console_run / ".hydra" / "config.yaml").read_text(encoding="utf-8")) == recorded
 
 
-def test_a_run_writes_a_row_of_metrics_an_iteration_by_frames(console_run):
-    header = (console_run / "metrics.csv").read_text(encoding="utf-8").partition("\n")[0].split(",")
-    assert header[0] == "frames"
-    assert {"train/return_mean", "eval/return_mean", "time/frames_per_s", "optim/lr"} <= set(header)
-    assert [row["frames"] for row in metrics(console_run)] == ["32", "64"]
-
-
 def test_the_summary_of_a_run_says_what_it_came_to(console_run):
     result = summary(console_run)
     assert result.keys() >= SUMMARY_KEYS

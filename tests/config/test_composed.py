@@ -77,14 +77,6 @@ def test_an_automatic_precision_follows_the_process_wide_setting(compose):
 # Unknown and required keys
 
 
-def test_a_misspelt_key_in_a_file_of_the_user_is_rejected_with_the_nearest_one(untypable):
-    assert untypable("env.num_env", 4).startswith("Unknown configuration key 'env.num_env'. Did you mean env.num_envs")
-
-
-def test_any_gymnasium_environment_without_its_id_is_rejected(rejected):
-    assert rejected("env=gym").startswith("env.id is required and has no value. Add env.id=... to the command line.")
-
-
 def test_a_required_key_is_answered_with_the_default_choice_of_its_group(untypable):
     for key in ("env.id", "cell.num_layers", "algorithm.gamma", "collector.timeout_s", "encoder.sizes"):
         group = key.partition(".")[0]

@@ -7,7 +7,6 @@ from all_options import OPTIONS
 from rejections import error_of
 
 from recurrl.config.composed import check_values
-from recurrl.config.options import BELOW_ONE, FRACTION, INDEX, POSITIVE, RATE, SCALE, SEED, STEPS
 
 WITHOUT_RANGE = {"algorithm.group_size": "depends on env.num_envs"}
 FREE_TEXT = {
@@ -82,23 +81,6 @@ def test_the_ends_of_a_range_and_null_are_accepted(option):
     for number in within(option.meaning.range):
         check_values(option.options([number, number] if is_list(option) else number))
     check_values(option.options([] if is_list(option) else None))
-
-
-WORDS = [
-    (STEPS, "an integer from 1 to 1_000_000_000_000"),
-    (SEED, "an integer from 0 to 2_147_483_647"),
-    (INDEX, "an integer from 0"),
-    (FRACTION, "a number from 0 to 1"),
-    (RATE, "a number above 0 and at most 1"),
-    (SCALE, "a number above 0 and at most 1_000_000"),
-    (BELOW_ONE, "a number above 0 and below 1"),
-    (POSITIVE, "a finite number above 0"),
-]
-
-
-@pytest.mark.parametrize(("of", "words"), WORDS)
-def test_a_range_in_words(of, words):
-    assert of.words == words
 
 
 @pytest.mark.parametrize("option", CHOICES, ids=str)

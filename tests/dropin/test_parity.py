@@ -17,7 +17,6 @@ B, T, IN, H = 3, 6, 4, 5
 KINDS = ("gru", "lstm")
 SIZES = {
     "plain": {},
-    "two layers": {"num_layers": 2},
     "no bias": {"bias": False},
     "python": {"python_based": True},
     "bidirectional": {"bidirectional": True},

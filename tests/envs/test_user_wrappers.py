@@ -81,16 +81,9 @@ def test_wrappers_that_cannot_work_are_rejected_before_any_environment_is_made(w
     assert error in rejected(*f"env.wrappers={wrappers}".split())
 
 
-UNFITTING = [
-    ("wrappers_of_mine:Fussy", "it raised ValueError: only for games."),
-    ("gymnasium.wrappers:GrayscaleObservation", "it raised ValueError: Gray"),
-]
-
-
-@pytest.mark.parametrize(("wrapper", "reason"), UNFITTING)
-def test_a_wrapper_that_does_not_fit_the_environment_is_named(wrapper, reason, train, folder):
-    error = train(f"env.wrappers=[{wrapper}]").error
-    assert error.startswith(f"env.wrappers={wrapper} around env.id=CartPole-v1 cannot be made: {reason}")
+def test_a_wrapper_that_does_not_fit_the_environment_is_named(train, folder):
+    message = "wrappers_of_mine:Fussy around env.id=CartPole-v1 cannot be made: it raised ValueError: only for games."
+    assert train("env.wrappers=[wrappers_of_mine:Fussy]").error.startswith(f"env.wrappers={message}")
 
 
 def test_a_wrapper_of_an_extra_that_is_not_installed_is_rejected(rejected, not_installed):

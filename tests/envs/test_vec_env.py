@@ -362,8 +362,6 @@ def test_without_evaluation_the_episodes_of_training_are_reported(train, tiny, t
 def test_what_a_simulator_cannot_do_is_rejected_before_it_is_made(rejected):
     overrides = ("env=vec_env", "env.id=simulators:Simulation")
     assert rejected(*overrides, "env.num_envs=1").startswith("env.num_envs must be at least 2 with env.source=vec_env")
-    error = "env.id=simulators:Simulation does not take env.kwargs.speed."
-    assert rejected(*overrides, "+env.kwargs.speed=2").startswith(error)
     error = "env.resets must be one of same_step, disabled, next_ste"
     assert rejected(*overrides, "env.resets=sometimes").startswith(error)
     assert "does not support env.max_episode_steps=3" in rejected(*overrides, "env.max_episode_steps=3")

@@ -108,12 +108,6 @@ def test_what_has_no_influence_on_returns_makes_no_groups(key, groups, tmp_path)
     assert len(grouped(runs)) == groups
 
 
-@pytest.mark.parametrize("status", ["failed", "interrupted", "stopped", "unfinished"])
-def test_a_run_that_did_not_complete_is_left_out(status, tmp_path):
-    (group,) = grouped([Result("it", tmp_path, {}, DONE | {"status": status})])
-    assert (group.left_out, group.seeds) == ({"it": status}, [])
-
-
 SECOND_RUNS = [
     ({}, "a copy of first"),
     ({"eval_return_mean": 1.1}, "the same seed as first"),

@@ -37,7 +37,6 @@ ERRORS = [
     ({"slice_len": 5}, "Choose one of: 1, 2, 4, 8, 16, 32."),
     (HUGE, "Choose one of: 1, 2, 4, 5, 8, 10,"),
     ({"minibatch_slices": 5}, "minibatch_slices must be a divisor of the 32 slices of an iteration"),
-    ({"minibatch_slices": 64}, "Choose one of: 1, 2, 4, 8, 16, 32."),
     ({"frames_per_batch": 1000}, "must be a multiple of env.num_envs=32 (got 1000). Set frames_per_batch=992, for"),
     ({"frames_per_batch": 8}, "Set frames_per_batch=32, for example."),
     ({"total_frames": 1023}, "total_frames must be at least one iteration of frames_per_batch=1024 (got 1023)."),
@@ -70,7 +69,6 @@ ERRORS = [
     ),
     # Compiling
     ({"compile": "loss", "backend.name": "pad"}, "backend must be one of auto, native, scan, triton with compile=loss"),
-    ({"compile": "loss", "backend.name": "reference"}, "(got reference)."),
     ({"compile": "loss", "cell": ELMAN, "recompute": "full"}, "recompute must be none with compile=loss"),
     ({"compile": "cudagraphs"}, "device must be a CUDA device with compile=cudagraphs (got cpu). Choose a GPU, or"),
     # Workers
@@ -143,7 +141,6 @@ def test_compiling_needs_a_compiler(rejection, monkeypatch):
 
 AT_THE_COMMAND_LINE = [
     ((*GRPO, "algorithm.group_size=3", "env.num_envs=16"), "(got 3). Choose one of: 2, 4, 8, 16."),
-    ((*GRPO, "algorithm.group_size=1", "env.num_envs=16"), "(got 1). Choose one of: 2, 4, 8, 16."),
     ((*GRPO, "algorithm.group_size=8", "env.num_envs=1"), "(got 8). Set a larger env.num_envs."),
     (("algorithm=grpo",), "Set frames_per_batch=8000, and a slice_len that divides 500; or, if shorter episodes"),
     (("algorithm=grpo", "collector=multi_sync"), "collector must be single with algorithm=grpo, because"),
