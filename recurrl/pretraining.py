@@ -63,9 +63,7 @@ def pretrain(policy: Policy, env: EnvConfig, options: PretrainConfig, lr: float,
     assert options.folder is not None
     episodes = read_episodes(Path(options.folder), policy, env)
     whole = TensorDict.cat(list(episodes)).unsqueeze(0).to(policy.device)
-    policy.trunk.observe(whole[OBSERVATION])
-    if policy.critic_trunk is not None and not policy.critic_only:
-        policy.critic_trunk.observe(whole[OBSERVATION])
+    (policy.actor() if policy.critic_only else policy).observe(whole[OBSERVATION])
     logger.info("pretraining: %d steps in %d episodes of %s", whole.numel(), len(episodes), options.folder)
     fixed = {id(module.log_std) for module in policy.modules() if isinstance(module, GaussianParameters)}
     learned = [p for part in (policy.trunk, policy.actor_head) for p in part.parameters() if id(p) not in fixed]
@@ -73,7 +71,7 @@ def pretrain(policy: Policy, env: EnvConfig, options: PretrainConfig, lr: float,
     log_likelihood = 0.0
     for epoch in range(options.epochs):
         rows_RT = _in_rows(episodes, min(rows, len(episodes))).to(policy.device)
-        log_likelihood = _epoch(policy.actor(), rows_RT, slice_len, optimizer, learned)
+        log_likelihood = _epoch(policy.actor(), rows_RT, slice_len, optimizer)
         logger.info("pretraining: epoch %d of %d: log likelihood %.4g", epoch + 1, options.epochs, log_likelihood)
     policy.zero_grad()
     return log_likelihood
@@ -87,13 +85,7 @@ def _in_rows(episodes: Sequence[TensorDictBase], count: int) -> TensorDictBase:
     return pad_sequence([torch.cat(row) for row in rows])
 
 
-def _epoch(
-    policy: Policy,
-    rows_RT: TensorDictBase,
-    slice_len: int,
-    optimizer: torch.optim.Optimizer,
-    learned: list[nn.Parameter],
-) -> float:
+def _epoch(policy: Policy, rows_RT: TensorDictBase, slice_len: int, optimizer: torch.optim.Optimizer) -> float:
     """Takes a gradient step for each slice, and returns the mean log-likelihood of the recorded actions."""
     state, total = policy.initial_state(len(rows_RT)), torch.zeros(())
     for slices_RK in rows_RT.split(slice_len, 1):
@@ -109,7 +101,7 @@ def _epoch(
         require(bool(log_prob.isfinite().all()), "pretraining: the log-likelihood is not finite. Set a smaller lr.")
         optimizer.zero_grad()
         (-log_prob.sum() / recorded_RK.numel()).backward()
-        nn.utils.clip_grad_norm_(learned, MAX_NORM)
+        nn.utils.clip_grad_norm_(optimizer.param_groups[0]["params"], MAX_NORM)
         optimizer.step()
         state = {key: value[:, -1].detach() for key, value in states.items()}
         total = total + log_prob.detach().double().sum().cpu()

@@ -133,16 +133,14 @@ class Diagnosis(Callback):
         Args:
             metrics: the last iteration's metrics, with those of its evaluation if there was one.
         """
-        if RANDOM_MEAN in metrics:
-            figures = _no_better_than_random(metrics)
-            learns = not figures
-        else:
-            figures, learns = {}, self._improved(metrics)
+        is_compared = RANDOM_MEAN in metrics
+        figures = _no_better_than_random(metrics) if is_compared else {}
+        learns = not figures if is_compared else self._improved(metrics)
         if not learns:
             figures |= self._lasting_conditions(metrics)
         elif "eval/return_mean_zeroed_state" in metrics:
             figures |= _memory_not_used(metrics)
-        if RANDOM_MEAN in metrics:
+        if is_compared:
             figures |= _better_when_sampled(metrics)
         return {title: f"{title}: {figure}. Try {WARNINGS[title]}." for title, figure in figures.items()}
 

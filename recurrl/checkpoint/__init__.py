@@ -20,6 +20,7 @@ from recurrl.policy import Policy
 from recurrl.runtime.metrics import floats
 from recurrl.runtime.ranks import world
 from recurrl.runtime.run_directory import CHECKPOINTS, CONFIG_FILE, REPLACED, run_directory_of
+from recurrl.runtime.seeds import seed_of_rank
 from recurrl.runtime.serialization import Stateful
 from recurrl.tracking import Resumed
 
@@ -35,6 +36,7 @@ AUTO = "auto"
 BEST, LAST = "best", "last"
 RETURN_MEAN = "eval/return_mean"
 """The metric that decides which checkpoint is the best."""
+_RETURNS = "discounted_return"
 _METADATA = {"version": str, "frames": int, "ranks": int, "metrics": dict, "tracker_ids": dict, "settings": dict}
 
 logger = logging.getLogger(__name__)
@@ -149,7 +151,32 @@ class Checkpoint:
             into = {name: component for name, component in into.items() if name != rank_states.EPISODES}
         if (changes or self.ranks != world().size) and files.state(self.path, rank_states.EPISODES).get("curriculum"):
             logger.warning("The simulator's own state, such as its curriculum, starts over.")
-        rank_states.load(self.path, self.ranks, into, self._shaping(settings), settings["seed"], self.frames)
+        self._load_on_ranks(into, settings)
+
+    def _load_on_ranks(self, components: Mapping[str, Stateful], settings: Mapping[str, Any]) -> None:
+        """Restores components, on rank 0 and by :func:`rank_states.share` on the other ranks, if there are any.
+
+        With the same number of ranks each continues with its own state. With another number, random numbers and
+        episodes are new and a replay buffer starts empty.
+        """
+        size, changes = world().size, self._shaping(settings)
+        if self.ranks == size:
+            files.load(self.path, components, changes)
+            if size > 1:
+                others = files.state(self.path, rank_states.RANKS)
+                wanted = [{name: state for name, state in each.items() if name in components} for each in others]
+                rank_states.share(components, [{}, *wanted])
+            return
+        logger.warning(
+            "%s was written by %d ranks, and there are %d now: random numbers and episodes are new%s.",
+            *(self.path, self.ranks, size, ", and the replay buffer starts empty" if "buffer" in components else ""),
+        )
+        files.load(self.path, {name: each for name, each in components.items() if name not in rank_states.OWN}, changes)
+        # All ranks share the scale. The discounted returns start at zero again, like the episodes.
+        returns = components[rank_states.SCALER].state_dict()[_RETURNS]
+        scaler = files.state(self.path, rank_states.SCALER) | {_RETURNS: returns}
+        seeds = [seed_of_rank(settings["seed"], self.frames, rank) for rank in range(size)]
+        rank_states.share(components, [{rank_states.SCALER: scaler}] * size, seeds)
 
     def load_policy(self, policy: Policy, settings: Mapping[str, Any]) -> None:
         """Restores only the policy, including its running statistics.

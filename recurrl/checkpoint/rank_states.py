@@ -4,18 +4,15 @@ Rank 0 writes and reads the files. Its own states are stored as in a run of one 
 holds the states of the other ranks.
 """
 
-import logging
 import math
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
-from recurrl.checkpoint import files
 from recurrl.errors import RunError
 from recurrl.runtime.ranks import world
-from recurrl.runtime.seeds import seed_of_rank, seed_process
+from recurrl.runtime.seeds import seed_process
 from recurrl.runtime.serialization import Stateful, from_bytes, to_bytes
 
 RANKS, SCALER = "ranks", "reward_scaler"
@@ -25,9 +22,7 @@ OWN = ("rng", SCALER, "buffer", "teacher", EPISODES)
 """The components that differ from rank to rank."""
 OF_RANK_0 = ("callbacks", "summary")
 """The components that rank 0 alone has. All others are the same on all ranks."""
-_RETURNS = "discounted_return"
 
-logger = logging.getLogger(__name__)
 State = dict[str, Any]
 
 
@@ -83,46 +78,3 @@ def share(components: Mapping[str, Stateful], own: Sequence[State] = (), seeds: 
 
 def _states(components: Mapping[str, Stateful], names: Sequence[str]) -> State:
     return {name: components[name].state_dict() for name in names if name in components}
-
-
-def load(
-    path: Path,
-    saved: int,
-    components: Mapping[str, Stateful],
-    changes: Mapping[str, tuple[Any, Any]],
-    seed: int,
-    frames: int,
-) -> None:
-    """Loads a checkpoint on rank 0, while the other ranks, if there are any, call :func:`share`.
-
-    With the same number of ranks each continues with its own state. With another number, random numbers and episodes
-    are new and a replay buffer starts empty.
-
-    Args:
-        path: the checkpoint's directory.
-        saved: the number of ranks that wrote it.
-        components: the components of the run to restore.
-        changes: old and new value of each changed setting that affects the components' shapes.
-        seed: the run's seed.
-        frames: the run's frames so far.
-
-    Raises:
-        ConfigError: the checkpoint does not fit the configuration.
-    """
-    size = world().size
-    if saved == size:
-        files.load(path, components, changes)
-        if size > 1:
-            others = files.state(path, RANKS)
-            wanted = [{name: state for name, state in each.items() if name in components} for each in others]
-            share(components, [{}, *wanted])
-        return
-    logger.warning(
-        "%s was written by %d ranks, and there are %d now: random numbers and episodes are new%s.",
-        *(path, saved, size, ", and the replay buffer starts empty" if "buffer" in components else ""),
-    )
-    files.load(path, {name: each for name, each in components.items() if name not in OWN}, changes)
-    # All ranks share the scale. The discounted returns start at zero again, like the episodes.
-    scaler = files.state(path, SCALER) | {_RETURNS: components[SCALER].state_dict()[_RETURNS]}
-    seeds = [seed_of_rank(seed, frames, rank) for rank in range(size)]
-    share(components, [{SCALER: scaler}] * size, seeds)

@@ -30,9 +30,7 @@ def report_main() -> None:
         "Writes one self-contained HTML page: learning curves over seeds, returns and times, the use of memory, "
         "what differs between the configurations, warnings, and videos in the runs' directories.",
     )
-    parser.add_argument(
-        "--output", type=Path, help="the file, or its folder; default: report.html in the first directory"
-    )
+    parser.add_argument("--output", type=Path, help="a file or a folder; default: report.html in the first directory")
     arguments = parser.parse_args()
     with errors_as_messages():
         from recurrl.reporting.page import write_report  # plotly takes half a second

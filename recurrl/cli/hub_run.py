@@ -44,11 +44,9 @@ def write_hub_folder(
     Raises:
         ConfigError: the folder is not empty, a package is missing, or an export is not exact.
     """
-    require(bool(folder.name), f"--hub-folder must be a new folder (got {folder}). Name one.")
-    require(
-        not folder.exists() or (folder.is_dir() and not any(folder.iterdir())),
-        f"--hub-folder {folder} is not empty. Use a new folder, or empty it.",
-    )
+    # The folder is replaced by another, which the current one, ".", cannot be.
+    is_free = folder.name != "" and (not folder.exists() or (folder.is_dir() and not any(folder.iterdir())))
+    require(is_free, f"--hub-folder must be a new or an empty folder (got {folder}). Name another.")
     opened = open_run(run, which, "cpu", trust_packages)
     folder.parent.mkdir(parents=True, exist_ok=True)
     stage = unfinished(folder)

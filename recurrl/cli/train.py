@@ -88,9 +88,8 @@ def _job(composed: DictConfig) -> float | None:
             resume = stack.enter_context(run_directory(run_dir, composed))
             if is_sweep:
                 stack.enter_context(recorded(run_dir, job_overrides()))
-            check_choices(composed, HydraConfig.get())
-            if is_sweep:
                 _name_group(composed)
+            check_choices(composed, HydraConfig.get())
             launch(composed) if resume in (None, "auto") else launch_saved(Path(resume))
             config = as_schema(composed) if resume is None else None
             # This imports torch, which takes seconds.

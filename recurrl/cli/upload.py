@@ -45,8 +45,7 @@ def _uploaded(run: Path, trust_packages: bool) -> str:
     run_dir = run_directory_of(run)
     saved = checkpoint.Checkpoint(checkpoint.find(run_dir))
     found = config_of(saved)
-    if not trust_packages:
-        check_trusted(found)
+    check_trusted(found, trust_packages)
     with naming(found.source):
         options, run_id = typed(found.config).logger, saved.resumed.ids.get("wandb")
     if not isinstance(options, WandbConfig) or run_id is None:

@@ -7,7 +7,7 @@ from recurrl.config.algorithm import AlgorithmConfig, ClippedConfig, DistillConf
 from recurrl.config.cell import BackendConfig, CellConfig, EncoderConfig, MLPConfig
 from recurrl.config.collector import BufferConfig, CollectorConfig, WorkersConfig
 from recurrl.config.env import EnvConfig
-from recurrl.config.run import EvaluationConfig, LoggerConfig, PolicyConfig, PretrainConfig, TrainConfig, WandbConfig
+from recurrl.config.run import LoggerConfig, PolicyConfig, PretrainConfig, TrainConfig, WandbConfig
 
 __all__ = [
     "AlgorithmConfig",
@@ -19,7 +19,6 @@ __all__ = [
     "DistillConfig",
     "EncoderConfig",
     "EnvConfig",
-    "EvaluationConfig",
     "GRPOConfig",
     "LoggerConfig",
     "MLPConfig",

@@ -4,7 +4,7 @@
 :class:`GymnasiumSource` if it makes single Gymnasium environments, else from :class:`Source`.
 """
 
-from recurrl.envs.batched import BatchedEnv, TorchRLEnv
+from recurrl.envs.batched import BatchedEnv
 from recurrl.envs.making import EPISODE_LENGTH, EPISODE_RETURN, make_batched_env, make_env
 from recurrl.envs.source import GymnasiumSource, Source
 
@@ -14,7 +14,6 @@ __all__ = [
     "BatchedEnv",
     "GymnasiumSource",
     "Source",
-    "TorchRLEnv",
     "make_batched_env",
     "make_env",
 ]

@@ -49,7 +49,7 @@ class BatchedEnv(EnvBase):
     last_reset_by: object = None
 
     def __init__(
-        self, num_envs: int, observation: dict[str, TensorSpec], action: TensorSpec, device: torch.device | str = "cpu"
+        self, num_envs: int, observation: dict[Any, TensorSpec], action: TensorSpec, device: torch.device | str = "cpu"
     ) -> None:
         super().__init__(device=device, batch_size=[num_envs])
         self.observation_spec = Composite(observation, shape=self.batch_size, device=device)
@@ -164,8 +164,7 @@ class TorchRLEnv(BatchedEnv):
         self._keys, self._action, self._reward = {**observed, **extra}, action, reward
         device = env.device or torch.device("cpu")
         entries = {name: env.observation_spec[key].clone().to(device) for name, key in self._keys.items()}
-        specs = Composite(entries, shape=env.batch_size, device=device)
-        super().__init__(env.batch_size[0], dict(specs.items()), env.full_action_spec[action], device)
+        super().__init__(env.batch_size[0], entries, env.full_action_spec[action], device)
         self._env = env
         self._shapes = {key: list(spec.shape) for key, spec in self.observation_spec.items(True, True)}
         self._current = TensorDict(batch_size=env.batch_size)

@@ -18,7 +18,7 @@ from recurrl.envs.checks import Array, EnvChecks, Observations, mask_in, unpacke
 from recurrl.envs.saved_state import restore, state_of
 from recurrl.envs.spaces import parts_of, raw_specs, without_names
 from recurrl.keys import ACTION_MASK
-from recurrl.runtime.seeds import seeds
+from recurrl.runtime.seeds import hashed, seeds
 
 
 class InlineEnv(BatchedEnv):
@@ -66,7 +66,10 @@ class InlineEnv(BatchedEnv):
             self._groups_N4[:, 3] = 0
         for i in begun_N.nonzero()[0].tolist():
             self.checks.at = i
-            seed = None if self._groups_N4 is None else _reset_seed(self._groups_N4[i])
+            seed = None
+            if self._groups_N4 is not None:
+                seed = hashed(self._groups_N4[i].tolist())
+                self._groups_N4[i, 3] += 1
             self._store(i, *unpacked("reset", self.envs[i].reset(seed=seed)))
         return self.observed()
 
@@ -103,10 +106,8 @@ class InlineEnv(BatchedEnv):
         for key, values in self._last.items():
             values[...] = state["observed"][key].numpy()
         if self._groups_N4 is not None:
-            # The groups are this run's: a resumed run may have another group size.
-            groups = self._groups_N4[:, 1].copy()
-            self._groups_N4[...] = state["groups"].numpy()
-            self._groups_N4[:, 1] = groups
+            others = [0, 2, 3]  # not the group: a resumed run may have groups of another size
+            self._groups_N4[:, others] = state["groups"].numpy()[:, others]
 
     def _store(self, i: int, observation: Any, info: Any) -> None:
         if self._masked:
@@ -135,11 +136,3 @@ class InlineEnv(BatchedEnv):
             self.checks.at = i
             env.close()
         super().close(**kwargs)
-
-
-def _reset_seed(numbers_4: Array) -> int:
-    """The reset seed of the next episode, which then counts as begun."""
-    # 31 bits, because some environments keep their seed in a signed integer.
-    seed = int(np.random.SeedSequence(numbers_4.tolist()).generate_state(1)[0] >> 1)
-    numbers_4[3] += 1
-    return seed

@@ -87,12 +87,13 @@ def raw_specs(
     return specs, spec_of(acted, count)
 
 
-def _check_supported(what: str, whole: Space, unsupported: Callable[[Space], str | None], supported: str) -> None:
+def _check_supported(what: str, whole: Space, unsupported: Callable[[Any], str | None], supported: str) -> None:
     names = [".".join(path) for path, _ in leaves(whole)]
     require(len({*names}) == len(names), f"{what} {whole}: entries have the same name when joined by dots. Rename one.")
     for path, space in leaves(whole):
         is_empty = 0 in (getattr(space, "shape", None) or ())
-        if reason := f"its shape {space.shape} has no entries" if is_empty else unsupported(space):
+        reason_of = unsupported if isinstance(space, spaces.Box) else _not_discrete
+        if reason := f"its shape {space.shape} has no entries" if is_empty else reason_of(space):
             entry = f" (entry {'.'.join(path)})" if path else ""
             raise ConfigError(
                 f"{what} {space}{entry}: {reason}. recurrl trains on {supported}. Wrap the environment to have one of "
@@ -153,10 +154,8 @@ def without_names(space: Space, value: Any) -> Any:
     return value
 
 
-def _unsupported_observation(space: Space) -> str | None:
-    """The reason why no encoder supports an observation; None if one does."""
-    if not isinstance(space, spaces.Box):
-        return _not_discrete(space)
+def _unsupported_observation(space: spaces.Box) -> str | None:
+    """The reason why no encoder supports an observation of numbers; None if one does."""
     dims, image = len(space.shape), space.dtype == np.uint8 or (space.low.min() >= 0 and space.high.max() <= 1)
     if dims > 3:
         return f"it has {dims} dimensions"
@@ -165,10 +164,8 @@ def _unsupported_observation(space: Space) -> str | None:
     return None
 
 
-def _unsupported_action(space: Space) -> str | None:
-    """The reason why no head supports an action; None if one does."""
-    if not isinstance(space, spaces.Box):
-        return _not_discrete(space)
+def _unsupported_action(space: spaces.Box) -> str | None:
+    """The reason why no head supports an action of numbers; None if one does."""
     if not np.issubdtype(space.dtype, np.floating):
         return "a Box of integers"
     return None if space.shape else "it has no dimensions; declare it with shape (1,)"

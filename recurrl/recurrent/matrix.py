@@ -105,9 +105,17 @@ class MatrixCell(Cell):
         return {"": (self.heads, self.key_size, self.value_size), "_window": (self.WINDOW - 1, self.convolved)}
 
     def initialize(self, name: str, parameter: Tensor) -> None:
-        """Orthogonal matrices; the convolution as torch's, uniform within ±1/√steps."""
+        """Orthogonal matrices; the convolution as torch's, uniform within ±1/√steps.
+
+        A decay's parameters are as Mamba's, if a cell has them: rates of 1 to 16 after the exponential, and time steps
+        of 0.001 to 0.1 after the softplus.
+        """
         if name == "weight_conv":
             nn.init.uniform_(parameter, -(self.WINDOW**-0.5), self.WINDOW**-0.5)
+        elif name == "log_rate":
+            nn.init.uniform_(parameter, 1, 16).log_()
+        elif name in ("bias_rate", "bias_step"):
+            nn.init.uniform_(parameter, math.log(0.001), math.log(0.1)).exp_().expm1_().log_()
         else:
             orthogonal(parameter, self.heads * self.value_size)
 
@@ -146,13 +154,3 @@ class MatrixCell(Cell):
     def _convolve(self, weights: Weights, parts: Tensor, window: Tensor) -> Tensor:
         mixed = convolved(window, weights["weight_conv"], weights.get("bias_conv"))
         return torch.cat((mixed, parts[..., self.convolved :]), -1)
-
-
-def initialize_rate(name: str, parameter: Tensor) -> None:
-    """Initialises as Mamba does: rates of 1 to 16 after the exponential, or time steps of 0.001 to 0.1 after the
-    softplus.
-    """
-    if name == "log_rate":
-        nn.init.uniform_(parameter, 1, 16).log_()
-    else:
-        nn.init.uniform_(parameter, math.log(0.001), math.log(0.1)).exp_().expm1_().log_()

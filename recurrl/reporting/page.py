@@ -38,9 +38,8 @@ def write_report(runs: Sequence[Result], paths: Sequence[Path], output: Path | N
     """
     is_only = len(paths) == 1
     title = paths[0].resolve().name if is_only else f"{len(runs)} runs"
-    target = output or paths[0]
-    if target.is_dir():
-        target /= "report.html"
+    place = output or paths[0]
+    target = place / "report.html" if place.is_dir() else place
     named = [replace(run, name=_name(run.directory, paths[0] if is_only else run.directory)) for run in runs]
     with atomic_write(target) as file:
         file.write(_page(named, f"recurrl: {title}"))

@@ -149,9 +149,8 @@ def open_run(
     """
     saved = checkpoint.Checkpoint(checkpoint.find(path, which))
     found = config_of(saved)
-    if not trust_packages:
-        # Before the overrides: what the command line names is trusted, what the file names is not.
-        check_trusted(found)
+    # Before the overrides: what the command line names is trusted, what the file names is not.
+    check_trusted(found, trust_packages)
     _change(found.config, overrides if env is None else [f"env.id={text_of(id_of(env))}", *overrides])
     with naming(f"{found.source} with {' '.join(overrides)}" if overrides else found.source):
         config = typed(found.config)

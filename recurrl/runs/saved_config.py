@@ -110,13 +110,13 @@ def _is_of(name: str, packages: Collection[str]) -> bool:
     return name.partition(":")[0].partition(".")[0] in packages
 
 
-def check_trusted(saved: SavedConfig) -> None:
-    """Rejects a saved configuration that names code to import, unless it is this user's own.
+def check_trusted(saved: SavedConfig, trust_packages: bool) -> None:
+    """Rejects a saved configuration that names code to import, unless it is this user's own or trusted.
 
     Raises:
         ConfigError: the configuration is rejected; the message names the code.
     """
-    if not saved.is_own:
+    if not (trust_packages or saved.is_own):
         permission = "add --trust-packages (trust_packages=True in Python)"
         check_code(code_named(saved.config, saved.source), saved.source, permission)
 

@@ -70,8 +70,7 @@ class World:
 
     def averaged(self, metrics: Mapping[str, float]) -> dict[str, float]:
         """The mean of each metric over the ranks that have it, on all of them, as floats."""
-        of_ranks = self.gather(floats(metrics))
-        return dict(self.broadcast(means(of_ranks)))
+        return dict(self.broadcast(means(self.gather(floats(metrics)))))
 
     def gather(self, values: Values) -> list[Values]:
         """Gathers plain values from each rank on rank 0. Other ranks get only their own."""

@@ -143,9 +143,9 @@ def test_nothing_of_a_strangers_folder_runs(folder, tmp_path, monkeypatch, recur
 def test_a_folder_is_written_whole_or_not_at_all(finished_run, tmp_path, not_installed):
     (tmp_path / "full" / "inner").mkdir(parents=True)
     (tmp_path / "file").write_text("")
-    for existing in ("full", "file"):
-        assert "is not empty" in error_of(write_hub_folder, finished_run, tmp_path / existing)
-    assert error_of(write_hub_folder, finished_run, Path()) == "--hub-folder must be a new folder (got .). Name one."
+    for existing in (tmp_path / "full", tmp_path / "file", Path()):
+        error = f"--hub-folder must be a new or an empty folder (got {existing}). Name another."
+        assert error_of(write_hub_folder, finished_run, existing) == error
     not_installed("onnx")
     assert "Exporting to onnx needs onnx" in error_of(write_hub_folder, finished_run, tmp_path / "made")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "full"]

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from recurrl.recurrent.cell import Weights, factory_of
-from recurrl.recurrent.matrix import MatrixCell, MemoryInputs, initialize_rate
+from recurrl.recurrent.matrix import MatrixCell, MemoryInputs
 
 
 class GatedDeltaNet(MatrixCell):
@@ -30,9 +30,7 @@ class GatedDeltaNet(MatrixCell):
         """Rates and steps as in Mamba: 1 to 16, and 0.001 to 0.1 after the softplus. Small matrices, as in the authors'
         code, so that the memory adds little at first.
         """
-        if name in ("log_rate", "bias_rate"):
-            initialize_rate(name, parameter)
-        elif name in ("weight_in", "weight_out"):
+        if name in ("weight_in", "weight_out"):
             for each in parameter.split(self.sizes if name == "weight_in" else (len(parameter),)):
                 nn.init.xavier_uniform_(each, gain=2**-2.5)
         else:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from recurrl.recurrent.cell import Weights, factory_of
-from recurrl.recurrent.matrix import MatrixCell, MemoryInputs, initialize_rate
+from recurrl.recurrent.matrix import MatrixCell, MemoryInputs
 
 
 class Mamba2(MatrixCell):
@@ -35,9 +35,7 @@ class Mamba2(MatrixCell):
 
     def initialize(self, name: str, parameter: Tensor) -> None:
         """Rates of 1 to 16, steps of 0.001 to 0.1, d of one, as in the paper."""
-        if name in ("log_rate", "bias_step"):
-            initialize_rate(name, parameter)
-        elif name == "skip":
+        if name == "skip":
             nn.init.ones_(parameter)
         else:
             super().initialize(name, parameter)
