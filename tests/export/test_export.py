@@ -196,8 +196,9 @@ def test_the_largest_difference_in_10_000_steps_is_rounding(agent_of, tmp_path, 
         differences = [largest_difference(agent.step, call, each) for each in inputs]
         sys.stdout.write(f"\n{name} {cell} {observation} {action}: {differences[0]:.1e} {differences[1]:.1e}\n")
         # From float64, a GRU is 0.6e-6 away in torch and 1.1e-6 in onnxruntime. An image passes fifteen convolutions
-        # more, and torch itself differs by 4e-6 with oneDNN and without.
-        assert max(differences) <= (3e-6 if observation == "small_image" else 2e-6)
+        # more, and torch itself differs by 4e-6 with oneDNN and without. The slowest units of a minGRU keep what is
+        # rounded for a hundred steps: 3.0e-6 in torch, 1.4e-6 in onnxruntime.
+        assert max(differences) <= {"mingru": 5e-6}.get(cell, 3e-6 if observation == "small_image" else 2e-6)
 
 
 @pytest.mark.parametrize(("cell", "names"), [("gru", "h"), ("lstm", "hc")])
