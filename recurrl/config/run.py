@@ -104,9 +104,11 @@ class EvaluationConfig:
 
     episodes: int = option("number of deterministic episodes; 0: use the last ones of training instead", EPISODES)
     every_frames: int | None = option("frames between evaluations; null: only at the end", STEPS)
-    memory: bool = option("at the end, again with zeroed and with another episode's states", only_with=EVALUATES_A_CELL)
+    memory: bool = option(
+        "at the end, also evaluate with zeroed and with another episode's states", only_with=EVALUATES_A_CELL
+    )
     random: bool = option(
-        "at the end, again with random actions; warns if the policy is no better", only_with=EVALUATES
+        "at the end, also evaluate random actions, and warn if the policy is no better", only_with=EVALUATES
     )
 
 

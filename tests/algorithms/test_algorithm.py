@@ -318,5 +318,7 @@ def test_mistakes_of_an_algorithm_without_a_critic_are_their_own_errors(method, 
         algorithm.update(batch, 0.0)
 
 
-def test_metrics_of_several_parts_keep_their_order():
+def test_metrics_of_several_parts_keep_their_order_and_may_not_share_a_name():
     assert list(merged({"b": 1.0}, {"a": 2.0})) == ["b", "a"]
+    with pytest.raises(ConfigError, match=r"The metric time/learn_s is logged by two parts of the run"):
+        merged({"time/learn_s": 1.0}, {"time/learn_s": 2.0})

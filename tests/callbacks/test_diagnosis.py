@@ -44,6 +44,10 @@ def warned(metrics, iterations=diagnosis.MIN_ITERATIONS, of=None):
     return [titles(of.update(metrics)) for _ in range(iterations)]
 
 
+def test_nothing_is_wrong_with_a_healthy_run():
+    assert not any(warned(HEALTHY, 48))
+
+
 @pytest.mark.parametrize("title", ILL)
 def test_a_warning_is_due_once_and_after_enough_iterations(title):
     history = warned(HEALTHY | ILL[title], 30)
