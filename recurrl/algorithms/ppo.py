@@ -3,6 +3,7 @@
 Shape legend: N environments, T steps of a row, S slices, K steps of a slice.
 """
 
+import math
 from collections.abc import Callable
 from functools import partial
 
@@ -16,6 +17,7 @@ from recurrl.algorithms.gradient_signal import AVERAGE_RATE
 from recurrl.algorithms.importance import clipped_surrogate, log_range, mean_of
 from recurrl.algorithms.metrics import Losses
 from recurrl.config import PPOConfig, TrainConfig
+from recurrl.envs import EPISODE_LENGTH
 from recurrl.keys import ACTION, ADVANTAGE, LOG_PROB, LOSS_MASK, VALUE, VALUE_TARGET
 from recurrl.policy import Policy
 from recurrl.policy.normalization import RunningScale
@@ -25,6 +27,8 @@ from recurrl.runtime.statistics import masked, summary, variance
 
 CRITIC_EXPLAINS = 0.2
 """A critic explains the returns once its explained variance, averaged over iterations, exceeds this."""
+LEAST_DISCOUNT = 0.9
+"""Short episodes do not lower the discount further."""
 
 
 class PPO(Algorithm):
@@ -50,6 +54,8 @@ class PPO(Algorithm):
         self.log_clip_range = log_range(options.clip_epsilon, options.clip_epsilon_high)
         self.uses_vtrace = options.advantage == "vtrace" or (options.advantage == "auto" and config.is_off_policy)
         self.advantage_scale = RunningScale()
+        # The shortest length of an episode so far, minus the longest, and -1 once a step before the last was rewarded.
+        self.episodes = nn.Buffer(torch.tensor([torch.inf, 0.0, 0.0]))
         self.explained = nn.Buffer(torch.zeros((), dtype=torch.float64))
         # A tensor, because a compiled loss treats Python numbers as constants.
         self.entropy_coeff = nn.Buffer(next(policy.parameters()).new_tensor(options.entropy_coeff), persistent=False)
@@ -65,9 +71,14 @@ class PPO(Algorithm):
             estimate = partial(vtrace, ratio=ratio)
         value, next_value = rows_NT[VALUE], next_values(rows_NT, self.policy)
         done = rows_NT["next", "done"]
-        advantage, target = estimate(reward_NT.unsqueeze(-1), value, next_value, done, options.gamma, options.lmbda)
+        gamma, reward_NT1 = self._discount(rows_NT), reward_NT.unsqueeze(-1)
+        if gamma < options.gamma < 1:
+            # The deviation of the returns of uncorrelated rewards stays the same.
+            reward_NT1 = reward_NT1 * math.sqrt((1 - gamma**2) / (1 - options.gamma**2))
+        advantage, target = estimate(reward_NT1, value, next_value, done, gamma, options.lmbda)
         mask = rows_NT.get(LOSS_MASK)
         metrics = advantage_metrics(masked(advantage, mask)) | _value_metrics(masked(value, mask), masked(target, mask))
+        metrics["advantage/discount"] = gamma
         if options.normalize_advantage == "batch":
             advantage = standardized(advantage, mask)
         explained = torch.full_like(self.explained, metrics["value/explained_variance"]).nan_to_num()
@@ -80,6 +91,23 @@ class PPO(Algorithm):
         rows_NT.set(ADVANTAGE, advantage)
         rows_NT.set(VALUE_TARGET, target)
         return metrics
+
+    def _discount(self, rows_NT: TensorDictBase) -> float:
+        """The option ``gamma``, or less while all episodes have had the same length, and rewards before their end.
+
+        In such episodes, a value over many steps is mostly the number of steps left, which the policy does not see. A
+        horizon in proportion to their length is that of TD-MPC2 (Hansen et al. 2024, https://arxiv.org/abs/2310.16828).
+        """
+        after, options = rows_NT["next"], self.options
+        length, done = after[EPISODE_LENGTH].float(), after["done"]
+        rewarded = (after["reward"] != 0) & ~done
+        seen = (length.where(done, torch.inf).min(), -length.where(done, 0.0).max(), -rewarded.any().float())
+        of_all = world().gathered(torch.stack(seen).to(self.episodes.device)).amin(0)
+        self.episodes.copy_(self.episodes.minimum(of_all))
+        shortest, minus_longest, minus_rewarded = self.episodes.tolist()
+        if options.horizon_fraction is None or shortest != -minus_longest or minus_rewarded == 0:
+            return options.gamma
+        return min(options.gamma, max(LEAST_DISCOUNT, 1 - 1 / (options.horizon_fraction * shortest)))
 
     def epochs(self) -> int:
         """The number of epochs of this iteration: all configured ones until the critic explains the returns.

@@ -96,6 +96,12 @@ class PPOConfig(ClippedConfig):
         choices=("auto", "gae", "vtrace"),
     )
     lmbda: float = option("λ of the advantages", options.FRACTION, only_with=DISCOUNT)
+    horizon_fraction: float | None = option(
+        "while all episodes last T steps, with rewards before the last, the discount is 1 − 1 / (horizon_fraction · T) "
+        "if that is below gamma, but not below 0.9; null: always gamma",
+        options.POSITIVE,
+        only_with=DISCOUNT,
+    )
     critic_coeff: float = option("weight of the value loss", options.WEIGHT)
     clip_value: float | None = option(
         "how far the value may move from the stored one in the value loss; null: any distance",

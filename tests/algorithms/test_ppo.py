@@ -4,13 +4,14 @@ from functools import partial
 
 import pytest
 import torch
+from collected import with_rollout
 from tensordict import TensorDict
 from tensordict.nn import TensorDictModuleBase
 from torch.distributions import Normal
 from torch.nn import functional
 from torchrl.objectives import ClipPPOLoss
 
-from recurrl.algorithms.advantages import standardized
+from recurrl.algorithms.advantages import gae, next_values, standardized
 from recurrl.algorithms.importance import effective_sample_fraction, ratio_metrics
 from recurrl.build import make_algorithm, make_policy_for
 from recurrl.policy import PolicyModule
@@ -132,7 +133,54 @@ def collected(batch, value_scale):
     ended = torch.zeros(B, T, 1, dtype=torch.bool)
     ended[:, -1] = True
     batch = batch.clone().set("state_value", batch["state_value"] * value_scale)
-    return batch.set("next", {"done": ended, "terminated": ended})
+    return batch.set(
+        "next",
+        {
+            "done": ended,
+            "terminated": ended,
+            "reward": torch.ones(B, T, 1),
+            "step_count": torch.arange(T)[:, None].expand(B, T, 1),
+        },
+    )
+
+
+DISCOUNTS = {
+    "no episode has ended": ((), [], 0.995),
+    "all have the same length": ((), [(100, 100), (), (100,)], 0.96),
+    "short ones": ((), [(8,)], 0.9),
+    "long ones": ((), [(5000,)], 0.995),
+    "lengths differ between rows": ((), [(100, 99)], 0.995),
+    "lengths have differed once": ((), [(100,), (99,), (100, 100)], 0.995),
+    "a larger fraction": (("algorithm.horizon_fraction=0.5",), [(100,)], 0.98),
+    "a lower gamma": (("algorithm.gamma=0.8",), [(100,)], 0.8),
+    "no discount": (("algorithm.gamma=1",), [(100,)], 0.96),
+    "no fraction": (("algorithm.horizon_fraction=null",), [(100,)], 0.995),
+    "rewards at the end alone": (("env=memory_chain",), [(100,)], 0.995),
+}
+
+
+@pytest.mark.parametrize(("overrides", "rollouts", "expected"), DISCOUNTS.values(), ids=DISCOUNTS)
+def test_the_discount_follows_the_length_of_episodes_while_it_is_always_the_same(overrides, rollouts, expected, small):
+    config = small("env.num_envs=2", *overrides)
+    algorithm, rows = with_rollout(config)
+    gamma, reward, done = config.algorithm.gamma, rows["next", "reward"], rows["next", "done"]
+    for lengths in ((), *rollouts):
+        done.zero_()
+        for row, length in enumerate(lengths):
+            done[row, -1] = True
+            rows["next", "step_count"][row, -1] = length
+        metrics = algorithm.prepare(rows, reward.squeeze(-1))
+    assert metrics["advantage/discount"] == pytest.approx(expected, rel=1e-6)
+    # Uncorrelated rewards of deviation 1 have returns of deviation 1 / √(1 − γ²).
+    scale = ((1 - expected**2) / (1 - gamma**2)) ** 0.5 if gamma < 1 else 1.0
+    after = next_values(rows, algorithm.policy)
+    advantage, target = gae(scale * reward, rows["state_value"], after, done, expected, config.algorithm.lmbda)
+    torch.testing.assert_close(rows["advantage"], advantage)
+    torch.testing.assert_close(rows["value_target"], target)
+    resumed = make_algorithm(config, algorithm.policy)
+    resumed.load_state_dict(algorithm.state_dict())
+    done.zero_()
+    assert resumed.prepare(rows, reward.squeeze(-1))["advantage/discount"] == metrics["advantage/discount"]
 
 
 UNITS = [("none", [0.5, 50.0]), ("batch", [0.5, 0.5]), ("minibatch", [0.5, 0.5])]

@@ -97,6 +97,22 @@ def test_two_ranks_learn_from_halves_what_one_process_learns_from_all(small, ove
                 assert value == pytest.approx(there[name], rel=1e-3 if is_mean else 0.2, abs=1e-5), name
 
 
+@pytest.mark.parametrize(("lengths", "expected"), [((100, 100), 0.96), ((100, 0), 0.96), ((100, 50), 0.995)])
+def test_ranks_agree_on_the_discount(small, lengths, expected):
+    config = small("env.num_envs=2")
+
+    def of_a_rank():
+        algorithm, rows = with_rollout(config_of_rank(config, world()))
+        length = lengths[world().rank]
+        rows["next", "done"] = torch.full_like(rows["next", "done"], length > 0)
+        rows["next", "step_count"].fill_(length)
+        rows["next", "done"][:, 0] = False
+        rows["next", "reward"].fill_(float(world().rank == 0))
+        return algorithm.prepare(rows, rows["next", "reward"].squeeze(-1))["advantage/discount"]
+
+    assert in_ranks(2, met(of_a_rank)) == pytest.approx([expected] * 2)
+
+
 @pytest.mark.parametrize("where", ["gradient", "loss"])
 def test_a_step_that_is_not_finite_on_one_rank_is_skipped_by_all(small, where):
     config = small("algorithm.normalize_advantage=none")
