@@ -4,7 +4,6 @@ Shape legend: N environments, T steps of a row, S slices, K steps of a slice.
 """
 
 import math
-from collections.abc import Callable
 from functools import partial
 
 import torch
@@ -18,6 +17,7 @@ from recurrl.algorithms.importance import clipped_surrogate, log_range, mean_of
 from recurrl.algorithms.metrics import Losses
 from recurrl.config import PPOConfig, TrainConfig
 from recurrl.envs import EPISODE_LENGTH
+from recurrl.envs.batched import episodes_ended
 from recurrl.keys import ACTION, ADVANTAGE, LOG_PROB, LOSS_MASK, VALUE, VALUE_TARGET
 from recurrl.policy import Policy
 from recurrl.policy.normalization import RunningScale
@@ -54,7 +54,7 @@ class PPO(Algorithm):
         self.log_clip_range = log_range(options.clip_epsilon, options.clip_epsilon_high)
         self.uses_vtrace = options.advantage == "vtrace" or (options.advantage == "auto" and config.is_off_policy)
         self.advantage_scale = RunningScale()
-        # The shortest length of an episode so far, minus the longest, and -1 once a step before the last was rewarded.
+        # So far: the shortest and the longest episode, and the largest reward before an episode's last step.
         self.episodes = nn.Buffer(torch.tensor([torch.inf, 0.0, 0.0]))
         self.explained = nn.Buffer(torch.zeros((), dtype=torch.float64))
         # A tensor, because a compiled loss treats Python numbers as constants.
@@ -65,10 +65,8 @@ class PPO(Algorithm):
         options = self.options
         # Again, because a callback may change these options.
         self.log_clip_range = log_range(options.clip_epsilon, options.clip_epsilon_high)
-        estimate: Callable[..., tuple[Tensor, Tensor]] = gae
-        if self.uses_vtrace:
-            ratio = reevaluate(rows_NT, self.policy)  # also writes the current weights' values and next states
-            estimate = partial(vtrace, ratio=ratio)
+        # Reevaluation also writes the current weights' values and next states.
+        estimate = partial(vtrace, ratio=reevaluate(rows_NT, self.policy)) if self.uses_vtrace else gae
         value, next_value = rows_NT[VALUE], next_values(rows_NT, self.policy)
         done = rows_NT["next", "done"]
         gamma, reward_NT1 = self._discount(rows_NT), reward_NT.unsqueeze(-1)
@@ -99,13 +97,13 @@ class PPO(Algorithm):
         horizon in proportion to their length is that of TD-MPC2 (Hansen et al. 2024, https://arxiv.org/abs/2310.16828).
         """
         after, options = rows_NT["next"], self.options
-        length, done = after[EPISODE_LENGTH].float(), after["done"]
-        rewarded = (after["reward"] != 0) & ~done
-        seen = (length.where(done, torch.inf).min(), -length.where(done, 0.0).max(), -rewarded.any().float())
-        of_all = world().gathered(torch.stack(seen).to(self.episodes.device)).amin(0)
-        self.episodes.copy_(self.episodes.minimum(of_all))
-        shortest, minus_longest, minus_rewarded = self.episodes.tolist()
-        if options.horizon_fraction is None or shortest != -minus_longest or minus_rewarded == 0:
+        ended = episodes_ended(after)
+        length, reward = summary(after[EPISODE_LENGTH][ended].float()), summary(after["reward"][~ended].abs())
+        # A NaN, where no episode ended, is neither smaller nor larger.
+        shortest, longest, largest = self.episodes.tolist()
+        shortest, longest, largest = min(shortest, length.min), max(longest, length.max), max(largest, reward.max)
+        self.episodes.copy_(torch.tensor((shortest, longest, largest)))
+        if options.horizon_fraction is None or shortest != longest or largest == 0:
             return options.gamma
         return min(options.gamma, max(LEAST_DISCOUNT, 1 - 1 / (options.horizon_fraction * shortest)))
 

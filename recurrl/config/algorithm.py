@@ -97,8 +97,7 @@ class PPOConfig(ClippedConfig):
     )
     lmbda: float = option("λ of the advantages", options.FRACTION, only_with=DISCOUNT)
     horizon_fraction: float | None = option(
-        "while all episodes last T steps, with rewards before the last, the discount is 1 − 1 / (horizon_fraction · T) "
-        "if that is below gamma, but not below 0.9; null: always gamma",
+        "largest horizon, in episodes, where all have one length and rewards before their end; null: that of gamma",
         options.POSITIVE,
         only_with=DISCOUNT,
     )

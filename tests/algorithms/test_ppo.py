@@ -133,15 +133,7 @@ def collected(batch, value_scale):
     ended = torch.zeros(B, T, 1, dtype=torch.bool)
     ended[:, -1] = True
     batch = batch.clone().set("state_value", batch["state_value"] * value_scale)
-    return batch.set(
-        "next",
-        {
-            "done": ended,
-            "terminated": ended,
-            "reward": torch.ones(B, T, 1),
-            "step_count": torch.arange(T)[:, None].expand(B, T, 1),
-        },
-    )
+    return batch.set("next", {"done": ended, "terminated": ended, "reward": ended.float(), "step_count": ended.long()})
 
 
 DISCOUNTS = {
