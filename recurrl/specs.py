@@ -35,9 +35,7 @@ def is_image(spec: TensorSpec) -> bool:
     dims = len(spec.shape)
     if spec.dtype == torch.uint8:
         return dims in (2, 3)
-    if dims != 3 or not isinstance(spec, Bounded):
-        return False
-    return bool((spec.space.low >= 0).all() and (spec.space.high <= 1).all())
+    return dims == 3 and isinstance(spec, Bounded) and bool((spec.space.low >= 0).all() & (spec.space.high <= 1).all())
 
 
 def bounds_of(spec: TensorSpec) -> tuple[Tensor, Tensor]:

@@ -10,12 +10,12 @@ import torch
 from tensordict import NestedKey, TensorDictBase
 from tensordict.utils import expand_as_right
 from torch import Tensor
-from torch.nn import functional
 
 from recurrl.config.run import BURN_IN, REFRESH, ZERO
 from recurrl.keys import OBSERVATION
 from recurrl.policy import Policy
 from recurrl.recurrent.module.keys import IS_INIT
+from recurrl.recurrent.segments import Segments
 from recurrl.runtime.ranks import world
 
 
@@ -99,8 +99,7 @@ class SliceStates:
         # With gradients enabled, so that the backend is the one of the update.
         current = self._policy.sequence(*self._policy.inputs(slices_SK)).state
         recorded = self._recorded_SK[slices_SK["index"][:, 0]]
-        starts = slices_SK[IS_INIT].reshape(slices_SK.batch_size)
-        ends = functional.pad(starts[:, 1:], (0, 1), value=True)
+        ends = Segments(slices_SK[IS_INIT].reshape(slices_SK.batch_size)).ends_BT
         difference = torch.cat([(current[key].detach() - recorded[key])[ends].flatten() for key in self._keys])
         reference = torch.cat([recorded[key][ends].flatten() for key in self._keys])
         squares = torch.stack([difference.square().sum(), reference.square().sum()])
@@ -108,12 +107,10 @@ class SliceStates:
         return {"state/drift": float(difference_norm / reference_norm)}
 
     def _write_initial(
-        self, slices_SK: TensorDictBase, entering_S: Mapping[NestedKey, Tensor], where_S: Tensor | None = None
+        self, slices_SK: TensorDictBase, entering_S: Mapping[NestedKey, Tensor], where_S: Tensor | bool = True
     ) -> None:
         """Writes states into the first step of slices, except at episode starts and outside ``where_S``."""
-        write_S = ~slices_SK[IS_INIT][:, 0].flatten()
-        if where_S is not None:
-            write_S = write_S & where_S
+        write_S = ~slices_SK[IS_INIT][:, 0].flatten() & where_S
         for key in self._keys:
             stored = slices_SK[key][:, 0]
             slices_SK[key][:, 0] = torch.where(expand_as_right(write_S, stored), entering_S[key], stored)

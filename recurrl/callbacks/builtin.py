@@ -98,11 +98,10 @@ class EpisodeStatistics(Callback):
         truncated = done_TN1 & ~after["terminated"]
         # One table, so that the device is synchronised only once.
         table_TN4 = torch.cat((step_TN1, after[EPISODE_RETURN], after[EPISODE_LENGTH], truncated), -1)
-        of_ranks = world().gather(table_TN4[done_TN1.squeeze(-1)].tolist())
         # A stable sort keeps the order of the environments within a step, as in a run of one process.
-        for _, *episode in sorted(chain.from_iterable(of_ranks), key=itemgetter(0)):
-            self.episodes.append(episode)
-            self.count += 1
+        new = sorted(chain.from_iterable(world().gather(table_TN4[done_TN1.squeeze(-1)].tolist())), key=itemgetter(0))
+        self.episodes.extend(episode for _, *episode in new)
+        self.count += len(new)
         returns, lengths, truncated = zip(*self.episodes or [[math.nan] * 3], strict=True)
         return {
             "train/return_mean": fmean(returns),

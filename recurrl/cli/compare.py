@@ -36,8 +36,7 @@ def report_main() -> None:
         from recurrl.reporting.page import write_report  # plotly takes half a second
 
         runs = [run for path in arguments.run for run in results_of(path)]
-        page = write_report(runs, arguments.run, arguments.output)
-        sys.stdout.write(f"{page}\n")
+        sys.stdout.write(f"{write_report(runs, arguments.run, arguments.output)}\n")
 
 
 def _parser(program: str, description: str) -> argparse.ArgumentParser:

@@ -75,10 +75,9 @@ def _space(overrides: Sequence[str]) -> tuple[list[str], dict[str, BaseDistribut
 def _distribution(override: Override) -> BaseDistribution:
     value: Any = override.value()
     if override.is_interval_sweep():
-        log = "log" in value.tags
-        if isinstance(value.start, int) and isinstance(value.end, int):
-            return IntDistribution(value.start, value.end, log=log)
-        return FloatDistribution(value.start, value.end, log=log)
+        are_integers = isinstance(value.start, int) and isinstance(value.end, int)
+        distribution: Any = IntDistribution if are_integers else FloatDistribution
+        return distribution(value.start, value.end, log="log" in value.tags)
     ends = (value.start, value.stop, value.step) if override.is_range_sweep() else ()
     if ends and all(isinstance(each, int) for each in ends) and value.step > 0:
         return IntDistribution(value.start, value.stop - 1, step=value.step)

@@ -132,19 +132,17 @@ class EnvChecks:
                 advice = f"Its space has the integers from 0 to {np.asarray(limit) - 1}."
                 self.reject((values < 0) | (values >= limit), values, what, advice)
 
-    def check_mask(self, mask_N: Tensor, action: TensorSpec, acting_N: Tensor | None) -> None:
+    def check_mask(self, mask_N: Tensor, action: TensorSpec, acting_N: Tensor | bool) -> None:
         """Rejects values that are neither 0 nor 1, and masks that allow no action.
 
         Args:
             mask_N: the masks of all environments, on the CPU.
             action: the spec of one environment's action.
-            acting_N: which environments act next; None for all. The masks of the others are ignored.
+            acting_N: which environments act next; True for all. The masks of the others are ignored.
         """
         masks = mask_N.numpy()
         self.reject((masks != 0) & (masks != 1), masks, "an action mask with values other than 0 and 1")
-        forbidding = ~allows_actions(masks, action)
-        if acting_N is not None:
-            forbidding &= acting_N.numpy()
+        forbidding = ~allows_actions(masks, action) & np.asarray(acting_N)
         advice = "Have the environment end the episode there, or allow an action that does nothing."
         self.reject(forbidding, masks, "an action mask that allows no action", advice)
 

@@ -42,8 +42,7 @@ class GymnasiumVectorEnv(VecEnv):
             f"{mode}). Choose one of {', '.join(map(str, _RESETS))}.",
         )
         count, space, self._action_space = vector.num_envs, vector.single_observation_space, vector.single_action_space
-        specs = raw_specs(env_id, space, self._action_space, count, masked)
-        super().__init__(vector, _RESETS[mode], count, *specs)
+        super().__init__(vector, _RESETS[mode], count, *raw_specs(env_id, space, self._action_space, count, masked))
         self.checks, self._masked = EnvChecks(env_id, count), masked
         self._reader, self._of_one = (Observations(space, count, batched) for batched in (True, False))
 

@@ -72,7 +72,7 @@ class PolicyEnv(BatchedEnv):
             results: Tensors = {key: after[key] for key in _RESULTS if key in after}
             if self._previous:
                 self._previous[PREVIOUS_REWARD] = results["reward"].float()
-            return {**self._observed(after, ~results["done"]), **results}
+            return {**self._observed(after, ~results["done"].squeeze(-1)), **results}
 
     def reset_tensors(self, mask: Tensor | None) -> Tensors:
         """Resets environments. On a CPU, returns at once if the mask is all false; on a GPU that would synchronise."""
@@ -83,21 +83,21 @@ class PolicyEnv(BatchedEnv):
         for key, value in self._previous.items():
             self._previous[key] = torch.zeros_like(value) if mask is None else reset_state(value, mask.squeeze(-1))
         with limited(), self.checks.attributed("reset"):
-            return self._observed(self.raw.reset_tensors(mask), None)
+            return self._observed(self.raw.reset_tensors(mask), True)
 
     @property
     def was_reset_elsewhere(self) -> bool:
         """True if another user of the same environments has reset them, which ended the episodes begun here."""
         return self.raw.last_reset_by is not self._token
 
-    def _observed(self, raw: Tensors, acting: Tensor | None) -> Tensors:
-        """The policy's observation, checked; masks must allow an action where ``acting`` ``[N, 1]`` is true or None."""
+    def _observed(self, raw: Tensors, acting: Tensor | bool) -> Tensors:
+        """The policy's observation, checked; masks must allow an action where ``acting`` ``[N]`` is true."""
         observation = self.interface.observation({**raw, **self._previous})
         if self.raw.checks is not None:
             self.checks.check_values(observation, self._limits)
             mask = observation.get((OBSERVATION, ACTION_MASK))
             if mask is not None:
-                self.checks.check_mask(mask, self._action, None if acting is None else acting.squeeze(-1))
+                self.checks.check_mask(mask, self._action, acting)
         self._last.update(observation)
         return observation
 

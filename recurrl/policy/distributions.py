@@ -199,8 +199,7 @@ class SquashedGaussian(Distribution):
         for an action loc + scale · z are bounded like a Gaussian's: by (y + 1) / scale with respect to the mean and by
         (y + 1)² with respect to log(scale), where y = |z| + 0.05 / scale (rounding changes the inverse by up to 0.05).
         """
-        base: Any = self.base
-        normal = base.base_dist
+        normal: Any = self.base.base_dist
         width = 8 * torch.finfo(value.dtype).eps
         before = torch.atanh(value.clamp(width - 1, 1 - width))
         inside = normal.log_prob(before) - _log_slope_of_tanh(before)
@@ -210,8 +209,8 @@ class SquashedGaussian(Distribution):
 
     def entropy(self) -> Tensor:
         """Entropy ``[B]``, in nats."""
-        normal: Any = self.base
-        loc, scale = normal.base_dist.loc, normal.base_dist.scale
+        normal: Any = self.base.base_dist
+        loc, scale = normal.loc, normal.scale
         inputs = loc.unsqueeze(-1) + scale.unsqueeze(-1) * loc.new_tensor(_POINTS)
         log_slope = _log_slope_of_tanh(inputs) @ loc.new_tensor(_WEIGHTS / math.sqrt(2 * math.pi))
         entropy: Tensor = self.base.entropy()  # type: ignore[no-untyped-call]

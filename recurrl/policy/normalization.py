@@ -59,20 +59,18 @@ class RunningMoments(nn.Module):
 
 
 class ObservationNormalizer(nn.Module):
-    """``(observation − mean) / std`` by running statistics, clipped to ±``limit``.
+    """``(observation − mean) / std`` by running statistics, clipped to ±10.
 
     The statistics in use are replaced whenever the number of observations has doubled. Replacing them changes the
     policy, so it happens a logarithmic number of times rather than at every iteration.
 
     Args:
         shape: the shape of an observation; each of its entries has separate statistics.
-        limit: the largest distance from the mean, in standard deviations.
     """
 
-    def __init__(self, *shape: int, limit: float = 10.0) -> None:
+    def __init__(self, *shape: int) -> None:
         super().__init__()
         self.moments = RunningMoments(*shape)
-        self.limit = limit
         self.mean = nn.Buffer(torch.zeros(shape))
         self.scale = nn.Buffer(torch.ones(shape))
         self.replaced_at = nn.Buffer(torch.zeros((), dtype=torch.float64))
@@ -88,7 +86,7 @@ class ObservationNormalizer(nn.Module):
 
     def forward(self, observation: Tensor) -> Tensor:
         """Normalised observations, in the default floating-point type."""
-        return ((observation.to(self.mean.dtype) - self.mean) * self.scale).clamp(-self.limit, self.limit)
+        return ((observation.to(self.mean.dtype) - self.mean) * self.scale).clamp(-10, 10)
 
 
 class RunningScale(nn.Module):

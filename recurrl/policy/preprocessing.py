@@ -67,8 +67,7 @@ class PerEntry(nn.Module):
 
     def outputs(self, observation: Any) -> list[Tensor]:
         """The output of each module for its entry."""
-        pairs = zip(self.entries, self.paths, strict=True)
-        return [entry(reduce(getitem, path, observation)) for entry, path in pairs]
+        return [entry(reduce(getitem, path, observation)) for entry, path in zip(self.entries, self.paths, strict=True)]
 
     def observe(self, observation: Any) -> None:
         """Adds observations to the running statistics of the modules that have any."""

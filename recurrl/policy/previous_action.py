@@ -64,8 +64,7 @@ class _Part(nn.Module):
             self._bounds = nn.Buffer(torch.stack(bounds).clamp(FLOAT32.min, FLOAT32.max), persistent=False)
 
     def forward(self, chosen: Tensor) -> Tensor:
-        if self._is_number:
-            return chosen.flatten(1).float().maximum(self._bounds[0]).minimum(self._bounds[1])
-        if self._one_hot is None:
-            return chosen.flatten(1).float()
-        return self._one_hot(chosen)
+        if self._one_hot is not None:
+            return self._one_hot(chosen)
+        numbers = chosen.flatten(1).float()
+        return numbers.maximum(self._bounds[0]).minimum(self._bounds[1]) if self._is_number else numbers

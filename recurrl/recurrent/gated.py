@@ -72,9 +72,8 @@ class GatedCell(Cell):
     def step(self, weights: Weights, x_BX: Tensor, states: States) -> tuple[Tensor, States]:
         """The recurrent projection, the gates, and the output projection."""
         states = self.activate(x_BX, self.project_state(weights, states[0]), states)
-        w_hr = weights.get("weight_hr")
-        if w_hr is not None:
-            states = (functional.linear(states[0], w_hr), *states[1:])
+        if self.proj_size:
+            states = (functional.linear(states[0], weights["weight_hr"]), *states[1:])
         return states[0], states
 
     def project_state(self, weights: Weights, h_BO: Tensor) -> Tensor:

@@ -73,8 +73,7 @@ class _LinearRecurrence(torch.autograd.Function):
 
 def _shifted(values: Tensor, steps: int) -> Tensor:
     """Moves values ``[B, T, ...]`` later by ``steps``, or earlier if negative, and fills the gap with zeros."""
-    kept = values[:, : max(0, values.shape[1] - steps)] if steps > 0 else values[:, -steps:]
-    return functional.pad(kept, (0, 0) * (values.ndim - 2) + ((steps, 0) if steps > 0 else (0, -steps)))
+    return functional.pad(values, (0, 0) * (values.ndim - 2) + (steps, -steps))  # a negative number crops
 
 
 def _by_doubling(a: Tensor, b: Tensor, pair: int | None) -> Tensor:

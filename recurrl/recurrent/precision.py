@@ -137,6 +137,5 @@ def _checked(mode: str, prefix: str) -> str:
 
 def _has_tensor_cores(device: torch.device) -> bool:
     # HIP builds of torch also call their devices cuda, but lack NVIDIA's formats.
-    if device.type != "cuda" or torch.version.hip is not None:
-        return False
-    return torch.cuda.get_device_capability(device) >= (8, 0)
+    is_nvidia = device.type == "cuda" and torch.version.hip is None
+    return is_nvidia and torch.cuda.get_device_capability(device) >= (8, 0)

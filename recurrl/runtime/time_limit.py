@@ -66,11 +66,10 @@ def time_limit(seconds: float | None, due: np.ndarray[Any, Any] | None = None) -
         due: shared memory ``[1]`` for the deadline of the current call, by the monotonic clock, infinity between calls.
             It lets another process detect native code that does not return.
     """
-    if seconds is None:
-        yield
-        return
-    if threading.current_thread() is not threading.main_thread():
+    is_main = threading.current_thread() is threading.main_thread()
+    if seconds is not None and not is_main:
         logger.warning("collector.timeout_s=%g has no effect outside the main thread of a process.", seconds)
+    if seconds is None or not is_main:
         yield
         return
     before = signal.signal(signal.SIGALRM, _limit.alarm)

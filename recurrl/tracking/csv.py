@@ -76,9 +76,8 @@ class CsvTracker(Tracker):
         return self._path.open("a", encoding="utf-8", newline="")
 
     def _write(self, file: TextIO, rows: Iterable[Row]) -> None:
-        writer = csv.DictWriter(file, self._columns, restval="", lineterminator="\n")
-        for row in rows:
-            writer.writerow({name: repr(float(value)) for name, value in row.items()} | {FRAMES: row[FRAMES]})
+        texts = ({name: repr(float(value)) for name, value in row.items()} | {FRAMES: row[FRAMES]} for row in rows)
+        csv.DictWriter(file, self._columns, restval="", lineterminator="\n").writerows(texts)
 
 
 def make(

@@ -65,8 +65,7 @@ class S5(StateSpaceCell):
 
     def read(self, weights: Weights, read_input: Tensor, states: States) -> Tensor:
         """``y ⊙ σ(W·y)``."""
-        y = 2 * functional.linear(states[0].flatten(-2), weights["weight_out"]) + read_input
-        y = functional.gelu(y)
+        y = functional.gelu(2 * functional.linear(states[0].flatten(-2), weights["weight_out"]) + read_input)
         return gated(y, functional.linear(y, weights["weight_gate"]))
 
 
