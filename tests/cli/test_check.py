@@ -35,12 +35,6 @@ def test_a_wrong_environment_is_rejected_with_an_error_message(check, tiny, stal
     assert "Traceback" not in outcome.err
 
 
-def test_a_loss_that_cannot_be_minimised_is_rejected(check, tiny, monkeypatch):
-    monkeypatch.setattr(PPO, "loss", lambda _, __, output: output.value.mean())
-    outcome = check(*tiny).failed()
-    assert outcome.error.startswith("The loss of algorithm=ppo must be recurrl.algorithms.Losses (got a Tensor).")
-
-
 def test_a_loss_that_is_not_finite_is_rejected(check, tiny, monkeypatch):
     monkeypatch.setattr(PPO, "_critic_loss", lambda _, value, *__: (value.mean() * float("nan"), {}))
     assert check(*tiny).failed().error == "algorithm=ppo: loss or gradient is not finite."

@@ -30,26 +30,21 @@ def study_in(folder):
 
 
 def test_a_search_runs_its_trials_and_says_how_to_repeat_the_best(search, train, tmp_path):
-    options = ("hydra.sweeper.n_trials=2", "experiment=rare_rewards", "seed=3")
+    gamma = "algorithm.gamma=interval(0.99999,0.9999999)"
+    options = ("hydra.sweeper.n_trials=2", "experiment=rare_rewards", "seed=3", gamma)
     outcome = search(*options, "hydra.sweep.dir='what? #1%20'").succeeded()
     sweep = (tmp_path / "what? #1%20").rename(tmp_path / "sweep")
     trials, runs = study_in(sweep).trials, [sweep / str(number) for number in range(2)]
     assert [trial.value for trial in trials] == [summary(run)["eval_return_mean"] for run in runs]
-    assert [settings(run)["lr"] for run in runs] == [trial.params["lr"] for trial in trials]
+    ran = [{"lr": settings(run)["lr"], "algorithm.gamma": settings(run)["algorithm"]["gamma"]} for run in runs]
+    assert ran == [trial.params for trial in trials]
+    assert max(values["algorithm.gamma"] for values in ran) < 1
     assert len({trial.params["lr"] for trial in trials}) == 2
     assert "2 of 2 jobs completed" in outcome.err
     again = shlex.split(re.search(r"To repeat it: recurrl-train (.*)", outcome.out)[1])
     assert train(*again, "hydra.run.dir=again").code == 0
     best = runs[max(range(2), key=lambda number: trials[number].value)]
     assert without_times(metrics(tmp_path / "again")) == without_times(metrics(best))
-
-
-def test_a_trial_runs_with_the_values_that_are_recorded(search, tmp_path):
-    assert search("hydra.sweeper.n_trials=2", "algorithm.gamma=interval(0.99999,0.9999999)").code == 0
-    trials = study_in(tmp_path / "sweep").trials
-    ran = [settings(tmp_path / "sweep" / str(trial.number))["algorithm"]["gamma"] for trial in trials]
-    assert ran == [trial.params["algorithm.gamma"] for trial in trials]
-    assert max(ran) < 1
 
 
 def test_a_search_without_optuna_says_how_to_install_it(train, monkeypatch):

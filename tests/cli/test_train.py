@@ -63,7 +63,7 @@ def test_the_summary_of_a_run_agrees_with_its_metrics(console_run):
 
 def test_evaluation_and_checkpoints_come_as_often_as_configured_and_at_the_end(train, tiny, tmp_path):
     every = ("checkpoint.every_frames=64", "evaluation.every_frames=96")
-    train(*tiny, "total_frames=160", *every, "hydra.run.dir=run").succeeded()
+    train(*tiny, "total_frames=191", *every, "hydra.run.dir=run").succeeded()  # one less than another iteration
     run = tmp_path / "run"
     evaluations = {row["frames"]: float(row["eval/return_mean"]) for row in metrics(run) if row["eval/return_mean"]}
     assert list(evaluations) == ["96", "160"]
@@ -71,11 +71,6 @@ def test_evaluation_and_checkpoints_come_as_often_as_configured_and_at_the_end(t
     # The last three; one comes before each evaluation too.
     kept = sorted(path.name for path in (run / "checkpoints").iterdir())
     assert kept == [f"frames_000000000{frames:03}" for frames in (96, 128, 160)]
-
-
-def test_frames_that_are_no_whole_number_of_iterations_are_not_exceeded(train, tiny, tmp_path):
-    train(*tiny, "total_frames=95", "hydra.run.dir=run").succeeded()
-    assert summary(tmp_path / "run")["frames"] == 64
 
 
 def test_a_policy_without_memory_runs_without_a_backend(train, tiny, tmp_path):

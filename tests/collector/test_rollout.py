@@ -4,17 +4,14 @@ from functools import partial
 
 import pytest
 import torch
-from collected import fresh_policy, rollouts
+from collected import collecting, fresh_policy, rollouts
 from rejections import error_of
 from tasks import VECTOR
 from torchrl.collectors import Collector, MultiSyncCollector
 from torchrl.envs import Compose as Transforms
-from torchrl.envs import ExplorationType, GymEnv, SerialEnv, StepCounter, TransformedEnv
-from torchrl.envs.utils import set_exploration_type
+from torchrl.envs import GymEnv, SerialEnv, StepCounter, TransformedEnv
 
-from recurrl.build import make_rollout_spec
 from recurrl.collector.collector import FAILED
-from recurrl.collector.single import SingleCollector
 from recurrl.envs import Source, make_env
 from recurrl.errors import EnvError, NonFiniteError
 from recurrl.policy import Policy, PolicyModule
@@ -94,21 +91,6 @@ def test_torchrls_workers_collect_from_the_environment(small):
     collector.shutdown()
 
 
-@pytest.mark.parametrize("actions", [(), ("env.id=Pendulum-v1", "env.mask=[2]")], ids=["discrete", "continuous"])
-def test_torchrls_rollout_marks_episodes_and_carries_states(actions, small):
-    config = small(*OPTIONS, *actions, SHORT)
-    policy = make(config)
-    env = make_env(config.env, 3, 0, policy)
-    with set_exploration_type(ExplorationType.DETERMINISTIC):
-        rows = env.rollout(40, PolicyModule(policy), break_when_any_done=False)
-    env.close()
-    assert (rows["is_init"][:, 1:] == rows["next", "done"][:, :-1]).all()
-    key = policy.state_keys[0]
-    continues = ~rows["next", "done"][:, :-1].squeeze(-1)
-    assert (rows[key][:, 1:] == rows["next", key][:, :-1])[continues].all()
-    assert rows["next", "done"].any()
-
-
 class Plain(Source):
     """CartPoles of TorchRL, whose episodes it cuts too."""
 
@@ -121,9 +103,10 @@ class Plain(Source):
 
 def test_environments_of_torchrl_enter_by_an_adapter(small, caplog):
     config = small(*OPTIONS, f"env.source={__name__}:Plain", "env.mask=[]")
-    policy = make(config)
-    rollout = SingleCollector(make_rollout_spec(config, policy))
-    rows = torch.cat([rollout.collect().clone() for _ in range(2)], 1)
+    with collecting(config, make(config)) as rollout:
+        rows = torch.cat([rollout.collect().clone() for _ in range(2)], 1)
+        state = rollout.state_dict()
+        rollout.load_state_dict(state)
     done, start = rows["next", "done"].squeeze(-1), rows["is_init"].squeeze(-1)
     assert start[:, 0].all()
     assert torch.equal(start[:, 1:], done[:, :-1])
@@ -134,11 +117,8 @@ def test_environments_of_torchrl_enter_by_an_adapter(small, caplog):
     assert torch.equal(before[~done[:, :-1]], after[~done[:, :-1]])
     assert (before[done[:, :-1]] != after[done[:, :-1]]).any(-1).all()
     assert after[done[:, :-1]].abs().max() <= 0.05
-    state = rollout.state_dict()
     assert state == {"unsavable_reason": "TorchRL's TransformedEnv does not expose the state of its environments"}
-    rollout.load_state_dict(state)
     assert "Unfinished episodes are restarted: TorchRL's TransformedEnv" in caplog.text
-    rollout.shutdown()
 
 
 class Cautious(Policy):
@@ -192,18 +172,16 @@ def test_episodes_of_rows_that_are_rejected_are_not_continued(small, monkeypatch
     def rejected(_):
         raise EnvError("a reward is not finite")
 
-    rollout = SingleCollector(make_rollout_spec(config := small(*OPTIONS), make(config)))
-    monkeypatch.setattr(rollout.env, "check_rows", rejected)
-    assert error_of(rollout.collect, kind=EnvError) == "a reward is not finite"
-    assert rollout.state_dict()["unsavable_reason"] == FAILED
-    rollout.shutdown()
+    with collecting(config := small(*OPTIONS), make(config)) as rollout:
+        monkeypatch.setattr(rollout.env, "check_rows", rejected)
+        assert error_of(rollout.collect, kind=EnvError) == "a reward is not finite"
+        assert rollout.state_dict()["unsavable_reason"] == FAILED
 
 
 def test_a_rollout_may_get_other_entries_and_the_next_one_does_not_have_them(small):
     config = small(*OPTIONS)
-    rollout = SingleCollector(make_rollout_spec(config, make(config)))
-    batch = rollout.collect()
-    batch["advantage"] = torch.zeros(batch.shape)
-    batch["next", "more"] = torch.zeros(batch.shape)
-    assert not {"advantage", ("next", "more")} & set(rollout.collect().keys(True, True))
-    rollout.shutdown()
+    with collecting(config, make(config)) as rollout:
+        batch = rollout.collect()
+        batch["advantage"] = torch.zeros(batch.shape)
+        batch["next", "more"] = torch.zeros(batch.shape)
+        assert not {"advantage", ("next", "more")} & set(rollout.collect().keys(True, True))

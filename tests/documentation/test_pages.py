@@ -1,6 +1,5 @@
 """The pages of the site: they build without a warning, their links lead somewhere, their glossary is complete."""
 
-import csv
 import json
 import re
 import shutil
@@ -9,6 +8,7 @@ import sys
 
 import pytest
 from documented import PAGES, ROOT
+from run_files import metrics
 
 GLOSSARY = (ROOT / "docs/metrics.md").read_text(encoding="utf-8")
 OWN_LOSS = "loss/..."
@@ -86,8 +86,7 @@ def logged(recurrl_train, tiny, tmp_path_factory):
     for name, overrides in RUNS.items():
         folder = tmp_path_factory.mktemp(name)
         recurrl_train(*tiny, *overrides.split(), "hydra.run.dir=run", cwd=folder).succeeded()
-        with (folder / "run/metrics.csv").open(newline="", encoding="utf-8") as rows:
-            names |= set(next(csv.reader(rows)))
+        names |= metrics(folder / "run")[0].keys()
     return names - {"frames"}
 
 

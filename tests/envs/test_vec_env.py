@@ -5,7 +5,7 @@ import math
 
 import pytest
 import torch
-from collected import fresh_policy, rollouts
+from collected import collecting, fresh_policy, rollouts
 from in_ranks import in_ranks
 from rejections import error_of
 from run_files import summary
@@ -210,8 +210,7 @@ def test_what_the_simulators_of_workers_log_is_averaged_by_name_and_restored_wit
     options = [f"collector={collector}", "collector.num_workers=2", "seed=0", *rows_of(2, LENGTH)]
     config = compose(*simulated(name="Seeded"), *options)
     policy, ahead = fresh_policy(config), collector == "multi_async"
-    first, second = make_collector(config, policy), make_collector(config, policy)
-    try:
+    with collecting(config, policy) as first, collecting(config, policy) as second:
         first.collect()
         found = first.metrics()
         check_seeded(found)
@@ -219,9 +218,6 @@ def test_what_the_simulators_of_workers_log_is_averaged_by_name_and_restored_wit
         second.load_state_dict(from_bytes(to_bytes(first.state_dict())))
         second.collect()
         check_seeded(second.metrics())
-    finally:
-        first.shutdown()
-        second.shutdown()
 
 
 FAILURES = {

@@ -182,12 +182,13 @@ def test_nested_observations_may_be_dicts_or_tensordicts(small):
 @pytest.mark.parametrize("exploration", [ExplorationType.RANDOM, ExplorationType.DETERMINISTIC])
 def test_the_tensordict_module_is_the_policy(exploration, critic, small):
     config = small("cell=lstm", f"algorithm.critic={critic}")
-    policy = fresh_policy(config)
+    policy = fresh_policy(config, std=0.5)
     module = PolicyModule(policy)
     env = make_env(config.env, 4, seed=0, policy=policy)
     with torch.no_grad(), set_exploration_type(exploration):
         rows = env.rollout(16, module, break_when_any_done=False)
     env.close()
+    assert torch.equal(rows["is_init"][:, 1:], rows["next", "done"][:, :-1])
     observation, state, is_init = policy.inputs(rows)
     distribution, value, ends, _ = policy.sequence(observation, state, is_init)
     torch.testing.assert_close(rows["action_log_prob"], distribution.log_prob(rows["action"]))
@@ -197,6 +198,7 @@ def test_the_tensordict_module_is_the_policy(exploration, critic, small):
         assert torch.equal(module.get_dist(rows).logits, distribution.logits)
     assert torch.equal(again["action"], distribution.logits.argmax(-1))
     assert torch.equal(again["state_value"], value)
+    assert is_init[:, 1:].any()
     is_end = functional.pad(is_init[:, 1:], (0, 1), value=True)[..., None, None]
     assert all(torch.equal(again["next", key], state.where(is_end, 0.0)) for key, state in ends.items())
 

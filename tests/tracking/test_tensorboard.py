@@ -22,15 +22,6 @@ def log(options, run_dir, rows, close=True):
         tracker.close()
 
 
-def test_each_metric_is_a_scalar_on_the_axis_of_frames(logger_options, tmp_path):
-    tracker = make(logger_options(), tmp_path, {})
-    tracker.log(64, {"loss/critic": 0.5, "optim/lr": 0.25})
-    tracker.log(128, {"loss/critic": 0.125})
-    # On disk before it is closed.
-    assert scalars(tmp_path) == {"loss/critic": [(64, 0.5), (128, 0.125)], "optim/lr": [(64, 0.25)]}
-    tracker.close()
-
-
 def in_a_process(function, *arguments):
     """Calls a function in a fork of this process, and returns its exit code."""
     process = get_context("fork").Process(target=function, args=arguments)
@@ -44,11 +35,12 @@ def log_until_killed(*arguments):
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def test_a_run_that_was_killed_and_resumes_shows_no_frame_count_twice(logger_options, tmp_path):
-    rows = [(64, {"a": 1.0}), (128, {"a": 2.0}), (192, {"a": 3.0})]
+def test_a_killed_run_has_each_metric_and_once_resumed_no_frame_count_twice(logger_options, tmp_path):
+    rows = [(64, {"loss/critic": 0.5, "optim/lr": 0.25}), (128, {"loss/critic": 2.0}), (192, {"loss/critic": 3.0})]
     assert in_a_process(log_until_killed, logger_options(), tmp_path, rows) == -signal.SIGKILL
+    assert scalars(tmp_path) == {"loss/critic": [(64, 0.5), (128, 2.0), (192, 3.0)], "optim/lr": [(64, 0.25)]}
     (events,) = (tmp_path / "tensorboard").iterdir()
     os.truncate(events, events.stat().st_size - 11)  # within an event
     time.sleep(1)  # TensorBoard reads the files in the order of their times of creation, in seconds
     assert in_a_process(log, logger_options(), tmp_path, [(128, {"a": 20.0}), (192, {"a": 30.0})]) == 0
-    assert scalars(tmp_path) == {"a": [(64, 1.0), (128, 20.0), (192, 30.0)]}
+    assert scalars(tmp_path) == {"loss/critic": [(64, 0.5)], "optim/lr": [(64, 0.25)], "a": [(128, 20.0), (192, 30.0)]}

@@ -72,14 +72,12 @@ def sweep(tmp_path_factory):
     return Sweep(tmp_path_factory.mktemp("sweep"))
 
 
-def test_each_job_in_a_process_is_a_separate_run_with_its_whole_configuration(sweep):
+def test_each_job_in_a_process_is_a_separate_run(sweep):
     runs = [run for each in sweep.records for run in only(each, "run")]
     ids = [line.split()[1] for line in sweep.done.stdout.splitlines() if line.startswith("id ")]
     assert [run.run_id for run in runs] == ids
     assert len(set(ids)) == 2
     assert [(run.project, run.display_name) for run in runs] == [("memory", "12-00-00/0"), ("memory", "12-00-00/1")]
-    configs = [{key: value for key, value in config_of(run).items() if key != "_wandb"} for run in runs]
-    assert configs == [{"seed": job, "cell": {"name": "gru", "size": None}, "sizes": [64, 32]} for job in (0, 1)]
     assert [ended.exit_code for each in sweep.records for ended in only(each, "exit")] == [0, 1]
     axes = [metric.step_metric for each in sweep.records for metric in only(each, "metric") if metric.glob_name == "*"]
     assert axes == ["frames", "frames"]
@@ -160,7 +158,7 @@ def test_a_run_gets_the_name_in_the_environment(machine, logger_options, tmp_pat
     assert run.display_name == "mine"
 
 
-def test_a_sweep_is_a_group_of_finished_runs_with_every_metric_of_every_row(machine, train, tiny, tmp_path):
+def test_a_sweep_is_a_group_of_finished_runs_with_every_setting_and_every_metric(machine, train, tiny, tmp_path):
     ours = ["-m", *tiny, "logger=wandb", "logger.mode=offline", "cell=gru,lstm", "hydra.sweep.dir=sweep"]
     train(*ours).succeeded()
     for job, cell in enumerate(("gru", "lstm")):

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from run_files import ended, metrics, summary
+from run_files import column, ended, summary
 from wandb_server import WandbServer, synced
 
 from recurrl.checkpoint import Checkpoint, files
@@ -47,10 +47,6 @@ def ids(trackers):
 
 def recorded(server, run_id):
     return [(row["frames"], row["_step"]) for row in server.history[run_id]]
-
-
-def frames_in(run):
-    return [int(row["frames"]) for row in metrics(run)]
 
 
 # Resumed runs
@@ -170,7 +166,7 @@ def test_a_server_that_disappears_loses_no_metrics_and_respects_the_timeout(
     [message] = [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR]
     assert "is incomplete: no answer within 1.5 s (WANDB_FINISH_TIMEOUT). All metrics are in" in message
     assert message.endswith(f"wandb sync --include-online {tmp_path / 'run' / 'wandb'}")
-    assert frames_in(tmp_path / "run") == [32, 64, 96]
+    assert column(tmp_path / "run", "frames") == [32, 64, 96]
 
 
 def test_training_continues_when_wandbs_process_is_killed_and_reports_it(trained, tmp_path, monkeypatch):
@@ -189,7 +185,7 @@ def test_training_continues_when_wandbs_process_is_killed_and_reports_it(trained
     assert killed
     assert len(re.findall(r"wandb run \w+ is incomplete", outcome.out)) == 1
     assert "Traceback" not in outcome.err
-    assert frames_in(tmp_path / "run") == [32, 64, 96, 128]
+    assert column(tmp_path / "run", "frames") == [32, 64, 96, 128]
     # The next run in this process is recorded.
     outcome = trained("logger.mode=offline", "hydra.run.dir=next").succeeded()
     assert "is incomplete" not in outcome.out
