@@ -5,6 +5,7 @@ type. Rules that depend on other values, or on the machine, are here: one functi
 """
 
 import json
+import math
 import os
 from collections.abc import Collection
 from typing import Any
@@ -241,4 +242,5 @@ def _one_of(number: int) -> str:
 
 def _divisors(number: int) -> list[int]:
     """All divisors, in ascending order."""
-    return [divisor for divisor in range(1, number + 1) if number % divisor == 0]
+    low = [divisor for divisor in range(1, math.isqrt(number) + 1) if number % divisor == 0]
+    return sorted({*low, *(number // divisor for divisor in low)})
