@@ -27,8 +27,8 @@ from recurrl.runtime.statistics import masked, summary, variance
 
 CRITIC_EXPLAINS = 0.2
 """A critic explains the returns once its explained variance, averaged over iterations, exceeds this."""
-LEAST_DISCOUNT = 0.9
-"""Short episodes do not lower the discount further."""
+LEAST_HORIZON = 10
+"""Where a fraction of an episode is fewer steps than these, the discount is that of the options."""
 
 
 class PPO(Algorithm):
@@ -67,8 +67,7 @@ class PPO(Algorithm):
         self.log_clip_range = log_range(options.clip_epsilon, options.clip_epsilon_high)
         # Reevaluation also writes the current weights' values and next states.
         estimate = partial(vtrace, ratio=reevaluate(rows_NT, self.policy)) if self.uses_vtrace else gae
-        value, next_value = rows_NT[VALUE], next_values(rows_NT, self.policy)
-        done = rows_NT["next", "done"]
+        value, next_value, done = rows_NT[VALUE], next_values(rows_NT, self.policy), rows_NT["next", "done"]
         gamma, reward_NT1 = self._discount(rows_NT), reward_NT.unsqueeze(-1)
         if gamma < options.gamma < 1:
             # The deviation of the returns of uncorrelated rewards stays the same.
@@ -103,9 +102,10 @@ class PPO(Algorithm):
         shortest, longest, largest = self.episodes.tolist()
         shortest, longest, largest = min(shortest, length.min), max(longest, length.max), max(largest, reward.max)
         self.episodes.copy_(torch.tensor((shortest, longest, largest)))
-        if options.horizon_fraction is None or shortest != longest or largest == 0:
+        horizon = (options.horizon_fraction or 0.0) * longest
+        if horizon < LEAST_HORIZON or shortest != longest or largest == 0:
             return options.gamma
-        return min(options.gamma, max(LEAST_DISCOUNT, 1 - 1 / (options.horizon_fraction * shortest)))
+        return min(options.gamma, 1 - 1 / horizon)
 
     def epochs(self) -> int:
         """The number of epochs of this iteration: all configured ones until the critic explains the returns.

@@ -97,7 +97,7 @@ class PPOConfig(ClippedConfig):
     )
     lmbda: float = option("λ of the advantages", options.FRACTION, only_with=DISCOUNT)
     horizon_fraction: float | None = option(
-        "largest horizon, in episodes, where all have one length and rewards before their end; null: that of gamma",
+        "horizon in episodes, if 10 steps or more, and all have one length and rewards before their end; null: gamma's",
         options.POSITIVE,
         only_with=DISCOUNT,
     )

@@ -139,7 +139,8 @@ def collected(batch, value_scale):
 DISCOUNTS = {
     "no episode has ended": ((), [], 0.995),
     "all have the same length": ((), [(100, 100), (), (100,)], 0.96),
-    "short ones": ((), [(8,)], 0.9),
+    "short ones": ((), [(40,)], 0.9),
+    "shorter ones": ((), [(39,)], 0.995),
     "long ones": ((), [(5000,)], 0.995),
     "lengths differ between rows": ((), [(100, 99)], 0.995),
     "lengths have differed once": ((), [(100,), (99,), (100, 100)], 0.995),
