@@ -63,6 +63,7 @@ EVENTS = {
     "algorithm.advantage": {"algorithm.divide_by_std": False},
     "algorithm.aggregation": {"algorithm.drop_flat_groups": False},  # else all that is left may be of one length
     **dict.fromkeys(("algorithm.target_kl", "algorithm.clip_epsilon", "algorithm.clip_epsilon_high"), FAR),
+    "algorithm.horizon_fraction": {"algorithm.horizon_fraction": 2.0},  # of episodes of 8 steps; less than 10 are none
     "env.normalize_reward": {"env.reward_scale": 1000.0},
     "buffer.frames": {"buffer.frames": 32, "total_frames": 96},
     # And gradients that are noise, see observed.
