@@ -28,7 +28,7 @@ from recurrl.runtime.statistics import masked, summary, variance
 CRITIC_EXPLAINS = 0.2
 """A critic explains the returns once its explained variance, averaged over iterations, exceeds this."""
 LEAST_HORIZON = 10
-"""Where a fraction of an episode is fewer steps than these, the discount is that of the options."""
+"""Steps. Where the fraction of an episode is shorter, the discount is the option ``gamma``."""
 
 
 class PPO(Algorithm):
