@@ -70,8 +70,7 @@ class Distill(PPO):
 def imitation_error(distribution: Any, action: Any) -> Tensor:
     """``[S, K]``: −log π of the teacher's action; for continuous actions half its squared distance from the mean."""
     if isinstance(distribution, Joint):
-        errors = [imitation_error(part, action[key]) for key, part in distribution.parts.items()]
-        return torch.stack(errors).sum(0)
+        return torch.stack([imitation_error(part, action[key]) for key, part in distribution.parts.items()]).sum(0)
     chosen = most_probable(distribution)
     if not chosen.is_floating_point():
         return -distribution.log_prob(action)

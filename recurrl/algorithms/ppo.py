@@ -23,12 +23,14 @@ from recurrl.policy import Policy
 from recurrl.policy.normalization import RunningScale
 from recurrl.policy.policy import SequenceOutput
 from recurrl.runtime.ranks import world
-from recurrl.runtime.statistics import masked, summary, variance
+from recurrl.runtime.statistics import masked, moments, summary, variance
 
 CRITIC_EXPLAINS = 0.2
 """A critic explains the returns once its explained variance, averaged over iterations, exceeds this."""
 LEAST_HORIZON = 10
 """Steps. Where the fraction of an episode is shorter, the discount is the option ``gamma``."""
+ALMOST_EQUAL = 0.9
+"""Episodes are almost equally long while their mean length is at least this fraction of the longest."""
 
 
 class PPO(Algorithm):
@@ -54,8 +56,8 @@ class PPO(Algorithm):
         self.log_clip_range = log_range(options.clip_epsilon, options.clip_epsilon_high)
         self.uses_vtrace = options.advantage == "vtrace" or (options.advantage == "auto" and config.is_off_policy)
         self.advantage_scale = RunningScale()
-        # So far: the shortest and the longest episode, and the largest reward before an episode's last step.
-        self.episodes = nn.Buffer(torch.tensor([torch.inf, 0.0, 0.0]))
+        # So far: the number of episodes, their steps, the longest, and the largest reward before a last step.
+        self.episodes = nn.Buffer(torch.zeros(4, dtype=torch.float64))
         self.explained = nn.Buffer(torch.zeros((), dtype=torch.float64))
         # A tensor, because a compiled loss treats Python numbers as constants.
         self.entropy_coeff = nn.Buffer(next(policy.parameters()).new_tensor(options.entropy_coeff), persistent=False)
@@ -90,20 +92,25 @@ class PPO(Algorithm):
         return metrics
 
     def _discount(self, rows_NT: TensorDictBase) -> float:
-        """The option ``gamma``, or less while all episodes have had the same length, and rewards before their end.
+        """The option ``gamma``, or less while episodes are almost equally long, and rewards come before their end.
 
         In such episodes, a value over many steps is mostly the number of steps left, which the policy does not see. A
         horizon in proportion to their length is that of TD-MPC2 (Hansen et al. 2024, https://arxiv.org/abs/2310.16828).
         """
         after, options = rows_NT["next"], self.options
         ended = episodes_ended(after)
-        length, reward = summary(after[EPISODE_LENGTH][ended].float()), summary(after["reward"][~ended].abs())
-        # A NaN, where no episode ended, is neither smaller nor larger.
-        shortest, longest, largest = self.episodes.tolist()
-        shortest, longest, largest = min(shortest, length.min), max(longest, length.max), max(largest, reward.max)
-        self.episodes.copy_(torch.tensor((shortest, longest, largest)))
+        length, reward = after[EPISODE_LENGTH][ended].float(), after["reward"][~ended].abs()
+        episodes, steps, longest, largest = self.episodes.tolist()
+        count, mean, _ = moments(length)
+        episodes, steps = episodes + float(count), steps + float(count * mean)
+        # A NaN, where no episode ended, is not larger.
+        longest, largest = max(longest, summary(length).max), max(largest, summary(reward).max)
+        if steps < ALMOST_EQUAL * longest * episodes:
+            # For good, because the scale of the returns changes with the discount.
+            steps = -math.inf
+        self.episodes.copy_(self.episodes.new_tensor((episodes, steps, longest, largest)))
         horizon = (options.horizon_fraction or 0.0) * longest
-        if horizon < LEAST_HORIZON or shortest != longest or largest == 0:
+        if horizon < LEAST_HORIZON or steps < 0 or largest == 0:
             return options.gamma
         return min(options.gamma, 1 - 1 / horizon)
 
@@ -130,8 +137,7 @@ class PPO(Algorithm):
             "critic": self.options.critic_coeff * critic,
             "entropy": -self.entropy_coeff * entropy,
         }
-        metrics = {"policy/entropy": entropy.detach(), **value_metrics}
-        return Losses(terms, metrics, log_ratio.detach(), mask)
+        return Losses(terms, {"policy/entropy": entropy.detach(), **value_metrics}, log_ratio.detach(), mask)
 
     def _critic_loss(
         self, value: Tensor, slices_SK: TensorDictBase, mask: Tensor | None

@@ -68,8 +68,7 @@ class Teacher:
         raw = self._interface.raw(rows_NT)
         is_init_NT, count = rows_NT[IS_INIT].squeeze(-1), len(rows_NT)
         if {len(state) for state in self._state.values()} != {count}:
-            zeros = {name: torch.zeros(count, *shape, device=self._device) for name, shape in self._shapes.items()}
-            self._state = zeros
+            self._state = {key: torch.zeros(count, *shape, device=self._device) for key, shape in self._shapes.items()}
         steps = []
         for t, is_init_N in enumerate(is_init_NT.unbind(1)):
             state = {name: reset_state(value, is_init_N) for name, value in self._state.items()}

@@ -29,9 +29,8 @@ def seed_of_rank(seed: int, frames: int, rank: int = 0) -> int:
 
 def hashed(seed: int | list[int], *spawn_key: int) -> int:
     """A seed that is determined by other numbers."""
-    sequence = np.random.SeedSequence(seed, spawn_key=spawn_key)
     # 31 bits, because some environments keep their seed in a signed integer.
-    return int(sequence.generate_state(1)[0] >> 1)
+    return int(np.random.SeedSequence(seed, spawn_key=spawn_key).generate_state(1)[0] >> 1)
 
 
 def seed_process(seed: int) -> None:

@@ -205,8 +205,7 @@ class TMaze(MemoryTask):
     def move(self, action: Tensor) -> tuple[Tensor, Tensor]:
         """Moves along the corridor, or ends the episode by a turn at the junction."""
         turned = (self.position == self.length) & ((action == NORTH) | (action == SOUTH))
-        wanted = self.position + (action == EAST).long() - (action == WEST).long()
-        position = wanted.clamp(0, self.length)
+        position = (self.position + (action == EAST).long() - (action == WEST).long()).clamp(0, self.length)
         still = position == self.position
         self.position = position
         reward = torch.where(turned & (action == self.way), 4.0, torch.where(still, -0.1, 0.0))

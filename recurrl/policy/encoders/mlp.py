@@ -98,8 +98,7 @@ class OneHot(nn.Module):
         super().__init__()
         self.count = len(sizes)
         # For each entry of the output: the index of its choice, and the value that it stands for.
-        place = torch.arange(self.count).repeat_interleave(torch.tensor(sizes))
-        self.place = nn.Buffer(place, persistent=False)
+        self.place = nn.Buffer(torch.arange(self.count).repeat_interleave(torch.tensor(sizes)), persistent=False)
         self.value = nn.Buffer(torch.cat([torch.arange(size) for size in sizes]), persistent=False)
 
     def forward(self, chosen: Tensor) -> Tensor:
