@@ -56,7 +56,8 @@ class PPO(Algorithm):
         self.log_clip_range = log_range(options.clip_epsilon, options.clip_epsilon_high)
         self.uses_vtrace = options.advantage == "vtrace" or (options.advantage == "auto" and config.is_off_policy)
         self.advantage_scale = RunningScale()
-        # So far: the number of episodes, their steps, the longest, and the largest reward before a last step.
+        # So far: the number of episodes, their steps (−∞ once too many were shorter), the longest, and the largest
+        # reward before a last step.
         self.episodes = nn.Buffer(torch.zeros(4, dtype=torch.float64))
         self.explained = nn.Buffer(torch.zeros((), dtype=torch.float64))
         # A tensor, because a compiled loss treats Python numbers as constants.
