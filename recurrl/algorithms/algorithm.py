@@ -103,17 +103,18 @@ class Algorithm(nn.Module):
         """
         raise NotImplementedError
 
-    def annealed(self, start: float, final_fraction: float) -> float:
+    def annealed(self, start: float, final_fraction: float, power: float = 1.0) -> float:
         """A value that falls from ``start`` at the run's beginning to ``start · final_fraction`` at its end.
 
-        It falls linearly. After ``schedule_sqrt_after`` frames, its distance to the final value is also multiplied by
-        √(schedule_sqrt_after / frames).
+        Its distance to the final value falls linearly and, after ``schedule_sqrt_after`` frames, is also multiplied by
+        √(schedule_sqrt_after / frames). As a fraction of the distance at the beginning, it is then raised to ``power``;
+        below 1, the value stays high for longer.
         """
         fallen = self.progress
         frames = fallen * (self.config.schedule_frames or self.config.total_frames)
         if self.config.schedule_sqrt_after is not None and frames > self.config.schedule_sqrt_after:
             fallen = 1 - (1 - fallen) * math.sqrt(self.config.schedule_sqrt_after / frames)
-        return start * (1 - (1 - final_fraction) * fallen)
+        return start * (final_fraction + (1 - final_fraction) * (1 - fallen) ** power)
 
     @cached_property
     def optimizer(self) -> Optimizer:

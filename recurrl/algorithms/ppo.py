@@ -24,6 +24,7 @@ from recurrl.policy.normalization import RunningScale
 from recurrl.policy.policy import SequenceOutput
 from recurrl.runtime.ranks import world
 from recurrl.runtime.statistics import masked, moments, summary, variance
+from recurrl.specs import leaves_of
 
 CRITIC_EXPLAINS = 0.2
 """A critic explains the returns once its explained variance, averaged over iterations, exceeds this."""
@@ -45,7 +46,8 @@ class PPO(Algorithm):
     With ``clip_value`` c, the critic's error is the larger of two: that of V, and that of V clipped to within c of the
     stored value. ``entropy_coeff`` is multiplied by the advantages' running root mean square. A constant weight
     large enough to keep exploring while advantages are large would drown small ones; the scaled bonus vanishes with
-    them once nothing is left to gain.
+    them once nothing is left to gain. For continuous actions it falls as schedules do, for discrete ones with the
+    square root of that.
     """
 
     options: PPOConfig
@@ -56,6 +58,9 @@ class PPO(Algorithm):
         self.log_clip_range = log_range(options.clip_epsilon, options.clip_epsilon_high)
         self.uses_vtrace = options.advantage == "vtrace" or (options.advantage == "auto" and config.is_off_policy)
         self.advantage_scale = RunningScale()
+        continuous = any(spec.dtype.is_floating_point for _, spec in leaves_of(policy.action_spec))
+        # What a task needs may be found late, so the bonus for discrete actions lasts longer; robots learn less so.
+        self.entropy_power = 1.0 if continuous else 0.5
         # So far: the number of episodes, their steps (−∞ once too many were shorter), the longest, and the largest
         # reward before a last step.
         self.episodes = nn.Buffer(torch.zeros(4, dtype=torch.float64))
@@ -86,7 +91,7 @@ class PPO(Algorithm):
         if options.normalize_advantage != "minibatch":
             self.advantage_scale.update(masked(advantage, mask))
         # With normalize_advantage=minibatch the scale stays 1.
-        coeff = self.annealed(options.entropy_coeff, options.entropy_final_fraction)
+        coeff = self.annealed(options.entropy_coeff, options.entropy_final_fraction, self.entropy_power)
         self.entropy_coeff.copy_(coeff * self.advantage_scale.value)
         rows_NT.set(ADVANTAGE, advantage)
         rows_NT.set(VALUE_TARGET, target)

@@ -112,13 +112,10 @@ def _check_mask(mask: TensorSpec, action: TensorSpec) -> None:
 def _make_head(options: PolicyConfig, width: int, action: TensorSpec, masked: bool = False) -> ActionHead:
     # In this order, because TorchRL's Binary and MultiCategorical derive from Categorical.
     if isinstance(action, Binary):
-        bits: nn.Module = linear(width, action.shape.numel(), HEAD_GAIN)
-        if len(action.shape) > 1:
-            bits = nn.Sequential(bits, nn.Unflatten(-1, tuple(action.shape)))
+        bits = nn.Sequential(linear(width, action.shape.numel(), HEAD_GAIN), nn.Unflatten(-1, tuple(action.shape)))
         binary = partial(distributions.Binary, event_dims=len(action.shape))
         return ActionHead(bits, binary, noise_size=action.shape.numel())
-    sizes = choices(action)
-    if sizes is not None:
+    if (sizes := choices(action)) is not None:
         logits = linear(width, sum(sizes), HEAD_GAIN)
         return ActionHead(logits, partial(distributions.MultiCategorical, sizes), masked, len(sizes) * max(sizes))
     if isinstance(action, Categorical):
@@ -135,9 +132,8 @@ def _make_head(options: PolicyConfig, width: int, action: TensorSpec, masked: bo
             f"policy.bounded_action=tanh squashes all {action.shape.numel()} entries of an action, but some are "
             "unbounded. Set policy.bounded_action=clip, or have the environment bound all of them."
         )
-    distribution: Any = distributions.DiagonalGaussian
-    if finite.all():
-        distribution = distributions.SquashedGaussian if squashes else distributions.ClippedGaussian
+    bounded: Any = distributions.SquashedGaussian if squashes else distributions.ClippedGaussian
+    distribution = bounded if finite.all() else distributions.DiagonalGaussian
     network = GaussianParameters(width, tuple(action.shape), options.initial_std)
     return ActionHead(network, partial(distribution, event_dims=len(action.shape)), noise_size=math.prod(action.shape))
 

@@ -24,12 +24,14 @@ def learn(small, *overrides, progress=0.0):
     return algorithm, algorithm.update(batch, progress)
 
 
-def test_learning_rate_and_entropy_bonus_follow_their_schedules(small):
+@pytest.mark.parametrize(("env", "kept"), [("cartpole_no_velocity", math.sqrt(0.5)), ("pendulum_no_velocity", 0.5)])
+def test_learning_rate_and_entropy_bonus_follow_their_schedules(env, kept, small):
     falling = ("lr=0.01", "lr_final_fraction=0", "algorithm.entropy_coeff=0.1", "algorithm.entropy_final_fraction=0")
     # Then the unit of the entropy bonus is 1.
-    algorithm, metrics = learn(small, *falling, "algorithm.normalize_advantage=minibatch", progress=0.5)
+    overrides = (f"env={env}", *falling, "algorithm.normalize_advantage=minibatch")
+    algorithm, metrics = learn(small, *overrides, progress=0.5)
     assert metrics["optim/lr"] == pytest.approx(0.005)
-    assert algorithm.entropy_coeff.item() == pytest.approx(0.05)
+    assert algorithm.entropy_coeff.item() == pytest.approx(0.1 * kept)
 
 
 @pytest.mark.parametrize("options", [(), GRPO], ids=["ppo", "grpo"])
