@@ -24,7 +24,6 @@ from recurrl.policy.normalization import RunningScale
 from recurrl.policy.policy import SequenceOutput
 from recurrl.runtime.ranks import world
 from recurrl.runtime.statistics import masked, moments, summary, variance
-from recurrl.specs import leaves_of
 
 CRITIC_EXPLAINS = 0.2
 """A critic explains the returns once its explained variance, averaged over iterations, exceeds this."""
@@ -58,9 +57,6 @@ class PPO(Algorithm):
         self.log_clip_range = log_range(options.clip_epsilon, options.clip_epsilon_high)
         self.uses_vtrace = options.advantage == "vtrace" or (options.advantage == "auto" and config.is_off_policy)
         self.advantage_scale = RunningScale()
-        continuous = any(spec.dtype.is_floating_point for _, spec in leaves_of(policy.action_spec))
-        # What a task needs may be found late, so the bonus for discrete actions lasts longer; robots learn less so.
-        self.entropy_power = 1.0 if continuous else 0.5
         # So far: the number of episodes, their steps (−∞ once too many were shorter), the longest, and the largest
         # reward before a last step.
         self.episodes = nn.Buffer(torch.zeros(4, dtype=torch.float64))
@@ -91,7 +87,10 @@ class PPO(Algorithm):
         if options.normalize_advantage != "minibatch":
             self.advantage_scale.update(masked(advantage, mask))
         # With normalize_advantage=minibatch the scale stays 1.
-        coeff = self.annealed(options.entropy_coeff, options.entropy_final_fraction, self.entropy_power)
+        # What a task needs may be found late, so the bonus for discrete actions lasts longer; robots learn less so.
+        continuous = any(action.is_floating_point() for action in rows_NT.select(ACTION).values(True, True))
+        power = 1.0 if continuous else 0.5
+        coeff = self.annealed(options.entropy_coeff, options.entropy_final_fraction, power)
         self.entropy_coeff.copy_(coeff * self.advantage_scale.value)
         rows_NT.set(ADVANTAGE, advantage)
         rows_NT.set(VALUE_TARGET, target)
