@@ -13,7 +13,7 @@ from recurrl.config.plugins import factory, is_custom
 from recurrl.errors import require, user_code
 from recurrl.keys import ACTION_MASK, HIDDEN, OBSERVATION, PREVIOUS_REWARD
 from recurrl.policy.encoders.images import image_network
-from recurrl.policy.heads import make_actor
+from recurrl.policy.heads import make_actor, normalized_linear
 from recurrl.policy.initialization import HEAD_GAIN, TANH_GAIN, linear
 from recurrl.policy.noise import CorrelatedNoise
 from recurrl.policy.policy import Policy, Trunk
@@ -45,12 +45,17 @@ def make_policy(config: TrainConfig, observation_spec: Composite, action_spec: T
     cell, critic = cell_from_options(config.cell), config.algorithm.critic_kind
     # The actor gets no spec of the critic's entries, so it cannot read them.
     seen = _without(observation, config.algorithm.critic_only)
-    previous = PreviousAction(action_spec) if _sees_action(config, action_spec) else None
+    discrete = not any(spec.dtype.is_floating_point for _, spec in leaves_of(action_spec))
+    sees_action = config.policy.previous_action
+    if sees_action is None:
+        sees_action = discrete and cell is not None
+    previous = PreviousAction(action_spec) if sees_action else None
     trunk = _make_trunk(config, seen, cell, previous)
     actor_head = make_actor(config.policy, config.cell.hidden_size, seen, action_spec)
     critic_head = critic_trunk = None
     if critic is not None:
-        critic_head = linear(config.cell.hidden_size, 1, HEAD_GAIN)
+        width = config.cell.hidden_size
+        critic_head = normalized_linear(width, 1) if discrete else linear(width, 1, HEAD_GAIN)
         if critic != "shared":
             own = cell if critic == "recurrent" else None
             critic_trunk = _make_trunk(config, observation, own, previous, prefix="critic_")
@@ -151,13 +156,6 @@ def _described(observation: TensorSpec) -> str:
     if isinstance(observation, Composite):
         return "{" + ", ".join(f"{name}: {_described(spec)}" for name, spec in observation.items()) + "}"
     return f"{str(observation.dtype).removeprefix('torch.')}{list(observation.shape)}"
-
-
-def _sees_action(config: TrainConfig, action: TensorSpec) -> bool:
-    """True if the policy sees its previous action: by default, if that is discrete and there is a cell."""
-    is_discrete = not any(spec.dtype.is_floating_point for _, spec in leaves_of(action))
-    wanted = config.policy.previous_action
-    return is_discrete and config.cell.name != NO_CELL if wanted is None else wanted
 
 
 def _make_trunk(
