@@ -54,7 +54,7 @@ def make_policy(config: TrainConfig, observation_spec: Composite, action_spec: T
     actor_head = make_actor(config.policy, config.cell.hidden_size, seen, action_spec)
     critic_head = critic_trunk = None
     if critic is not None:
-        width = config.cell.hidden_size
+        width = config.cell.hidden_size  # HalfCheetah loses where the features of continuous actions are normalised.
         critic_head = normalized_linear(width, 1) if discrete else linear(width, 1, HEAD_GAIN)
         if critic != "shared":
             own = cell if critic == "recurrent" else None

@@ -65,6 +65,18 @@ def test_one_hot_actions_of_torchrl_are_an_error(configure):
         make_policy(configure(CUE), Composite(observation=Unbounded((3,))), OneHot(2))
 
 
+@pytest.mark.parametrize("kind", [*ACTIONS])
+def test_heads_ignore_the_size_of_features_if_all_actions_are_discrete(kind, configure):
+    policy = fresh_policy(configure(CUE, action=kind), std=0.5)
+    features = torch.randn(5, policy.trunk.core.cell.hidden_size, generator=torch.Generator().manual_seed(0))
+    moved = 100 * features + 7
+    before, after = policy.actor_head(features), policy.actor_head(moved)
+    is_discrete = kind in ("discrete", "multi_discrete", "binary")
+    action = before.mode
+    assert torch.allclose(before.log_prob(action), after.log_prob(action), atol=1e-2) == is_discrete
+    assert torch.allclose(policy.critic_head(features), policy.critic_head(moved), atol=1e-2) == is_discrete
+
+
 @pytest.mark.parametrize("kind", [*OBSERVATIONS])
 def test_statistics_leave_out_the_steps_that_an_environment_inserts(kind, configure):
     algorithm, batch = with_rollout(configure(CUE, "env.normalize_observation=false", observation=kind))
