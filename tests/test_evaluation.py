@@ -19,15 +19,16 @@ from recurrl.runtime.seeds import seed_process
 def remembering(compose, register):
     """A policy, set by hand, that remembers the cue without fail."""
     task = ("env=gym", f"env.id={register(OneBit)}", "env.normalize_observation=false")
-    config = compose(*task, "cell.hidden_size=1", "encoder.sizes=[]", "device=cpu")
+    config = compose(*task, "cell.hidden_size=2", "encoder.sizes=[]", "device=cpu")
     policy = make_policy_for(config)
     with torch.no_grad():
-        # The gates r, z, n of a GRU: a cue closes z, which lets the candidate in; without one z stays open, and keeps.
+        # The gates r, z, n of a GRU, for two units each, the second of which stays zero: a cue closes z, which lets the
+        # candidate in; without one z stays open, and keeps.
         cell = policy.trunk.core.layers
         for parameter in cell.parameters():
             parameter.zero_()
-        cell.weight_ih_l0[:, 0] = torch.tensor([0.0, 0.0, 9.0])
-        cell.bias_ih_l0[:] = torch.tensor([0.0, 2.0, 0.0])
+        cell.weight_ih_l0[:, 0] = torch.tensor([0.0, 0.0, 0.0, 0.0, 9.0, 0.0])
+        cell.bias_ih_l0[:] = torch.tensor([0.0, 0.0, 2.0, 2.0, 0.0, 0.0])
         head = policy.actor_head.network[-1]
         head.weight[:, 0] = torch.tensor([-1.0, 1.0])
         # With no memory at all it names the first side.

@@ -17,7 +17,8 @@ class CellConfig:
     """
 
     name: str = option("the cell; none is the control without memory, a feed-forward layer of the same size")
-    hidden_size: int = option("width of the cell", FEATURES)
+    # A single feature that is normalised is always 0.
+    hidden_size: int = option("width of the cell", Range(2, 2**16, integers=True))
     num_layers: int = option("number of stacked recurrent layers", LAYERS)
 
 
