@@ -54,7 +54,8 @@ def make_policy(config: TrainConfig, observation_spec: Composite, action_spec: T
     actor_head = make_actor(config.policy, config.cell.hidden_size, seen, action_spec)
     critic_head = critic_trunk = None
     if critic is not None:
-        width = config.cell.hidden_size  # HalfCheetah loses where the features of continuous actions are normalised.
+        width = config.cell.hidden_size
+        # Not for continuous actions, because HalfCheetah's return then falls by half (docs/measurements/recipe.md).
         critic_head = normalized_linear(width, 1) if discrete else linear(width, 1, HEAD_GAIN)
         if critic != "shared":
             own = cell if critic == "recurrent" else None
