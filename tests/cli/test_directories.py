@@ -110,6 +110,6 @@ def test_a_run_that_was_killed_before_its_summary_completes_it(train, tiny, tmp_
 def test_a_wrong_option_is_reported_before_the_directory_of_another_run(train, finished_run):
     where = f"hydra.run.dir={finished_run}"
     before = contents(finished_run)
-    assert train(where, "cell.hidden_size=many").error.startswith("cell.hidden_size must be an integer from 1")
+    assert train(where, "cell.hidden_size=many").error.startswith("cell.hidden_size must be an integer from 2")
     assert train(where).error.startswith(f"{finished_run} already holds another run.")
     assert contents(finished_run) == before
