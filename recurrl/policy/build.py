@@ -50,11 +50,10 @@ def make_policy(config: TrainConfig, observation_spec: Composite, action_spec: T
     if sees_action is None:
         sees_action = discrete and cell is not None
     previous = PreviousAction(action_spec) if sees_action else None
-    trunk = _make_trunk(config, seen, cell, previous)
-    actor_head = make_actor(config.policy, config.cell.hidden_size, seen, action_spec)
+    trunk, width = _make_trunk(config, seen, cell, previous), config.cell.hidden_size
+    actor_head = make_actor(config.policy, width, seen, action_spec)
     critic_head = critic_trunk = None
     if critic is not None:
-        width = config.cell.hidden_size
         # Not for continuous actions, because HalfCheetah's return then falls by half (docs/measurements/recipe.md).
         critic_head = normalized_linear(width, 1) if discrete else linear(width, 1, HEAD_GAIN)
         if critic != "shared":
