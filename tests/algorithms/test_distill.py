@@ -224,11 +224,11 @@ def test_a_student_without_the_sign_learns_to_turn_from_a_teacher_that_sees_it(c
         sign, way = seen["hidden"].unbind(-1)
         return torch.where(way == 1, sign.long() * 2, 1)
 
-    sizes = ("env.num_envs=16", "frames_per_batch=512", "slice_len=16", "minibatch_slices=8", "device=cpu")
+    sizes = ("env.num_envs=16", "frames_per_batch=512", "slice_len=16", "minibatch_slices=8", "device=cpu", "lr=1e-3")
     maze = ("env=t_maze", "env.kwargs.length=3", "backend=scan")
     config = compose(*maze, *sizes, *distilled(function(teacher)))
     policy = fresh_policy(config)
     algorithm = make_algorithm(config, policy)
     losses = [algorithm.update(batch, 0.0)["loss/imitation"] for batch in rollouts(config, policy, 12)]
-    assert losses[0] > 8 * losses[-1]  # each a mean over ten epochs
+    assert losses[0] > 0.4  # a mean over ten epochs
     assert losses[-1] < 0.05
