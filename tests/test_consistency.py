@@ -244,7 +244,7 @@ def test_a_policy_that_draws_its_actions_in_evaluation_is_caught(config):
 def test_weights_that_changed_after_collection_are_caught(config):
     policy, batch = collected(config, std=0.5)
     with torch.no_grad():
-        policy.critic_head[-1].bias += 0.5
+        policy.critic_head.bias += 0.5
     sentence = complaint(config, policy, batch)
     assert "'state_value' of environment 0, step 0, was " in sentence
     assert "The states are correct, so the network around the cell has changed" in sentence

@@ -29,7 +29,7 @@ def remembering(compose, register):
             parameter.zero_()
         cell.weight_ih_l0[:, 0] = torch.tensor([0.0, 0.0, 0.0, 0.0, 9.0, 0.0])
         cell.bias_ih_l0[:] = torch.tensor([0.0, 0.0, 2.0, 2.0, 0.0, 0.0])
-        head = policy.actor_head.network[-1]
+        head = policy.actor_head.network
         head.weight[:, 0] = torch.tensor([-1.0, 1.0])
         # With no memory at all it names the first side.
         head.bias[:] = torch.tensor([1e-6, 0.0])

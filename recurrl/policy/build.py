@@ -13,7 +13,7 @@ from recurrl.config.plugins import factory, is_custom
 from recurrl.errors import require, user_code
 from recurrl.keys import ACTION_MASK, HIDDEN, OBSERVATION, PREVIOUS_REWARD
 from recurrl.policy.encoders.images import image_network
-from recurrl.policy.heads import make_actor, normalized_linear
+from recurrl.policy.heads import make_actor
 from recurrl.policy.initialization import HEAD_GAIN, TANH_GAIN, linear
 from recurrl.policy.noise import CorrelatedNoise
 from recurrl.policy.policy import Policy, Trunk
@@ -50,15 +50,14 @@ def make_policy(config: TrainConfig, observation_spec: Composite, action_spec: T
     if sees_action is None:
         sees_action = discrete and cell is not None
     previous = PreviousAction(action_spec) if sees_action else None
-    trunk, width = _make_trunk(config, seen, cell, previous), config.cell.hidden_size
+    trunk, width = _make_trunk(config, seen, cell, previous, discrete), config.cell.hidden_size
     actor_head = make_actor(config.policy, width, seen, action_spec)
     critic_head = critic_trunk = None
     if critic is not None:
-        # Not for continuous actions, because HalfCheetah's return then falls by half (docs/measurements/recipe.md).
-        critic_head = normalized_linear(width, 1) if discrete else linear(width, 1, HEAD_GAIN)
+        critic_head = linear(width, 1, HEAD_GAIN)
         if critic != "shared":
             own = cell if critic == "recurrent" else None
-            critic_trunk = _make_trunk(config, observation, own, previous, prefix="critic_")
+            critic_trunk = _make_trunk(config, observation, own, previous, discrete, prefix="critic_")
     correlation = config.policy.noise_correlation
     correlates = correlation and SINGLE_CONTINUOUS in conditions_met(config.algorithm, observation, action_spec)
     noise = CorrelatedNoise(actor_head.noise_size, correlation) if correlates else None
@@ -159,7 +158,12 @@ def _described(observation: TensorSpec) -> str:
 
 
 def _make_trunk(
-    config: TrainConfig, observation: TensorSpec, cell: Cell | None, previous: PreviousAction | None, prefix: str = ""
+    config: TrainConfig,
+    observation: TensorSpec,
+    cell: Cell | None,
+    previous: PreviousAction | None,
+    discrete: bool,
+    prefix: str = "",
 ) -> Trunk:
     """The configured trunk, with ``cell.hidden_size`` features.
 
@@ -168,6 +172,7 @@ def _make_trunk(
         observation: the spec of an unbatched observation.
         cell: the recurrent cell; None puts a feed-forward network in its place.
         previous: the previous action, if the trunk sees it.
+        discrete: true if all actions are discrete.
         prefix: precedes the names of its states, to distinguish them from those of another trunk.
 
     Raises:
@@ -180,7 +185,8 @@ def _make_trunk(
     if previous is not None:
         for columns in _columns(core, cell, width, previous.size):
             columns.mul_(INITIAL_GAIN)
-    return Trunk(encoder, core, preprocess, sees_action=previous is not None)
+    # Not for continuous actions, because HalfCheetah's return then falls by half (docs/measurements/recipe.md).
+    return Trunk(encoder, core, preprocess, sees_action=previous is not None, normalizes=discrete)
 
 
 def _feedforward(options: CellConfig, width: int) -> nn.Module:

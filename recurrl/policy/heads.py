@@ -112,15 +112,15 @@ def _check_mask(mask: TensorSpec, action: TensorSpec) -> None:
 def _make_head(options: PolicyConfig, width: int, action: TensorSpec, masked: bool = False) -> ActionHead:
     # In this order, because TorchRL's Binary and MultiCategorical derive from Categorical.
     if isinstance(action, Binary):
-        bits = nn.Sequential(normalized_linear(width, action.shape.numel()), nn.Unflatten(-1, tuple(action.shape)))
+        bits = nn.Sequential(linear(width, action.shape.numel(), HEAD_GAIN), nn.Unflatten(-1, tuple(action.shape)))
         binary = partial(distributions.Binary, event_dims=len(action.shape))
         return ActionHead(bits, binary, noise_size=action.shape.numel())
     if (sizes := choices(action)) is not None:
-        logits = normalized_linear(width, sum(sizes))
+        logits = linear(width, sum(sizes), HEAD_GAIN)
         return ActionHead(logits, partial(distributions.MultiCategorical, sizes), masked, len(sizes) * max(sizes))
     if isinstance(action, Categorical):
         size = int(action.space.n)
-        return ActionHead(normalized_linear(width, size), distributions.LazyCategorical, masked, size)
+        return ActionHead(linear(width, size, HEAD_GAIN), distributions.LazyCategorical, masked, size)
     if not action.dtype.is_floating_point:
         raise ConfigError(
             "The environment's action must be Categorical, MultiCategorical, Binary or in floating point (got "
@@ -136,17 +136,6 @@ def _make_head(options: PolicyConfig, width: int, action: TensorSpec, masked: bo
     distribution = bounded if finite.all() else distributions.DiagonalGaussian
     network = GaussianParameters(width, tuple(action.shape), options.initial_std)
     return ActionHead(network, partial(distribution, event_dims=len(action.shape)), noise_size=math.prod(action.shape))
-
-
-def normalized_linear(width: int, size: int) -> nn.Sequential:
-    """A linear map of features, each vector of which is first shifted and scaled to zero mean and unit variance.
-
-    Args:
-        width: the number of features.
-        size: the number of outputs.
-    """
-    # With torch's eps of 1e-5, features near zero amplify the rounding by which steps and sequences differ.
-    return nn.Sequential(nn.LayerNorm(width, eps=1e-3, elementwise_affine=False), linear(width, size, HEAD_GAIN))
 
 
 class GaussianParameters(nn.Module):

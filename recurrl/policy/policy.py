@@ -15,6 +15,7 @@ import torch
 from tensordict import NestedKey, TensorDictBase
 from torch import Size, Tensor, nn
 from torch.distributions import Distribution
+from torch.nn.functional import layer_norm
 from torchrl.data import TensorSpec
 
 from recurrl.keys import OBSERVATION, PREVIOUS_ACTION
@@ -41,6 +42,7 @@ class Trunk(nn.Module):
             None to use the vectors as features.
         preprocess: applied to observations before the encoder; None for nothing.
         sees_action: true if the core reads the previous action together with the encoder's vectors.
+        normalizes: true to shift and scale each vector of features to zero mean and unit variance.
 
     Attributes:
         state_shapes: the shape ``[layers, ...]`` of each state, by its name.
@@ -53,9 +55,11 @@ class Trunk(nn.Module):
         core: nn.Module | None = None,
         preprocess: nn.Module | None = None,
         sees_action: bool = False,
+        normalizes: bool = False,
     ) -> None:
         super().__init__()
         self.sees_action = sees_action
+        self.normalizes = normalizes
         self.preprocess = nn.Identity() if preprocess is None else preprocess
         self.encoder = encoder
         self.core = nn.Identity() if core is None else core
@@ -81,10 +85,15 @@ class Trunk(nn.Module):
             encoded = self.encoder(observation)
         if self.sees_action:
             encoded = torch.cat((encoded, state[PREVIOUS_ACTION]), -1)
-        if not isinstance(self.core, RecurrentModule):
-            return self.core(encoded), {}
-        entering = tuple([state[key] for key in self.state_keys])
-        features, new_state = self.core.run(encoded, is_init, entering, sequence)
+        new_state: tuple[Tensor, ...] = ()
+        if isinstance(self.core, RecurrentModule):
+            entering = tuple([state[key] for key in self.state_keys])
+            features, new_state = self.core.run(encoded, is_init, entering, sequence)
+        else:
+            features = self.core(encoded)
+        if self.normalizes:
+            # With torch's eps of 1e-5, features near zero amplify the rounding by which steps and sequences differ.
+            features = layer_norm(features, features.shape[-1:], eps=1e-3)
         return features, dict(zip(self.state_keys, new_state, strict=True))
 
     def observe(self, observation: Any) -> None:

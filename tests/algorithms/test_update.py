@@ -259,7 +259,7 @@ def test_too_many_non_finite_steps_in_a_row_end_the_run_and_change_nothing(small
     elif of == "state_value":
         batch["state_value"].fill_(torch.nan)
     else:
-        bias = algorithm.get_parameter("policy.actor_head.network.1.bias")
+        bias = algorithm.get_parameter("policy.actor_head.network.bias")
         bias.register_hook(lambda gradient: gradient * torch.nan)
     with pytest.raises(NonFiniteError, match=rf"a non-finite loss or gradient and were skipped \(not finite: .*{of}"):
         algorithm.update(batch, progress=0.5)

@@ -47,10 +47,10 @@ def test_what_does_not_fit_stays_as_initialised_and_is_named_with_both_shapes(sm
     policy = make_policy_for(config)
     before = {name: value.clone() for name, value in policy.state_dict().items()}
     loaded, differing, lacking = copy_weights(policy, source)
-    assert loaded.endswith("frames_000000000064: trunk.core.lstm, critic_head.1")
+    assert loaded.endswith("frames_000000000064: trunk.core.lstm, critic_head")
     assert "does not fit, and stays as initialised: trunk.preprocess (" in differing
     assert "trunk.encoder.1.weight is 8×2 there and 8×4 here" in differing
-    assert "actor_head.network.1.weight is 2×8 there and 3×8 here" in differing
+    assert "actor_head.network.weight is 2×8 there and 3×8 here" in differing
     assert "is not in the checkpoint, and stays as initialised: critic_trunk." in lacking
     saved = state_of(source)
     for name, value in policy.state_dict().items():

@@ -60,7 +60,7 @@ def test_the_check_examines_the_first_rollout_of_the_weights_that_the_process_be
     def iterate(collector, begin, count):
         def check(acting, rollout, resumed):
             (value,) = set(rollout[VALUE].flatten().tolist())
-            checked.append((trainer.iteration, acting.critic_head[-1].bias.item(), value, resumed))
+            checked.append((trainer.iteration, acting.critic_head.bias.item(), value, resumed))
             return ""
 
         callback = ConsistencyCheck(check)

@@ -24,8 +24,8 @@ OPTIONS = ("frames_per_batch=80", "slice_len=20", "minibatch_slices=2")
 def value_everything(policy, value):
     """Makes the critic say the same of every state, so that batches tell with which weights they were collected."""
     with torch.no_grad():
-        policy.critic_head[-1].weight.zero_()
-        policy.critic_head[-1].bias.fill_(value)
+        policy.critic_head.weight.zero_()
+        policy.critic_head.bias.fill_(value)
 
 
 def make_policy(config):

@@ -164,7 +164,7 @@ def test_non_finite_probabilities_end_the_collection(small):
     config = small(*OPTIONS)
     policy = make(config)
     with torch.no_grad():
-        policy.actor_head.network[-1].bias[0] = float("nan")
+        policy.actor_head.network.bias[0] = float("nan")
     assert "produced non-finite action probabilities" in error_of(batches, config, policy, 1, kind=NonFiniteError)
 
 
