@@ -70,12 +70,14 @@ def test_one_hot_actions_of_torchrl_are_an_error(configure):
 def test_features_of_both_trunks_are_normalised_if_all_actions_are_discrete(kind, cell, configure, collect):
     policy, batch = collect(configure(CUE, f"cell={cell}", "algorithm.critic=feedforward", action=kind))
     is_discrete = kind in ("discrete", "multi_discrete", "binary")
-    for trunk in (policy.trunk, policy.critic_trunk):
-        features, _ = trunk.run(*policy.inputs(batch.reshape(8, 8)), sequence=True)
-        variance, mean = torch.var_mean(features, -1, correction=0)
-        assert (mean.abs().max() < 1e-5).item() == is_discrete
-        # Below 1, because the variance of these features, about 0.02, is not far above layer norm's epsilon.
-        assert (variance.min() > 0.8).item() == is_discrete
+    with torch.no_grad():
+        for trunk in (policy.trunk, policy.critic_trunk):
+            for parameter in trunk.core.parameters():
+                parameter.mul_(10)  # so that the features' variance is far above layer norm's epsilon
+            features, _ = trunk.run(*policy.inputs(batch.reshape(8, 8)), sequence=True)
+            variance, mean = torch.var_mean(features, -1, correction=0)
+            assert (mean.abs().max() < 1e-5).item() == is_discrete
+            assert ((variance - 1).abs().max() < 0.05).item() == is_discrete
 
 
 @pytest.mark.parametrize("kind", [*OBSERVATIONS])
