@@ -92,7 +92,9 @@ class SingleCollector:
         current, steps = before, list[Tensors]()
         for noise_NZ in torch.randn(self._steps, *env.batch_size, policy.noise_size, device=device):
             is_init = current[IS_INIT].to(device)
-            state = policy.reset({key: current[key] for key in state_keys}, is_init.squeeze(-1))
+            state = {key: current[key] for key in state_keys}
+            if device.type != "cpu" or is_init.any():  # looking would wait for a GPU
+                state = policy.reset(state, is_init.squeeze(-1))
             observation = {key: current[key].to(device) for key in observation_keys}
             action, log_prob, value, new_state = self._act(observation_in(observation), state, noise_NZ)
             after = env.step_tensors(action.to(env.device))

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from recurrl.errors import NonFiniteError
+from recurrl.recurrent.linear_recurrence import scan_from_zero
 from recurrl.runtime import statistics
 from recurrl.runtime.ranks import world
 
@@ -153,11 +154,12 @@ class RewardScaler(nn.Module):
         """
         if self.moments is None:
             return
-        returns = []
-        for reward, is_init in zip((reward_NT * self.scale).unbind(1), is_init_NT.unbind(1), strict=True):
-            self.discounted_return.masked_fill_(is_init, 0.0).mul_(self.gamma).add_(reward)
-            returns.append(self.discounted_return.clone())
-        self.moments.update(statistics.masked(torch.stack(returns, 1), mask_NT).unsqueeze(-1))
+        carried_NT = self.gamma * (~is_init_NT).to(self.discounted_return.dtype)
+        reward_NT = reward_NT * self.scale
+        reward_NT[:, 0] += carried_NT[:, 0] * self.discounted_return
+        returns_NT = scan_from_zero(carried_NT, reward_NT)
+        self.moments.update(statistics.masked(returns_NT, mask_NT).unsqueeze(-1))
+        self.discounted_return.copy_(returns_NT[:, -1])
 
     @torch.no_grad()
     def forward(self, reward: Tensor) -> Tensor:
