@@ -92,8 +92,7 @@ class Trunk(nn.Module):
         else:
             features = self.core(encoded)
         if self.normalizes:
-            # With torch's eps of 1e-5, features near zero amplify the rounding by which steps and sequences differ.
-            features = layer_norm(features, features.shape[-1:], eps=1e-3)
+            features = layer_norm(features, features.shape[-1:])
         return features, dict(zip(self.state_keys, new_state, strict=True))
 
     def observe(self, observation: Any) -> None:

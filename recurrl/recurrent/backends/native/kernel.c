@@ -120,7 +120,8 @@ INLINE void fetch(const real *from, const int vectors, long stride) {
 
 INLINE vec choose(ivec where, vec yes, vec no) { return (vec)((where & (ivec)yes) | (~where & (ivec)no)); }
 
-INLINE vec exponential(vec x) {
+/* e^x as scale * (1 + part): returns the part, which lies within 0.42 of 0. */
+INLINE vec split_exponential(vec x, vec *scale) {
     static const real factorial[] = {1.0, 1.0, 2.0, 6.0, 24.0, 120.0, 720.0, 5040.0, 40320.0, 362880.0, 3628800.0,
                                      39916800.0, 479001600.0, 6227020800.0};
     const vec zero = {0};
@@ -131,13 +132,22 @@ INLINE vec exponential(vec x) {
     vec rest = x - whole * (real)0.693145751953125 - whole * (real)1.42860682030941723212e-6;
     vec power = zero + 1 / factorial[DEGREE];
     UNROLL
-    for (int n = DEGREE - 1; n >= 0; n--) power = power * rest + 1 / factorial[n];
+    for (int n = DEGREE - 1; n >= 1; n--) power = power * rest + 1 / factorial[n];
     ivec exponent = (ivec)shifted - (ivec)(zero + (real)MAGIC);
-    return power * (vec)((exponent + BIAS) << MANTISSA);
+    *scale = (vec)((exponent + BIAS) << MANTISSA);
+    return power * rest;
 }
 
-INLINE vec sigmoid(vec x) { return 1 / (1 + exponential(-x)); }
-INLINE vec tangent(vec x) { return 2 / (1 + exponential(-2 * x)) - 1; }
+INLINE vec sigmoid(vec x) {
+    vec scale, part = split_exponential(-x, &scale);
+    return 1 / (1 + scale + scale * part);
+}
+
+/* From e^2x - 1, with all digits near 0, where 2 * sigmoid(2x) - 1 loses them. */
+INLINE vec tangent(vec x) {
+    vec scale, part = split_exponential(2 * x, &scale), minus_one = scale - 1 + scale * part;
+    return minus_one / (minus_one + 2);
+}
 
 /* ---- cells: one vector of hidden units of one row ----
  *

@@ -14,7 +14,10 @@ import triton.language as tl
 
 @triton.jit
 def _tanh(x):
-    return 2 * tl.sigmoid(2 * x) - 1
+    # Near zero the difference would lose digits, so there it is the Taylor series.
+    square = x * x
+    series = x * (1 - square * (1 / 3 - square * (2 / 15 - square * (17 / 315))))
+    return tl.where(square < 0.04, series, 2 * tl.sigmoid(2 * x) - 1)
 
 
 @triton.jit
