@@ -96,6 +96,25 @@ def test_every_cell_has_a_fast_backend(cell):
     assert (cell, "scan", "none") in RUNS
 
 
+@pytest.mark.parametrize("backend", ["native", "pad", "scan", "triton"])
+@pytest.mark.parametrize("cell", TORCH_CELLS)
+def test_small_states_keep_their_digits(cell, backend):
+    """A policy that normalises such features multiplies their rounding errors."""
+    size = SIZES["ordinary"]
+    module, reference = layers_of(cell, backend, "none", size).float(), layers_of(cell, "reference", "none", size)
+    with torch.no_grad():
+        for name, parameter in module.layers.named_parameters():
+            parameter.mul_("bias" not in name)
+    reference.load_state_dict(module.state_dict())
+    data = batch(module, resets("random", *size[:2]))
+    data.update({key: 1e-3 * value for key, value in data.items() if key != "is_init"})
+    with set_recurrent_mode(True), torch.no_grad():
+        results, expected = module(data.copy()), reference(data.double())
+    keys = ["y", *module.out_keys[1:]]
+    errors = relative_errors({key: results[key] for key in keys}, {key: expected[key] for key in keys})
+    assert max(errors.values()) < 1e-6
+
+
 IN_FLOAT32 = list(grid(run[:2] for run in RUNS if run[0] in WITH_DERIVATIVE and run[2] == "none"))
 
 
