@@ -18,7 +18,7 @@ def _not_loaded(monkeypatch):
 
 def test_an_algorithm_from_scratch_learns(train):
     run = train(
-        *REINFORCE, "total_frames=20480", "evaluation.episodes=2", "lr=5e-3", "slice_len=32", "minibatch_slices=4"
+        *REINFORCE, "total_frames=20480", "evaluation.episodes=2", "lr=1e-3", "slice_len=32", "minibatch_slices=4"
     )
     returns = column(run, "train/return_mean")
     assert returns[-1] > 2 * returns[0]
