@@ -75,7 +75,6 @@ class Condition(NamedTuple):
 
 
 CONTINUOUS = Condition("continuous actions")
-SINGLE_CONTINUOUS = Condition("continuous actions of a single part")
 BOUNDED = Condition("bounded continuous actions")
 IMAGES = Condition("images")
 NO_IMAGES = Condition("observations other than images")

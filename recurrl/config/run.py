@@ -20,7 +20,6 @@ from recurrl.config.options import (
     SCALE,
     SECONDS,
     SEED,
-    SINGLE_CONTINUOUS,
     STEPS,
     WORKERS,
     Condition,
@@ -78,9 +77,7 @@ class PolicyConfig:
 
     initial_std: float = option("initial σ of continuous actions, in half ranges", SCALE, only_with=CONTINUOUS)
     noise_correlation: float = option(
-        "correlation between the noise of successive actions; higher values explore farther",
-        Range(0, 1, below=True),
-        only_with=SINGLE_CONTINUOUS,
+        "correlation between the noise of successive actions; higher values explore farther", Range(0, 1, below=True)
     )
     bounded_action: str = option(
         "clip (a Gaussian clipped to the bounds) or tanh (a squashed one)", choices=("clip", "tanh"), only_with=BOUNDED

@@ -8,7 +8,7 @@ from torchrl.data import Categorical, Composite, TensorSpec
 
 from recurrl.config import AlgorithmConfig, CellConfig, EncoderConfig, TrainConfig
 from recurrl.config.cell import NO_CELL, BackendConfig
-from recurrl.config.options import BOUNDED, CONTINUOUS, IMAGES, NO_IMAGES, NUMBERS, SINGLE_CONTINUOUS, Condition
+from recurrl.config.options import BOUNDED, CONTINUOUS, IMAGES, NO_IMAGES, NUMBERS, Condition
 from recurrl.config.plugins import factory, is_custom
 from recurrl.errors import require, user_code
 from recurrl.keys import ACTION_MASK, HIDDEN, OBSERVATION, PREVIOUS_REWARD
@@ -59,8 +59,7 @@ def make_policy(config: TrainConfig, observation_spec: Composite, action_spec: T
             own = cell if critic == "recurrent" else None
             critic_trunk = _make_trunk(config, observation, own, previous, discrete, prefix="critic_")
     correlation = config.policy.noise_correlation
-    correlates = correlation and SINGLE_CONTINUOUS in conditions_met(config.algorithm, observation, action_spec)
-    noise = CorrelatedNoise(actor_head.noise_size, correlation) if correlates else None
+    noise = CorrelatedNoise(actor_head.noise_size, correlation) if correlation else None
     policy = Policy(trunk, actor_head, critic_head, critic_trunk, noise, config.algorithm.critic_only, previous)
     policy.observation_spec, policy.action_spec = observation, action_spec
     return policy.to(torch.device(config.device))
@@ -253,8 +252,8 @@ def conditions_met(options: AlgorithmConfig, observation: TensorSpec, action: Te
             met |= {NO_IMAGES} if image and image_network("auto", spec) == "bits" else set()
         if not (image or isinstance(spec, Categorical)):
             met.add(NUMBERS)
-    for path, spec in leaves_of(action):
+    for _, spec in leaves_of(action):
         if not isinstance(spec, Categorical):
-            met |= {CONTINUOUS} if path else {CONTINUOUS, SINGLE_CONTINUOUS}
+            met.add(CONTINUOUS)
             met |= {BOUNDED} if finite_bounds(spec).any() else set()
     return met

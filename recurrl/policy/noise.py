@@ -1,6 +1,6 @@
-"""Noise of continuous actions that is correlated from step to step.
+"""Noise of actions that is correlated from step to step.
 
-Shape legend: B batch, X entries of an action.
+Shape legend: B batch, Z normal numbers of an action.
 """
 
 import math
@@ -15,30 +15,31 @@ NOISE = "action_noise"
 
 
 class CorrelatedNoise(nn.Module):
-    """Autoregressive noise of Gaussian actions: their deviations from the means, in standard deviations.
+    """Autoregressive noise: the standard normal numbers that make an action from its distribution.
 
-    Independent deviations cancel out within a few steps and never move a heavy system far from its start. Correlated
-    ones persist, yet each is marginally standard normal, so log-probabilities, entropies and losses are those of the
-    policy's Gaussian (Hollenstein et al. 2024, https://arxiv.org/abs/2312.11091).
+    What independent noise tries cancels out within a few steps: it moves neither a heavy system nor a walker on a grid
+    far from where it starts. Correlated noise persists, yet each number is marginally standard normal, so
+    log-probabilities, entropies and losses are those of the policy's distribution (Hollenstein et al. 2024,
+    https://arxiv.org/abs/2312.11091).
 
     Args:
-        size: entries of an action, X.
-        correlation: the correlation of the deviations of two successive steps, from 0 to below 1.
+        size: numbers of an action, Z.
+        correlation: the correlation of the numbers of two successive steps, from 0 to below 1.
     """
 
     def __init__(self, size: int, correlation: float) -> None:
         super().__init__()
         self.size, self.correlation = size, correlation
 
-    def forward(self, last_BX: Tensor, drawn_BX: Tensor) -> Tensor:
-        """The next step's noise ``[B, X]``; a fresh draw where the last noise is zero, as at an episode's start.
+    def forward(self, last_BZ: Tensor, drawn_BZ: Tensor) -> Tensor:
+        """The next step's noise ``[B, Z]``; a fresh draw where the last noise is zero, as at an episode's start.
 
         Args:
-            last_BX: the last step's noise.
-            drawn_BX: standard normal numbers.
+            last_BZ: the last step's noise.
+            drawn_BZ: standard normal numbers.
         """
-        continued = self.correlation * last_BX + math.sqrt(1 - self.correlation**2) * drawn_BX
-        return torch.where((last_BX == 0).all(-1, keepdim=True), drawn_BX, continued)
+        continued = self.correlation * last_BZ + math.sqrt(1 - self.correlation**2) * drawn_BZ
+        return torch.where((last_BZ == 0).all(-1, keepdim=True), drawn_BZ, continued)
 
     def make_tensordict_primer(self) -> TensorDictPrimer:
         """A transform that adds the noise to an environment: its spec, and zeros at resets."""

@@ -109,10 +109,8 @@ def _check_changes(config: TrainConfig, changes: Mapping[str, tuple[Any, Any]], 
         restored["lr"] = "lr_schedule=adaptive resumes from its last learning rate"
     advice = f"Leave it out, or start a new run with these weights: init_from={start} instead of resume."
     for key in (key for key in restored if key in changes):
-        raise ConfigError(
-            f"{key}={changes[key][1]} has no effect in a resumed run, where it was {changes[key][0]}: {restored[key]}. "
-            + advice
-        )
+        was, now = map(text_of, changes[key])
+        raise ConfigError(f"{key}={now} has no effect in a resumed run, where it was {was}: {restored[key]}. {advice}")
     was, now = changes.get("policy.noise_correlation", (0, 0))
     require(  # episodes under way and replayed rows have an entry for the noise, or have none
         bool(was) == bool(now),

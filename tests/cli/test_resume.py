@@ -191,7 +191,7 @@ def test_resuming_where_nothing_can_be_written_is_rejected(rejected, finished_ru
 WITHOUT_EFFECT = [
     ((), "seed=7", "its random number generators are restored"),
     (("lr_schedule=adaptive",), "lr=1e-5", "lr_schedule=adaptive resumes from its last"),
-    ((), "init_from=run", ", where it was None: its weights are restored. "),
+    ((), "init_from=run", ", where it was null: its weights are restored. "),
     ((), "optimizer=adamw", ", where it was adam: its optimizer is restored. "),
     (("env=pendulum_no_velocity",), "policy.initial_std=0.1", ", where it was 0.6: its weights are restored. "),
 ]

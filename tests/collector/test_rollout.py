@@ -61,8 +61,9 @@ ENVIRONMENTS = {
     "vector": ((*VECTOR, "env.kwargs.max_episode_steps=17"), {"terminated", "truncated"}),
     "correlated noise": (("env=pendulum_no_velocity", SHORT, "policy.noise_correlation=0.9"), {"truncated"}),
     "discrete": (DISCRETE, {"terminated", "truncated"}),
+    "correlated choices": ((*DISCRETE, "policy.noise_correlation=0.5"), {"terminated", "truncated"}),
     "in torch": (("env=t_maze_active", "env.kwargs.length=2", "env.max_episode_steps=9"), {"terminated", "truncated"}),
-    "several parts": (CUE, {"terminated"}),
+    "several parts": ((*CUE, "policy.noise_correlation=0.5"), {"terminated"}),
 }
 
 

@@ -1,7 +1,6 @@
 """A value that the user gave and that has no effect is rejected; one of the package's yamls is left alone."""
 
 import pytest
-from collected import fresh_policy
 
 CELL = "a cell other than none"
 FALLING = "a learning rate or entropy coefficient that falls"
@@ -27,7 +26,6 @@ BY_THE_CONFIGURATION = [
 SEEN_BY_A_TEACHER = "algorithm=distill algorithm.teacher=its algorithm.critic_observation=[hidden]"
 BY_THE_SPACES = [
     ("cartpole_no_velocity", "policy.initial_std=0.3", "continuous actions"),
-    ("cartpole_no_velocity", "policy.noise_correlation=0.5", "continuous actions of a single part"),
     ("cartpole_no_velocity", "policy.bounded_action=tanh", "bounded continuous actions"),
     ("cartpole_no_velocity", "encoder.images=impala", "images"),
     ("repeat_first", "env.normalize_observation=false", "observations of numbers"),
@@ -54,10 +52,9 @@ def test_a_value_without_effect_in_the_environment_is_rejected_before_writing(
     assert check(*chosen, override).error == expected
 
 
-def test_a_value_of_the_packages_yamls_is_left_alone(train, tiny, compose):
+def test_a_value_of_the_packages_yamls_is_left_alone(train, tiny):
     tuned = ("experiment=mountaincar_continuous_no_velocity", "env=cartpole_no_velocity", "lr_schedule=adaptive")
     train(*tiny, *tuned).succeeded()
-    assert fresh_policy(compose("device=cpu", *tiny, *tuned)).noise is None  # nor does it have an effect
 
 
 def test_a_value_of_the_resumed_run_is_left_alone_and_an_explicit_one_is_not(train, finished_run):

@@ -93,6 +93,7 @@ def test_a_step_is_a_pure_function(action, noise, small):
     assert torch.equal(first.log_prob, again.log_prob)
     assert torch.equal(first.value, again.value)
     assert set(first.state) == {*policy.input_keys, *([NOISE] if noise == "correlated" else [])}
+    assert (policy.noise is not None) == (noise == "correlated")
     assert all(torch.equal(value, again.state[key]) for key, value in first.state.items())
     reset = policy.step(observation, policy.reset(state, is_init), None, drawn)
     assert torch.equal(reset.log_prob, first.log_prob)
