@@ -114,7 +114,7 @@ def test_a_program_of_torch_export_runs_any_batch(exported, finished_run):
 
 KINDS = [
     slow(CUE, (*PREVIOUS, "cell=lstm", "cell.num_layers=2"), {"action": "dict", "observation": "dict"}, False),
-    slow(CUE, (), {"action": "binary", "observation": "multi_discrete"}, True),
+    slow(CUE, ("policy.noise_correlation=0.5",), {"action": "binary", "observation": "multi_discrete"}, True),
     slow(CUE, ("cell=none", "policy.bounded_action=tanh"), {"action": "bounded"}, True),
     slow(CUE, ("cell=mlstm",), {}, False),
     slow(MASKED, (IN_INFO, *PREVIOUS), {"mask_in": "info", "action": "multi_discrete"}, True),
