@@ -1,6 +1,7 @@
 """A value that the user gave and that has no effect is rejected; one of the package's yamls is left alone."""
 
 import pytest
+from collected import fresh_policy
 
 CELL = "a cell other than none"
 FALLING = "a learning rate or entropy coefficient that falls"
@@ -52,9 +53,10 @@ def test_a_value_without_effect_in_the_environment_is_rejected_before_writing(
     assert check(*chosen, override).error == expected
 
 
-def test_a_value_of_the_packages_yamls_is_left_alone(train, tiny):
+def test_a_value_of_the_packages_yamls_is_left_alone(train, tiny, compose):
     tuned = ("experiment=mountaincar_continuous_no_velocity", "env=cartpole_no_velocity", "lr_schedule=adaptive")
     train(*tiny, *tuned).succeeded()
+    assert fresh_policy(compose("device=cpu", *tiny, *tuned)).noise.correlation == 0.9  # which every action may have
 
 
 def test_a_value_of_the_resumed_run_is_left_alone_and_an_explicit_one_is_not(train, finished_run):
