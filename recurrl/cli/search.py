@@ -14,6 +14,7 @@ from hydra.plugins.launcher import Launcher
 from omegaconf import DictConfig, OmegaConf
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
 from optuna.trial import FrozenTrial, Trial, TrialState
+from sqlalchemy.exc import SQLAlchemyError
 
 from recurrl.errors import ConfigError, RunError, message_of, require
 from recurrl.reporting.runs import COMPLETED
@@ -89,7 +90,13 @@ def _study(folder: Path, options: Mapping[str, Any], at_once: int, fixed: list[s
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
     storage = f"sqlite:///{quote(str(folder))}/study.db"  # quoted, because it may hold a question mark
-    study = optuna.create_study(study_name="recurrl", storage=storage, direction="maximize", load_if_exists=True)
+    try:
+        study = optuna.create_study(study_name="recurrl", storage=storage, direction="maximize", load_if_exists=True)
+    except SQLAlchemyError as error:
+        why = message_of(error).partition(" [SQL")[0]
+        raise RunError(
+            f"{folder}/study.db cannot be used: {why}. Move it away, or use another folder with hydra.sweep.dir=..."
+        ) from error
     # A resumed search takes another seed: with the same one it would repeat its first proposals.
     seed = options["seed"] + len(study.trials)
     study.sampler = optuna.samplers.TPESampler(

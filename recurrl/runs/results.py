@@ -10,7 +10,7 @@ import yaml  # type: ignore[import-untyped]
 
 from recurrl.config.composed import plain
 from recurrl.config.keys import flat, flow
-from recurrl.errors import ConfigError
+from recurrl.errors import ConfigError, require
 from recurrl.reporting.runs import OUTCOME, OVER_SEEDS, Result, differing, left_out, over_seeds
 from recurrl.runs.saved_config import saved_config
 from recurrl.runtime.run_directory import CONFIG_FILE, read_text
@@ -65,7 +65,13 @@ def job_in(folder: Path, sweep_dir: Path) -> Result:
 
 def _overrides(run_dir: Path) -> dict[str, str]:
     path = run_dir / OVERRIDES
-    texts = yaml.safe_load(read_text(path)) if path.is_file() else []  # its job may never have begun
+    if not path.is_file():  # its job may never have begun
+        return {}
+    try:
+        texts = yaml.safe_load(read_text(path))
+    except (yaml.YAMLError, RecursionError):
+        texts = None
+    require(isinstance(texts, list), f"{path} must be a list of overrides. Correct it, or delete it to omit the job.")
     pairs = (str(text).replace("\\:", ":").partition("=") for text in texts)  # Hydra escapes colons
     return {key.lstrip("+"): value for key, _, value in pairs}
 

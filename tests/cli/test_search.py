@@ -132,6 +132,18 @@ def test_a_search_that_cannot_be_is_rejected(train, tmp_path, overrides, error):
     assert not (tmp_path / "sweep" / "study.db").exists()
 
 
+def test_a_file_that_is_not_a_study_is_an_error(train, tmp_path):
+    study = tmp_path / "sweep/study.db"
+    study.parent.mkdir()
+    study.write_text("not a database")
+    outcome = train("-m", "hydra/sweeper=optuna", "hydra.sweep.dir=sweep", "lr=1e-3,1e-4")
+    assert outcome.error == (
+        f"{study} cannot be used: (sqlite3.DatabaseError) file is not a database. Move it away, or use another folder "
+        "with hydra.sweep.dir=..."
+    )
+    assert study.read_text() == "not a database"
+
+
 @pytest.mark.parametrize("overrides", [("hparams_search=ppo",), ("-m", "hparams_search=ppo,network")])
 def test_what_is_not_one_search_in_a_sweep_is_rejected(train, overrides):
     error = f"{overrides[-1]} must be one search over many runs. Add -m before it, or leave it out."

@@ -130,6 +130,21 @@ def test_a_job_that_is_rejected_before_it_begins_is_in_the_table(train, tiny, tm
     assert "failed: 1: lr=abc: ConfigError: lr must be a number" in outcome.err
 
 
+@pytest.mark.parametrize("nothing", ["seed=range(0,0)", "cell=glob(x*)"])
+def test_a_sweep_of_no_jobs_is_an_error(train, nothing):
+    error = "-m must run at least one job (got a key without values). Give each a value."
+    assert train("-m", nothing, "hydra.sweep.dir=sweep").error == error
+
+
+@pytest.mark.parametrize("text", ["5", "{", "- [", "lr: 1", "", "[" * 5000])
+def test_overrides_that_are_not_a_list_are_an_error(recurrl_compare, tmp_path, text):
+    file = tmp_path / "0/.hydra/overrides.yaml"
+    file.parent.mkdir(parents=True)
+    file.write_text(text)
+    error = f"{file} must be a list of overrides. Correct it, or delete it to omit the job."
+    assert recurrl_compare(tmp_path, cwd=tmp_path).error == error
+
+
 def test_runs_of_any_origin_are_compared(recurrl_compare, sweep, console_run, tmp_path):
     outcome = recurrl_compare(sweep[0].parent, console_run, cwd=tmp_path).succeeded()
     head, *rows = rows_of(outcome.out.split("\n\n")[0])
