@@ -58,8 +58,8 @@ class PPO(Algorithm):
         self.uses_vtrace = options.advantage == "vtrace" or (options.advantage == "auto" and config.is_off_policy)
         self.advantage_scale = RunningScale()
         # So far: the number of episodes, their steps (−∞ once too many were shorter), the longest, and the largest
-        # reward above 0 before a last step.
-        self.episodes = nn.Buffer(torch.zeros(4, dtype=torch.float64))
+        # reward before a last step.
+        self.episodes = nn.Buffer(torch.tensor((0.0, 0.0, 0.0, -math.inf), dtype=torch.float64))
         self.explained = nn.Buffer(torch.zeros((), dtype=torch.float64))
         # A tensor, because a compiled loss treats Python numbers as constants.
         self.entropy_coeff = nn.Buffer(next(policy.parameters()).new_tensor(options.entropy_coeff), persistent=False)
@@ -97,11 +97,11 @@ class PPO(Algorithm):
         return metrics
 
     def _discount(self, rows_NT: TensorDictBase) -> float:
-        """The option ``gamma``, or less while episodes are almost equally long, with rewards above 0 before their end.
+        """The option ``gamma``, or less while episodes are almost equally long, and not all gains lie at their end.
 
         In such episodes, a value over many steps is mostly the number of steps left, which the policy does not see. A
         horizon in proportion to their length is that of TD-MPC2 (Hansen et al. 2024, https://arxiv.org/abs/2310.16828).
-        Where costs alone come before the end, what there is to gain may lie there, as in a maze with a cost per step.
+        Where the best reward before the end is 0, all there is to gain lies there, as in a maze whose walls cost.
         """
         after, options = rows_NT["next"], self.options
         ended = episodes_ended(after)

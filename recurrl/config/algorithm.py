@@ -97,8 +97,8 @@ class PPOConfig(ClippedConfig):
     )
     lmbda: float = option("λ of the advantages", options.FRACTION, only_with=DISCOUNT)
     horizon_fraction: float | None = option(
-        "discounting horizon in episodes of similar length, with rewards above 0 before their end; below 10 steps or "
-        "null: gamma's",
+        "discounting horizon in episodes of similar length, if the best reward before their end is not 0; below 10 "
+        "steps or null: gamma's",
         options.POSITIVE,
         only_with=DISCOUNT,
     )

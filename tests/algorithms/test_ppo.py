@@ -151,7 +151,8 @@ DISCOUNTS = {
     "no discount": (("algorithm.gamma=1",), [(100,)], 0.96),
     "no fraction": (("algorithm.horizon_fraction=null",), [(100,)], 0.995),
     "rewards at the end alone": (("env=memory_chain",), [(100,)], 0.995),
-    "costs alone before the end": (("env=pendulum_no_velocity",), [(100,)], 0.995),
+    "a cost at each step": (("env=pendulum_no_velocity",), [(100,)], 0.96),
+    "costs of some steps": (("env=t_maze",), [(100,)], 0.995),
 }
 
 
