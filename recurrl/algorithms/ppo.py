@@ -104,8 +104,9 @@ class PPO(Algorithm):
         Where the best reward before the end is 0, all there is to gain lies there, as in a maze whose walls cost.
         """
         after, options = rows_NT["next"], self.options
-        ended = episodes_ended(after)
-        length, reward = after[EPISODE_LENGTH][ended].float(), after["reward"][~ended]
+        ended, mask = episodes_ended(after), rows_NT.get(LOSS_MASK)
+        goes_on = ~ended if mask is None else ~ended & mask
+        length, reward = after[EPISODE_LENGTH][ended].float(), after["reward"][goes_on]
         episodes, steps, longest, largest = self.episodes.tolist()
         count, mean, _ = moments(length)
         episodes, steps = episodes + float(count), steps + float(count * mean)

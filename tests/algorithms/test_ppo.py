@@ -14,6 +14,7 @@ from torchrl.objectives import ClipPPOLoss
 from recurrl.algorithms.advantages import gae, next_values, standardized
 from recurrl.algorithms.importance import effective_sample_fraction, ratio_metrics
 from recurrl.build import make_algorithm, make_policy_for
+from recurrl.keys import LOSS_MASK
 from recurrl.policy import PolicyModule
 from recurrl.recurrent import RecurrentModule
 
@@ -178,6 +179,15 @@ def test_the_discount_follows_the_length_of_episodes_if_it_hardly_differs(overri
     resumed.load_state_dict(algorithm.state_dict())
     done.zero_()
     assert resumed.prepare(rows, reward.squeeze(-1))["advantage/discount"] == metrics["advantage/discount"]
+
+
+def test_a_step_that_the_environment_inserts_is_no_reward_of_zero(small):
+    algorithm, rows = with_rollout(small("env.num_envs=2", "env=pendulum_no_velocity"))
+    after = rows["next"]
+    after["done"][:, -1], after["step_count"][:, -1], after["reward"][0, 0] = True, 100, 0.0
+    rows[LOSS_MASK] = torch.ones_like(after["done"])
+    rows[LOSS_MASK][0, 0] = False
+    assert algorithm.prepare(rows, after["reward"].squeeze(-1))["advantage/discount"] == 0.96
 
 
 UNITS = [("none", [0.5, 50.0]), ("batch", [0.5, 0.5]), ("minibatch", [0.5, 0.5])]
