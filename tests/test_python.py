@@ -204,9 +204,7 @@ def test_a_run_of_another_machine_can_be_opened_whatever_it_computed_with(
 ):
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     run, opened = shutil.copytree(finished_run, tmp_path / "run"), 0
-    # What is tried alone has nothing to do with the device's name.
-    runs = changed_runs if device == "auto" else [each for each in changed_runs if each[0].keys() <= SEQUENCES.keys()]
-    for change, changed, config in runs:
+    for change, changed, config in changed_runs:
         on_machine(monkeypatch, trained)
         try:
             check_config(resolved(replace(config, device=device)))
