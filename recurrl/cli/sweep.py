@@ -7,7 +7,6 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,6 @@ from hydra.core.utils import env_override
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf
 
-from recurrl.errors import require
 from recurrl.reporting.runs import differing
 from recurrl.runs.results import OVERRIDES, comparison, comparison_table, configured, jobs_of
 from recurrl.runtime.atomic import atomic_write
@@ -38,7 +36,7 @@ class BeforeSweep(Callback):
             config.hydra.launcher.n_jobs = jobs_at_once(config.num_threads)
         # A signal ends the command like Ctrl-C: joblib then ends its processes, and the sweep is reported.
         SWEEP.enter_context(stop_request())
-        SWEEP.push(partial(_report, Path(config.hydra.sweep.dir).absolute()))
+        SWEEP.callback(_report, Path(config.hydra.sweep.dir).absolute())
         # The progress lines of jobs in parallel processes would overwrite each other.
         SWEEP.enter_context(env_override({SWITCH: str(os.getpid())}))
 
@@ -64,14 +62,9 @@ def recorded(run_dir: Path, overrides: list[str]) -> Iterator[None]:
         raise
 
 
-def _report(folder: Path, error: type[BaseException] | None, *_: object) -> None:
-    """Prints and writes the results of a sweep, and names the jobs that failed.
-
-    Raises:
-        ConfigError: no job has begun, although nothing ended the sweep early.
-    """
+def _report(folder: Path) -> None:
+    """Prints and writes the results of a sweep, and names the jobs that failed."""
     if not (jobs := jobs_of(folder)):
-        require(error is not None, "-m must run at least one job (got a key without values). Give each a value.")
         return
     # A resumed run may have settings that no override of the sweep names, and others than an override names.
     listed = configured(jobs) if any("resume" in job.settings for job in jobs) else jobs

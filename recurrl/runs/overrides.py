@@ -5,14 +5,14 @@ from argparse import Namespace
 from collections.abc import Collection, Mapping, Sequence
 from numbers import Real
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import hydra
 from hydra._internal.utils import get_args_parser  # the only list of the options that Hydra takes before the overrides
 from hydra.core.config_store import ConfigStore
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import ChoiceSweep, Override, Quote, QuotedString
+from hydra.core.override_parser.types import ChoiceSweep, Glob, Override, Quote, QuotedString
 from hydra.errors import OverrideParseException
 from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict, read_write
 
@@ -89,6 +89,11 @@ def prepared(command_line: Sequence[str], is_run: bool = True) -> list[str]:
             f"{text} has several values. Add -m before it to run each; in Python, call train for each. A list is "
             "written as [a,b], and a text with commas as '\"a,b\"'.",
         )
+        require(
+            _has_values(override, only_packaged),
+            f"{key} must have at least one value in a sweep (got {text.partition('=')[2]}). Give it one, or leave it "
+            "out.",
+        )
         if is_run and text.startswith("hparams_search="):
             fits = arguments.multirun and not override.is_sweep_override()
             require(fits, f"{text} must be one search over many runs. Add -m before it, or leave it out.")
@@ -101,6 +106,14 @@ def prepared(command_line: Sequence[str], is_run: bool = True) -> list[str]:
         if changes and "." in key and key.partition(".")[0] in GROUPS and not (only_packaged and key in common):
             result[result.index(text)] = f"++{text}"
     return result
+
+
+def _has_values(override: Override, only_packaged: bool) -> bool:
+    """False for a sweep over an empty range, or over a pattern that none of the package's choices matches."""
+    key, value = override.key_or_group, cast(Any, override.value())
+    if isinstance(value, Glob):
+        return not only_packaged or key not in (*PRESETS, *GROUPS) or bool(value.filter(list(yaml_names(key))))
+    return not override.is_discrete_sweep() or next(override.sweep_iterator(), None) is not None
 
 
 def _names(value: Any) -> list[str]:

@@ -131,9 +131,11 @@ def test_a_job_that_is_rejected_before_it_begins_is_in_the_table(train, tiny, tm
 
 
 @pytest.mark.parametrize("nothing", ["seed=range(0,0)", "cell=glob(x*)"])
-def test_a_sweep_of_no_jobs_is_an_error(train, nothing):
-    error = "-m must run at least one job (got a key without values). Give each a value."
+def test_a_sweep_of_no_jobs_is_an_error(train, tmp_path, nothing):
+    key, _, value = nothing.partition("=")
+    error = f"{key} must have at least one value in a sweep (got {value}). Give it one, or leave it out."
     assert train("-m", nothing, "hydra.sweep.dir=sweep").error == error
+    assert not (tmp_path / "sweep").exists()
 
 
 @pytest.mark.parametrize("text", ["5", "{", "- [", "lr: 1", "", "[" * 5000])
