@@ -16,11 +16,11 @@ from recurrl.runtime import statistics
 from recurrl.runtime.ranks import world
 
 
-def observe(module: nn.Module, observation: Any) -> None:
-    """Adds observations to the running statistics of a module, if it has a method ``observe``."""
+def observe(module: nn.Module, *arguments: Any) -> None:
+    """Calls a module's method ``observe``, which adds observations to running statistics, if it has one."""
     own: Any = getattr(module, "observe", None)
     if own is not None:
-        own(observation)
+        own(*arguments)
 
 
 class RunningMoments(nn.Module):
@@ -62,12 +62,19 @@ class RunningMoments(nn.Module):
 class ObservationNormalizer(nn.Module):
     """``(observation − mean) / std`` by running statistics, clipped to ±10.
 
-    The statistics in use are replaced whenever the number of observations has doubled. Replacing them changes the
-    policy, so it happens a logarithmic number of times rather than at every iteration.
+    The statistics in use are replaced whenever the number of observations has doubled. The network that reads the
+    normalised observations is then rescaled, if it can be, so that the policy stays as it is; other networks' outputs
+    change with the statistics.
 
     Args:
         shape: the shape of an observation; each of its entries has separate statistics.
+
+    Attributes:
+        MAX_GROWTH: the network is not rescaled for entries whose deviation has grown by more than this factor. Its
+            weights would become so large that a policy which has learned little stays as it is.
     """
+
+    MAX_GROWTH = 1.5
 
     def __init__(self, *shape: int) -> None:
         super().__init__()
@@ -77,13 +84,27 @@ class ObservationNormalizer(nn.Module):
         self.replaced_at = nn.Buffer(torch.zeros((), dtype=torch.float64))
 
     @torch.no_grad()
-    def observe(self, observations: Tensor) -> None:
-        """Adds observations ``[B, *shape]``. They take effect once the total number has doubled."""
+    def observe(self, observations: Tensor, reader: nn.Module | None = None) -> None:
+        """Adds observations ``[B, *shape]``. They take effect once the total number has doubled.
+
+        Args:
+            observations: the observations.
+            reader: the network that reads the normalised observations. Its method ``rescale_input(factor, shift)``, if
+                it has one, is called when statistics are replaced, but not the first time: a network is initialised for
+                normalised inputs.
+        """
         self.moments.update(observations)
-        if self.moments.count >= 2 * self.replaced_at:
-            self.mean.copy_(self.moments.mean)
-            self.scale.copy_((self.moments.variance + 1e-8).rsqrt())
-            self.replaced_at.copy_(self.moments.count)
+        if self.moments.count < 2 * self.replaced_at:
+            return
+        mean, scale = self.moments.mean.to(self.mean), (self.moments.variance + 1e-8).rsqrt().to(self.scale)
+        rescale: Any = getattr(reader, "rescale_input", None)
+        if rescale is not None and self.replaced_at > 0:
+            factor, shift = self.scale / scale, (mean - self.mean) * self.scale
+            little = factor <= self.MAX_GROWTH
+            rescale(torch.where(little, factor, 1.0), torch.where(little, shift, 0.0))
+        self.mean.copy_(mean)
+        self.scale.copy_(scale)
+        self.replaced_at.copy_(self.moments.count)
 
     def forward(self, observation: Tensor) -> Tensor:
         """Normalised observations, in the default floating-point type."""

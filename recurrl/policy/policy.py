@@ -40,7 +40,8 @@ class Trunk(nn.Module):
             for running statistics.
         core: maps these vectors to features: a :class:`RecurrentModule`, or any other module, which then has no states.
             None to use the vectors as features.
-        preprocess: applied to observations before the encoder; None for nothing.
+        preprocess: applied to observations before the encoder; None for nothing. Its method ``observe``, if it has
+            one, is called with each rollout and with the encoder.
         sees_action: true if the core reads the previous action together with the encoder's vectors.
         normalizes: true to shift and scale each vector of features to zero mean and unit variance.
 
@@ -97,7 +98,7 @@ class Trunk(nn.Module):
 
     def observe(self, observation: Any) -> None:
         """Adds observations ``[B, T, ...]`` to the running statistics, if there are any."""
-        observe(self.preprocess, observation)
+        observe(self.preprocess, observation, self.encoder)
         observe(self.encoder, _flatten(self.preprocess(observation))[0])
 
 

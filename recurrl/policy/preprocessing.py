@@ -1,6 +1,6 @@
 """What happens to observations before any encoder: conversion to floating point, and normalisation."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import reduce
 from operator import getitem
 from typing import Any
@@ -65,18 +65,24 @@ class PerEntry(nn.Module):
         self.paths = list(entries)
         self.entries = nn.ModuleList(entries.values())
 
+    def each(self, observation: Any) -> Iterator[tuple[tuple[str, ...], nn.Module, Any]]:
+        """The path, the module and the observed value of each entry."""
+        for path, module in zip(self.paths, self.entries, strict=True):
+            yield path, module, reduce(getitem, path, observation)
+
     def outputs(self, observation: Any) -> list[Tensor]:
         """The output of each module for its entry."""
-        return [entry(reduce(getitem, path, observation)) for entry, path in zip(self.entries, self.paths, strict=True)]
-
-    def observe(self, observation: Any) -> None:
-        """Adds observations to the running statistics of the modules that have any."""
-        for entry, path in zip(self.entries, self.paths, strict=True):
-            observe(entry, reduce(getitem, path, observation))
+        return [module(value) for _, module, value in self.each(observation)]
 
 
 class Preprocessing(PerEntry):
     """Prepares each entry of a nested mapping."""
+
+    def observe(self, observation: Any, encoder: nn.Module) -> None:
+        """Adds observations to the running statistics of the entries that have any, for an encoder that reads them."""
+        networks = dict(zip(encoder.paths, encoder.entries, strict=True)) if isinstance(encoder, PerEntry) else {}
+        for path, module, value in self.each(observation):
+            observe(module, value, networks.get(path))
 
     def forward(self, observation: Any) -> dict[str, Any]:
         """The prepared entries."""

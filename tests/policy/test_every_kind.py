@@ -17,6 +17,7 @@ from recurrl.errors import ConfigError
 from recurrl.evaluation import evaluate
 from recurrl.keys import INSERTED, OBSERVATION
 from recurrl.policy import make_policy
+from recurrl.policy.normalization import ObservationNormalizer
 
 SEES = "algorithm.critic_observation=[hidden]"
 
@@ -90,6 +91,21 @@ def test_statistics_leave_out_the_steps_that_an_environment_inserts(kind, config
     algorithm.update(batch, 0.0)
     kept = ~batch["next", INSERTED].flatten()
     assert (seen[1] == seen[0].apply(lambda entry: entry[kept])).all()
+
+
+@pytest.mark.parametrize("overrides", [(), ("cell=none",), ("encoder.layer_norm=true",)], ids=["gru", "none", "norm"])
+@pytest.mark.parametrize("kind", [*OBSERVATIONS])
+def test_a_policy_stays_as_it_is_when_statistics_are_replaced(kind, overrides, configure, collect):
+    policy, batch = collect(configure(CUE, "algorithm.critic=feedforward", *overrides, observation=kind))
+    normalizers = [module for module in policy.modules() if isinstance(module, ObservationNormalizer)]
+    assert len(normalizers) == 2 * (kind in ("vector", "dict"))  # the actor's and the critic's
+    slices = batch.reshape(8, 8)
+    assert_replays(policy, slices)
+    seen = batch.select(OBSERVATION).apply(lambda entry: entry.abs() if entry.is_floating_point() else entry)
+    before = [normalizer.mean.clone() for normalizer in normalizers]
+    policy.observe(seen[OBSERVATION])
+    assert not any(map(torch.equal, before, (normalizer.mean for normalizer in normalizers)))
+    assert_replays(policy, slices)
 
 
 GRPO = ("algorithm=grpo", "algorithm.group_size=2", "env.max_episode_steps=16")

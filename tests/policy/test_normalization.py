@@ -50,6 +50,42 @@ def test_statistics_in_use_are_replaced_when_the_observations_have_doubled():
     assert replaced == [1, 2, 4, 8, 16]
 
 
+class Reader(torch.nn.Module):
+    """Remembers how it was rescaled."""
+
+    def __init__(self):
+        super().__init__()
+        self.rescaled = []
+
+    def rescale_input(self, factor, shift):
+        self.rescaled.append((factor.clone(), shift.clone()))
+
+
+def test_a_network_is_rescaled_at_each_replacement_but_the_first():
+    torch.manual_seed(0)
+    normalizer, reader, samples = ObservationNormalizer(3), Reader(), torch.randn(1000, 3) * 3 + 5
+    last = None
+    for count, seen in enumerate(samples.split(10), 1):
+        normalizer.observe(seen, reader)
+        outputs = normalizer(samples[:10])
+        assert len(reader.rescaled) == count.bit_length() - 1
+        if count > 1 and count.bit_count() == 1:
+            factor, shift = reader.rescaled[-1]
+            torch.testing.assert_close(outputs * factor + shift, last)
+        last = outputs
+
+
+@pytest.mark.parametrize(("size", "is_rescaled"), [(0.0, False), (1.0, False), (3.0, False), (5.0, True)])
+def test_a_network_is_not_rescaled_for_an_entry_whose_deviation_has_grown_much(size, is_rescaled):
+    normalizer, reader = ObservationNormalizer(2), Reader()
+    normalizer.observe(torch.tensor([[1.0, size], [2.0, -size]]), reader)
+    normalizer.observe(torch.tensor([[1.0, 5.0], [2.0, -7.0]]), reader)
+    ((factor, shift),) = reader.rescaled
+    assert (factor[0], shift[0]) == (1, 0)
+    assert ((factor[1] > 1) & (shift[1] < 0)).item() == is_rescaled
+    assert (factor[1] == 1).item() == (shift[1] == 0).item() != is_rescaled
+
+
 def test_an_outlier_is_clipped():
     normalizer = ObservationNormalizer(1)
     normalizer.observe(torch.randn(100, 1))

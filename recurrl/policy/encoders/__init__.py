@@ -12,6 +12,7 @@ from torchrl.data import Composite, TensorSpec
 
 from recurrl.errors import naming
 from recurrl.keys import PREVIOUS_REWARD
+from recurrl.policy.normalization import observe
 from recurrl.policy.preprocessing import PerEntry
 from recurrl.specs import leaves_of
 
@@ -39,6 +40,11 @@ def per_entry(observation: TensorSpec, make_network: Callable[[TensorSpec], nn.M
 
 class DictEncoder(PerEntry):
     """One network per entry of a nested mapping; their outputs are concatenated."""
+
+    def observe(self, observation: Any) -> None:
+        """Adds observations to the running statistics of the networks that have any."""
+        for _, network, value in self.each(observation):
+            observe(network, value)
 
     def forward(self, observation: Any) -> Tensor:
         """The concatenated features ``[B, sum of widths]``."""

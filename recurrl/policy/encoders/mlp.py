@@ -46,7 +46,24 @@ def _make_network(options: MLPConfig, spec: TensorSpec) -> nn.Module:
         layers.append(linear(width, size, TANH_GAIN))
         layers += [*([nn.LayerNorm(size)] if options.layer_norm else []), _ACTIVATIONS[options.activation]()]
         width = size
-    return nn.Sequential(*layers)
+    return DenseLayers(*layers)
+
+
+class DenseLayers(nn.Sequential):
+    """A module that makes a vector, and dense layers."""
+
+    @torch.no_grad()
+    def rescale_input(self, factor: Tensor, shift: Tensor) -> None:
+        """Adapts the first dense layer, if there is one, to inputs on another scale, so that the output stays.
+
+        Args:
+            factor: an input ``x`` will in future be ``(x − shift) / factor``; in the shape of an observation.
+            shift: likewise.
+        """
+        layer = next((module for module in self if isinstance(module, nn.Linear)), None)
+        if layer is not None:
+            layer.bias.add_(layer.weight @ shift.flatten())
+            layer.weight.mul_(factor.flatten())
 
 
 def _to_vector(options: MLPConfig, spec: TensorSpec) -> tuple[nn.Module, int]:
