@@ -70,8 +70,9 @@ class ObservationNormalizer(nn.Module):
         shape: the shape of an observation; each of its entries has separate statistics.
 
     Attributes:
-        MAX_GROWTH: the network is not rescaled for entries whose deviation has grown by more than this factor. Its
-            weights would become so large that a policy which has learned little stays as it is.
+        MAX_GROWTH: the network is not rescaled for entries whose deviation has grown by more than this factor. That
+            happens early, and weights multiplied by as much can keep a policy from learning
+            (docs/decisions/0002-statistics-change-between-iterations.md).
     """
 
     MAX_GROWTH = 1.5

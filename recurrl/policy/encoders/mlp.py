@@ -54,11 +54,11 @@ class DenseLayers(nn.Sequential):
 
     @torch.no_grad()
     def rescale_input(self, factor: Tensor, shift: Tensor) -> None:
-        """Adapts the first dense layer, if there is one, to inputs on another scale, so that the output stays.
+        """Rescales the first dense layer, if there is one: ``(x − shift) / factor`` then has the output that x had.
 
         Args:
-            factor: an input ``x`` will in future be ``(x − shift) / factor``; in the shape of an observation.
-            shift: likewise.
+            factor: the divisor of each entry of an observation.
+            shift: what is subtracted from each entry.
         """
         layer = next((module for module in self if isinstance(module, nn.Linear)), None)
         if layer is not None:
