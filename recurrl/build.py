@@ -20,7 +20,6 @@ from recurrl.collector.collector import Collector, RestartableCollector, Rollout
 from recurrl.collector.restarts import RestartingCollector, Restarts
 from recurrl.config import TrainConfig, WorkersConfig
 from recurrl.config.cell import NO_CELL
-from recurrl.config.collector import ReplayConfig
 from recurrl.config.plugins import factory
 from recurrl.consistency import check_consistency
 from recurrl.envs import make_batched_env
@@ -126,19 +125,16 @@ def make_callbacks(
 
 
 def config_of_rank(config: TrainConfig, ranks: World) -> TrainConfig:
-    """A rank's share of the environments, workers, replayed frames, frames per iteration and slices per minibatch."""
-    size, collector, buffer = ranks.size, config.collector, config.buffer
+    """A rank's share of the environments, workers, frames per iteration and slices per minibatch."""
+    size, collector = ranks.size, config.collector
     if size == 1:
         return config
     if isinstance(collector, WorkersConfig):
         collector = replace(collector, num_workers=collector.num_workers // size)
-    if isinstance(buffer, ReplayConfig):
-        buffer = replace(buffer, frames=buffer.frames // size)
     return replace(
         config,
         env=replace(config.env, num_envs=config.env.num_envs // size),
         collector=collector,
-        buffer=buffer,
         frames_per_batch=config.frames_per_batch // size,
         minibatch_slices=config.minibatch_slices // size,
         device=f"cuda:{ranks.local_rank}" if config.device == "cuda" else config.device,

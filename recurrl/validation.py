@@ -14,7 +14,6 @@ import torch
 
 from recurrl.config import TrainConfig, WorkersConfig
 from recurrl.config.cell import NO_CELL
-from recurrl.config.collector import ReplayConfig
 from recurrl.config.composed import values_in
 from recurrl.config.options import Condition
 from recurrl.config.plugins import factory, is_custom
@@ -168,7 +167,7 @@ def _check_batches(config: TrainConfig) -> None:
     fits = slices % config.minibatch_slices == 0
     _must(fits, "minibatch_slices", batch, config.minibatch_slices, _one_of(slices))
     # The KL is zero until a gradient step has been taken, so an iteration of one step has nothing to adapt to.
-    adapts = config.epochs * slices > config.minibatch_slices or config.buffer.replays
+    adapts = config.epochs * slices > config.minibatch_slices
     condition, advice = "linear with one gradient step per iteration", "Set more epochs or a smaller minibatch_slices."
     _must(adapts or config.lr_schedule != "adaptive", "lr_schedule", condition, config.lr_schedule, advice)
     for key in ("total_frames", "schedule_frames"):
@@ -186,14 +185,11 @@ def _check_normalization(config: TrainConfig) -> None:
 
 
 def _check_off_policy(config: TrainConfig) -> None:
-    """Checks that the algorithm corrects for rollouts of older weights, and that the buffer holds an iteration."""
-    buffer, frames = config.buffer, config.frames_per_batch
-    if isinstance(buffer, ReplayConfig):
-        condition, advice = f"at least frames_per_batch={frames}", f"Set buffer.frames={16 * frames}, for example."
-        _must(buffer.frames >= frames, "buffer.frames", condition, buffer.frames, advice)
-    condition = f"on_policy with algorithm={config.algorithm.name}, which does not correct for older weights"
+    """Checks that the algorithm corrects for rollouts of older weights, if the buffer replays any."""
+    algorithm, buffer = config.algorithm, config.buffer
+    condition = f"on_policy with algorithm={algorithm.name}, which does not correct for older weights"
     advice = "Use algorithm=ppo algorithm.advantage=vtrace, or buffer=on_policy."
-    _must(config.algorithm.corrects_for_old_weights or not buffer.replays, "buffer", condition, buffer.name, advice)
+    _must(algorithm.corrects_for_old_weights or not buffer.replays, "buffer", condition, buffer.name, advice)
 
 
 def _check_states(config: TrainConfig) -> None:

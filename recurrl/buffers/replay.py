@@ -4,7 +4,6 @@ Shape legend: N environments, T steps of a row, R rows, C steps of the ring.
 """
 
 from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -20,7 +19,6 @@ from recurrl.recurrent.module.keys import IS_INIT
 
 _STREAM = "stream"
 """Entry of the ring: the number of the environment that a frame is from."""
-_OLDEST = "oldest"
 
 
 class ReplayRing:
@@ -87,23 +85,20 @@ class ReplayRing:
         return drawn.exclude(_STREAM)
 
     def state_dict(self) -> dict[Any, Tensor]:
-        """The frames by key, ``[C, N, ...]``, and the index of the oldest step. Tensors are not copied."""
+        """The frames by key, ``[C, N, ...]``, the oldest first."""
         if self._buffer is None:
             return {}
         frames_CN = self._buffer[:].exclude(_STREAM)
         oldest = self._written % self.steps if self._written > self.steps else 0
-        return {**dict(frames_CN.items(True, True)), _OLDEST: torch.tensor(oldest)}
+        return dict(frames_CN.apply(lambda entry_CN: entry_CN.roll(-oldest, 0)).items(True, True))
 
     def load_state_dict(self, state: Mapping[Any, Tensor]) -> None:
         """Restores the frames, only the newest if the saved ring was larger. The same slices are then drawn."""
         self.clear()
         if not state:
             return
-        frames = {key: value for key, value in state.items() if key != _OLDEST}
-        frames_CN = TensorDict(frames, frames["next", "done"].shape[:2])
-        oldest, count = int(state[_OLDEST]), len(frames_CN)
-        order_C = torch.arange(oldest, oldest + count)[-self.steps :] % count
-        self.extend(frames_CN[order_C].transpose(0, 1))
+        frames_CN = TensorDict(dict(state), state["next", "done"].shape[:2])
+        self.extend(frames_CN[-self.steps :].transpose(0, 1))
 
 
 make_replay_buffer = ReplayRing
@@ -112,6 +107,9 @@ make_replay_buffer = ReplayRing
 class ReplayBuffer(SliceBuffer):
     """Adds ``replay_ratio − 1`` rows drawn from earlier iterations to each new row.
 
+    An epoch has as many slices as the rollout, drawn from all rows, so that an iteration takes as many gradient steps
+    as without replay. Each ``replay_ratio`` epochs learn once from every slice.
+
     Args:
         options: the buffer's options.
         slice_len: steps per slice.
@@ -119,8 +117,14 @@ class ReplayBuffer(SliceBuffer):
     """
 
     options: ReplayConfig
-    ring: ReplayRing | None = None
-    _loaded: Mapping[Any, Tensor] = MappingProxyType({})
+
+    def __init__(self, options: ReplayConfig, slice_len: int, minibatch_slices: int) -> None:
+        super().__init__(options, slice_len, minibatch_slices)
+        self.ring: ReplayRing | None = None
+        self._loaded: Mapping[Any, Tensor] = {}
+        # The permutation's parts that are left for the next epochs, and how long they are; None for all slices.
+        self._parts: list[Tensor] = []
+        self._slices_of_rollout: int | None = None
 
     def state_dict(self) -> dict[Any, Tensor]:
         """The ring's state, for checkpoints."""
@@ -130,6 +134,12 @@ class ReplayBuffer(SliceBuffer):
         """Restores the ring from a checkpoint; rows may have another length now."""
         self.ring, self._loaded = None, state
 
+    def order(self, slices_SK: TensorDictBase) -> Tensor:
+        """As many slices as the rollout has: a part of a permutation of all slices, whose other parts come next."""
+        if not self._parts:
+            self._parts = list(super().order(slices_SK).split(self._slices_of_rollout or len(slices_SK)))
+        return self._parts.pop()
+
     def extend(self, rollout_NT: TensorDictBase) -> TensorDictBase:
         """Rows ``[R, T]`` to learn from: the new ones, then rows drawn from earlier iterations once there are any.
 
@@ -137,8 +147,9 @@ class ReplayBuffer(SliceBuffer):
         values and advantages are computed over rows, and minibatches hold slices of them.
         """
         rows, steps = rollout_NT.batch_size
+        self._slices_of_rollout, self._parts = rows * steps // self.slice_len, []
         if self.ring is None:
-            self.ring = ReplayRing(self.options.frames // rows, steps)
+            self.ring = ReplayRing(self.options.rollouts * steps, steps)
             self.ring.load_state_dict(self._loaded)
             self._loaded = {}
         rows_RT = rollout_NT

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from recurrl.config.options import SECONDS, STEPS, WORKERS, Range, option
+from recurrl.config.options import SECONDS, WORKERS, Range, option
 
 
 @dataclass
@@ -62,6 +62,6 @@ class BufferConfig:
 class ReplayConfig(BufferConfig):
     """New rows together with rows drawn from earlier iterations."""
 
-    frames: int = option("number of most recent frames to keep; at least frames_per_batch", STEPS)
+    rollouts: int = option("earlier rollouts to keep", Range(1, 1000, integers=True))
     replay_ratio: int = option("rows to learn from per new row, including the new one", Range(2, 1000, integers=True))
     replays = True

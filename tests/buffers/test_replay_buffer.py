@@ -92,7 +92,7 @@ def test_every_frame_can_be_drawn_and_all_starts_equally_often():
 @pytest.mark.parametrize("iterations", [0, 1, 2, 3, 5])
 def test_a_restored_ring_draws_the_same_slices_and_goes_on_equally(iterations):
     simulated = Simulated(seed=1)
-    options = ReplayConfig(name="replay", frames=20 * ENVS, replay_ratio=3)
+    options = ReplayConfig(name="replay", rollouts=2, replay_ratio=3)
     first, second = (ReplayBuffer(options, 4, 1) for _ in range(2))
     for _ in range(iterations):
         first.extend(simulated.rows())
@@ -114,13 +114,31 @@ def test_a_single_environment_is_enough():
 
 def test_new_rows_come_first_and_older_ones_from_the_second_iteration_on():
     simulated = Simulated(seed=2)
-    buffer = ReplayBuffer(ReplayConfig(name="replay", frames=200, replay_ratio=3), 4, 1)
+    buffer = ReplayBuffer(ReplayConfig(name="replay", rollouts=2, replay_ratio=3), 4, 1)
     first, second = simulated.rows(), simulated.rows()
     assert (buffer.extend(first) == first).all()
     joined = buffer.extend(second)
     assert joined.shape == (3 * ENVS, STEPS)
     assert (joined[:ENVS] == second).all()
     assert int(joined["time"][ENVS:].max()) < STEPS
+
+
+def test_epochs_take_turns_until_each_slice_was_learned_from_once():
+    """With a ratio of three, three epochs of as many slices as the rollout has; the fourth begins again."""
+    simulated = Simulated(seed=2)
+    buffer = ReplayBuffer(ReplayConfig(name="replay", rollouts=2, replay_ratio=3), 4, 2)
+    sizes = []
+    for _ in range(3):
+        joined = buffer.extend(simulated.rows())
+        of_a_rollout = ENVS * STEPS // 4
+        epochs = [torch.cat([batch["index"][:, 0] for batch in buffer.minibatches(joined)]) for _ in range(7)]
+        assert {len(epoch) for epoch in epochs} == {of_a_rollout}
+        count = len(joined) * STEPS // 4
+        sizes.append(count // of_a_rollout)
+        for first in range(0, 6, sizes[-1]):
+            together = torch.cat(epochs[first : first + sizes[-1]])
+            assert together.sort().values.tolist() == list(range(count))
+    assert sizes == [1, 3, 3]
 
 
 @pytest.mark.parametrize("cell", ["gru", "lstm"])

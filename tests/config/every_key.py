@@ -65,7 +65,7 @@ EVENTS = {
     **dict.fromkeys(("algorithm.target_kl", "algorithm.clip_epsilon", "algorithm.clip_epsilon_high"), FAR),
     "algorithm.horizon_fraction": {"algorithm.horizon_fraction": 2.0},  # of episodes of 8 steps; less than 10 are none
     "env.normalize_reward": {"env.reward_scale": 1000.0},
-    "buffer.frames": {"buffer.frames": 32, "total_frames": 96},
+    "buffer.rollouts": {"total_frames": 128},
     # And gradients that are noise, see observed.
     "min_epochs_fraction": {"epochs": 10, "algorithm.target_kl": None},
     "checkpoint.keep_last": {"total_frames": 96, "checkpoint.every_frames": 32},
