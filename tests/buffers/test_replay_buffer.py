@@ -105,6 +105,25 @@ def test_a_restored_ring_draws_the_same_slices_and_goes_on_equally(iterations):
         assert (joined[0] == joined[1]).all()
 
 
+@pytest.mark.parametrize("steps", [20, 24], ids=["rows split by the wrap", "whole rows"])
+@pytest.mark.parametrize("iterations", range(1, 8))
+def test_a_ring_saves_its_steps_in_their_order(steps, iterations):
+    ring, restored = (recurrl.make_replay_buffer(steps, SLICE) for _ in range(2))
+    simulated = Simulated(seed=1)
+    for _ in range(iterations):
+        ring.extend(simulated.rows())
+    state = ring.state_dict()
+    restored.load_state_dict(from_bytes(to_bytes(state)))
+    newest = torch.arange(max(0, simulated.time - steps), simulated.time).unsqueeze(1).expand(-1, ENVS)
+    assert torch.equal(state["time"], newest)
+    rows = simulated.rows()
+    for each in (ring, restored):
+        each.extend(rows)
+    for key, value in restored.state_dict().items():
+        assert torch.equal(value, ring.state_dict()[key])
+    check(restored.sample(200), simulated, oldest=max(0, simulated.time - steps))
+
+
 def test_a_single_environment_is_enough():
     simulated, ring = Simulated(seed=3), recurrl.make_replay_buffer(20, SLICE)
     for _ in range(5):
