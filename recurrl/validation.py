@@ -188,7 +188,7 @@ def _check_off_policy(config: TrainConfig) -> None:
     """Checks that the algorithm corrects for rollouts of older weights, if the buffer replays any."""
     algorithm, buffer = config.algorithm, config.buffer
     condition = f"on_policy with algorithm={algorithm.name}, which does not correct for older weights"
-    advice = "Use algorithm=ppo algorithm.advantage=vtrace, or buffer=on_policy."
+    advice = "Use buffer=on_policy."
     _must(algorithm.corrects_for_old_weights or not buffer.replays, "buffer", condition, buffer.name, advice)
 
 

@@ -30,7 +30,7 @@ VARIANTS = {
     "none": (),
     "two critics": ("algorithm.critic=recurrent",),
     "all of PPO's terms": ("algorithm.clip_value=0.2", "algorithm.normalize_advantage=minibatch"),
-    "vtrace": ("algorithm.advantage=vtrace",),
+    "on-policy": ("buffer=on_policy",),
     "zero": ("state=zero",),
     "burn-in": ("state=burn_in",),
     "refresh": ("state=refresh",),

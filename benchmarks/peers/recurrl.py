@@ -24,7 +24,9 @@ def configured(task: Task) -> TrainConfig:
         "env.reward_scale=1",
         "policy.previous_action=false",
         f"epochs={task.epochs}",
-        "min_epochs_fraction=1",  # the same work as the other loops
+        # The same work as the other loops.
+        "buffer=on_policy",
+        "min_epochs_fraction=1",
         f"lr={task.lr}",
         f"algorithm.gamma={task.gamma}",
         f"algorithm.lmbda={task.lmbda}",

@@ -10,7 +10,6 @@ import torch
 from tensordict import TensorDictBase
 from tensordict.utils import expand_as_right
 from torch import Tensor
-from torch.nn import functional
 
 from recurrl.keys import ACTION, FINAL_UNKNOWN, LOG_PROB, OBSERVATION, VALUE
 from recurrl.policy import Policy
@@ -20,11 +19,20 @@ from recurrl.runtime.statistics import masked, mean_and_std, summary
 
 
 def gae(
-    reward: Tensor, value: Tensor, next_value: Tensor, done: Tensor, gamma: float, lmbda: float
+    reward: Tensor,
+    value: Tensor,
+    next_value: Tensor,
+    done: Tensor,
+    gamma: float,
+    lmbda: float,
+    ratio: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Generalised advantages A, and the value targets A + V, ``[N, T, 1]``.
+    """Advantages A, and the value targets A + V, ``[N, T, 1]``: generalised advantages or, given ratios, V-trace.
 
-    Schulman et al. 2016, https://arxiv.org/abs/1506.02438: with the TD error δ, ``A[t] = δ[t] + γ λ A[t+1]``.
+    With the TD error δ and the ratio ρ, ``A[t] = min(1, ρ[t]) (δ[t] + γ λ A[t+1])``. Without ratios, these are the
+    advantages of Schulman et al. 2016, https://arxiv.org/abs/1506.02438. With them, A + V is the target of Espeholt et
+    al. 2018, https://arxiv.org/abs/1802.01561 (equation 1 with ρ̄ = c̄ = 1, and λ as in remark 2), and A is what their
+    policy's gradient is weighted by, with λ too.
 
     Args:
         reward: ``[N, T, 1]``, like all other tensors.
@@ -33,47 +41,23 @@ def gae(
         done: true at the last step of an episode; no advantage crosses it.
         gamma: discount per step.
         lmbda: λ.
-    """
-    error = reward + gamma * next_value - value
-    advantage = discounted_sum(error, gamma * lmbda * (~done).to(value.dtype))
-    return advantage, advantage + value
-
-
-def vtrace(
-    reward: Tensor, value: Tensor, next_value: Tensor, done: Tensor, gamma: float, lmbda: float, ratio: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Advantages and value targets ``[N, T, 1]`` of V-trace.
-
-    Espeholt et al. 2018, https://arxiv.org/abs/1802.01561, equation 1 with ρ̄ = c̄ = 1 and with λ in the traces
-    (remark 2). For a step with ratio ρ and TD error δ, the target v corrects the value V::
-
-        v[t] − V[t] = min(1, ρ[t]) δ[t] + γ λ min(1, ρ[t]) (v[t+1] − V[t+1])
-        A[t]        = δ[t] + γ λ (v[t+1] − V[t+1])
-
-    A is not weighted by ρ, because PPO's surrogate is. If all ratios are 1, this equals :func:`gae`.
-
-    Args:
-        reward: ``[N, T, 1]``, like all other tensors.
-        value: V, the value of the observation before each step.
-        next_value: the value of the observation after each step, see :func:`next_values`.
-        done: true at the last step of an episode; no advantage crosses it.
-        gamma: discount per step.
-        lmbda: λ.
-        ratio: ρ = π(a) / π_behaviour(a).
+        ratio: ρ = π(a) / π_behaviour(a), where older weights collected the rows.
     """
     error = reward + gamma * next_value - value
     carried = gamma * lmbda * (~done).to(value.dtype)
-    clipped = ratio.clamp(max=1.0)
-    correction = discounted_sum(clipped * error, clipped * carried)
-    return error + carried * functional.pad(correction[:, 1:], (0, 0, 0, 1)), correction + value
+    if ratio is not None:
+        weight = ratio.clamp(max=1.0)
+        error, carried = weight * error, weight * carried
+    advantage = discounted_sum(error, carried)
+    return advantage, advantage + value
 
 
 @torch.no_grad()
 def reevaluate(rows_NT: TensorDictBase, policy: Policy) -> Tensor:
-    """Ratios ``[N, T, 1]`` of the policy's probabilities to the behaviour policy's, for :func:`vtrace`.
+    """Ratios ``[N, T, 1]`` of the policy's probabilities to those of the behaviour policy, for :func:`gae`.
 
-    Runs the policy once over rows ``[N, T]``, from the states stored at their beginnings. Its values replace those of
-    the rows, and its states replace the next states at the ends of episodes and rows.
+    Runs the policy once over rows ``[N, T]``, from the states stored at their beginnings. Its log-probabilities and
+    values replace those of the rows, and its states replace the next states at the ends of episodes and rows.
     """
     output = policy.sequence(*policy.inputs(rows_NT))
     rows_NT.set(VALUE, output.value)
@@ -81,7 +65,10 @@ def reevaluate(rows_NT: TensorDictBase, policy: Policy) -> Tensor:
     for key in policy.state_keys:
         then = rows_NT["next", key]
         rows_NT.set(("next", key), torch.where(expand_as_right(ends_NT, then), output.state[key], then))
-    return (output.distribution.log_prob(rows_NT[ACTION]) - rows_NT[LOG_PROB]).exp().unsqueeze(-1)
+    log_prob = output.distribution.log_prob(rows_NT[ACTION])
+    ratio = (log_prob - rows_NT[LOG_PROB]).exp().unsqueeze(-1)
+    rows_NT.set(LOG_PROB, log_prob)
+    return ratio
 
 
 def segment_ends(rows_NT: TensorDictBase, slice_len: int) -> Tensor:

@@ -207,7 +207,7 @@ def grpo_loss(
 ) -> Losses:
     """The clipped surrogate without a critic, over unmasked steps, with a penalty on the KL from a reference.
 
-    For a step with advantage A, ratio ρ = π(a) / π_behaviour(a), and q = π_ref(a) / π(a)::
+    For a step with advantage A, ratio ρ = π(a) / π_old(a), and q = π_ref(a) / π(a)::
 
         objective  = −min(ρ A, clip(ρ, 1 − ε_low, 1 + ε_high) A)
         entropy    = −entropy_coeff · H(π)

@@ -1,6 +1,6 @@
 """Importance ratios: PPO's surrogate, and estimates of the KL and of the effective sample size.
 
-A log-ratio is log π(a) − log π_behaviour(a), for an action of the behaviour policy.
+A log-ratio is log π(a) − log π_old(a), for an action of the policy before the update.
 """
 
 import math
@@ -51,7 +51,7 @@ def clipped_surrogate(log_ratio: Tensor, advantage: Tensor, log_clip_range: tupl
 
 
 def kl_from_log_ratio(log_ratio: Tensor) -> Tensor:
-    """An estimate of KL(behaviour policy ‖ policy) from one action: ρ − 1 − log ρ for the ratio ρ.
+    """An estimate of KL(π_old ‖ π) from one action: ρ − 1 − log ρ for the ratio ρ.
 
     Unbiased, as is its gradient, and never negative (k3 of Schulman 2020, http://joschu.net/blog/kl-approx.html). As
     GRPO's penalty, with π_ref / π for ρ and an action of π, its value estimates KL(π ‖ π_ref), but its gradient is that

@@ -27,7 +27,7 @@ class Losses(NamedTuple):
     Attributes:
         terms: scalars whose sum is minimised, logged as ``loss/<name>``.
         metrics: other scalars to log, without gradient, by the name of their column in ``metrics.csv``.
-        log_ratio: log π(a) − log π_behaviour(a), ``[S, K]``, without gradient. ``lr_schedule=adaptive`` and
+        log_ratio: log π(a) − log π_old(a), ``[S, K]``, without gradient. ``lr_schedule=adaptive`` and
             ``algorithm.target_kl`` need it for the KL; None if neither is used.
         mask: bool ``[S, K]`` or ``[S, K, 1]``, the steps that the terms and metrics are means over; None for all.
         weight: the scalar that the terms were divided by, if it is not the number of unmasked steps. Ranks weight

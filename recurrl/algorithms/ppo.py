@@ -4,13 +4,12 @@ Shape legend: N environments, T steps of a row, S slices, K steps of a slice.
 """
 
 import math
-from functools import partial
 
 import torch
 from tensordict import TensorDictBase
 from torch import Tensor, nn
 
-from recurrl.algorithms.advantages import advantage_metrics, gae, next_values, reevaluate, standardized, vtrace
+from recurrl.algorithms.advantages import advantage_metrics, gae, next_values, reevaluate, standardized
 from recurrl.algorithms.algorithm import Algorithm
 from recurrl.algorithms.gradient_signal import AVERAGE_RATE
 from recurrl.algorithms.importance import clipped_surrogate, log_range, mean_of
@@ -36,14 +35,16 @@ ALMOST_EQUAL = 0.9
 class PPO(Algorithm):
     """The clipped surrogate, a value loss and an entropy bonus, with generalised advantages or V-trace.
 
-    For a step with advantage A, ratio ρ = π(a) / π_behaviour(a), value V and value target R, the loss is the mean of::
+    For a step with advantage A, ratio ρ = π(a) / π_old(a), value V and value target R, the loss is the mean of::
 
         objective  = −min(ρ A, clip(ρ, 1 − ε_low, 1 + ε_high) A)
         critic     = critic_coeff · (V − R)²
         entropy    = −entropy_coeff · H(π)
 
-    With ``clip_value`` c, the critic's error is the larger of two: that of V, and that of V clipped to within c of the
-    stored value. ``entropy_coeff`` is multiplied by the advantages' running root mean square. A constant weight
+    π_old is the policy before the update, also where older weights collected the step: what they change is the weight
+    of its advantage, as in the decoupled objective of Hilton et al. 2022, https://arxiv.org/abs/2110.00641. With
+    ``clip_value`` c, the critic's error is the larger of two: that of V, and that of V clipped to within c of the value
+    before the update. ``entropy_coeff`` is multiplied by the advantages' running root mean square. A constant weight
     large enough to keep exploring while advantages are large would drown small ones; the scaled bonus vanishes with
     them once nothing is left to gain. For continuous actions it falls as schedules do, for discrete ones with the
     square root of that.
@@ -55,7 +56,6 @@ class PPO(Algorithm):
     def __init__(self, options: PPOConfig, policy: Policy, config: TrainConfig) -> None:
         super().__init__(options, policy, config)
         self.log_clip_range = log_range(options.clip_epsilon, options.clip_epsilon_high)
-        self.uses_vtrace = options.advantage == "vtrace" or (options.advantage == "auto" and config.is_off_policy)
         self.advantage_scale = RunningScale()
         # So far: the number of episodes, their steps (−∞ once too many were shorter), the longest, and the largest
         # reward before a last step.
@@ -69,14 +69,14 @@ class PPO(Algorithm):
         options = self.options
         # Again, because a callback may change these options.
         self.log_clip_range = log_range(options.clip_epsilon, options.clip_epsilon_high)
-        # Reevaluation also writes the current weights' values and next states.
-        estimate = partial(vtrace, ratio=reevaluate(rows_NT, self.policy)) if self.uses_vtrace else gae
+        # Reevaluation also writes the log-probabilities, values and next states of the current weights.
+        ratio = reevaluate(rows_NT, self.policy) if self.config.is_off_policy else None
         value, next_value, done = rows_NT[VALUE], next_values(rows_NT, self.policy), rows_NT["next", "done"]
         gamma, reward_NT1 = self._discount(rows_NT), reward_NT.unsqueeze(-1)
         if gamma < options.gamma < 1:
             # The deviation of the returns of uncorrelated rewards stays the same.
             reward_NT1 = reward_NT1 * math.sqrt((1 - gamma**2) / (1 - options.gamma**2))
-        advantage, target = estimate(reward_NT1, value, next_value, done, gamma, options.lmbda)
+        advantage, target = gae(reward_NT1, value, next_value, done, gamma, options.lmbda, ratio)
         mask = rows_NT.get(LOSS_MASK)
         metrics = advantage_metrics(masked(advantage, mask)) | _value_metrics(masked(value, mask), masked(target, mask))
         metrics["advantage/discount"] = gamma

@@ -16,13 +16,6 @@ from recurrl.buffers.on_policy import SliceBuffer
 from recurrl.config.collector import ReplayConfig
 from recurrl.errors import require
 from recurrl.recurrent.module.keys import IS_INIT
-from recurrl.runtime.ranks import world
-
-FEW_EPISODES = 48
-"""Earlier rows are added to a rollout that holds at most this many episodes, whole or in part, on all ranks together.
-
-What is particular to each of them, such as a hidden goal, averages out over many; over few, a policy overfits to it.
-"""
 
 _STREAM = "stream"
 """Entry of the ring: the number of the environment that a frame is from."""
@@ -112,7 +105,7 @@ make_replay_buffer = ReplayRing
 
 
 class ReplayBuffer(SliceBuffer):
-    """Adds ``replay_ratio − 1`` rows drawn from earlier iterations to each new row, if these hold few episodes.
+    """Adds ``replay_ratio − 1`` rows drawn from earlier iterations to each new row.
 
     An epoch has as many slices as the rollout, drawn from all rows, so that an iteration takes as many gradient steps
     as without replay. Each ``replay_ratio`` epochs learn once from every slice.
@@ -148,7 +141,7 @@ class ReplayBuffer(SliceBuffer):
         return self._parts.pop()
 
     def extend(self, rollout_NT: TensorDictBase) -> TensorDictBase:
-        """Rows ``[R, T]`` to learn from: the new ones and, if they hold few episodes, rows drawn from earlier rollouts.
+        """Rows ``[R, T]`` to learn from: the new ones, then rows drawn from earlier iterations once there are any.
 
         Drawn rows are as long as new ones, start at any step, and go through the whole update as new ones do: states,
         values and advantages are computed over rows, and minibatches hold slices of them.
@@ -160,8 +153,7 @@ class ReplayBuffer(SliceBuffer):
             self.ring.load_state_dict(self._loaded)
             self._loaded = {}
         rows_RT = rollout_NT
-        episodes = world().gathered(rows + rollout_NT["next", "done"].sum()).sum()
-        if len(self.ring) >= steps and int(episodes) <= FEW_EPISODES:
+        if len(self.ring) >= steps:
             drawn = self.ring.sample((self.options.replay_ratio - 1) * rows)
             rows_RT = torch.cat([rollout_NT, drawn.to(rollout_NT.device)])
         self.ring.extend(rollout_NT)

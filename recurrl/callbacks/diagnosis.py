@@ -39,7 +39,7 @@ WARNINGS = {
     CRITIC: (
         f"{_SCALE}; a larger frames_per_batch; observations that show what rewards depend on, or a longer slice_len"
     ),
-    NOISE: "with PPO, buffer=replay; epochs=4; lr=5e-4; more total_frames",
+    NOISE: "epochs=4; lr=5e-4; more total_frames",
     TRUNCATED: f"{_EXPLORE}; a larger env.max_episode_steps",
     MEMORY: "cell=none, which is faster, if the task needs no memory; else a longer slice_len or more total_frames",
     SAMPLED: (

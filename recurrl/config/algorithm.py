@@ -89,12 +89,6 @@ class PPOConfig(ClippedConfig):
         "memory task",
         only_with=OWN_CRITIC,
     )
-    advantage: str = option(
-        "gae (generalised advantage estimation, with the values stored at collection), vtrace (with the newest "
-        "weights' values; corrects for frames that older weights collected) or auto (vtrace with collector.ahead or "
-        "buffer=replay, else gae)",
-        choices=("auto", "gae", "vtrace"),
-    )
     lmbda: float = option("λ of the advantages", options.FRACTION, only_with=DISCOUNT)
     horizon_fraction: float | None = option(
         "discounting horizon in episodes of similar length, if the best reward before their end is not 0; below 10 "
@@ -126,8 +120,8 @@ class PPOConfig(ClippedConfig):
 
     @property
     def corrects_for_old_weights(self) -> bool:
-        """True unless ``advantage=gae``."""
-        return self.advantage != "gae"
+        """True, by V-trace."""
+        return True
 
 
 @dataclass

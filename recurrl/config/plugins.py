@@ -116,10 +116,11 @@ def inherited_choice(group: str) -> str:
 
 
 def yaml_values(group: str, name: str) -> dict[str, Any]:
-    """The values in a yaml of the package, with those that it inherits."""
+    """The values in a yaml of the package, with those that it inherits, but not what it overrides in other groups."""
     content, inherited = _yaml(f"{group}/{name}"), dict[str, Any]()
     for base in content.pop("defaults", ["_self_"]):
-        inherited |= content if base == "_self_" else yaml_values(group, base)
+        if isinstance(base, str):
+            inherited |= content if base == "_self_" else yaml_values(group, base)
     return inherited
 
 

@@ -189,7 +189,7 @@ class TrainConfig:
         choices=("linear", "adaptive"),
     )
     lr_final_fraction: float = option("fraction of lr at the end; 1: constant", FRACTION, only_with=LINEAR)
-    desired_kl: float = option("KL from the behaviour policy to adapt the rate to", POSITIVE, only_with=ADAPTIVE)
+    desired_kl: float = option("KL of an update to adapt the rate to", POSITIVE, only_with=ADAPTIVE)
     consistency_check: bool = option("check before learning that the update sees what the rollout saw")
     resume: str | None = option(
         "a run directory, continued in place, or a checkpoint; auto: the newest in hydra.run.dir"

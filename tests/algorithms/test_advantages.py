@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensordict import TensorDict
 
-from recurrl.algorithms.advantages import gae, next_values, reevaluate, vtrace
+from recurrl.algorithms.advantages import gae, next_values, reevaluate
 from recurrl.policy.policy import StepOutput
 
 GAMMA = 0.9
@@ -15,7 +15,7 @@ CONTINUES, TERMINATED, TRUNCATED = range(3)
 
 
 def plain_vtrace(rewards, values, bootstraps, ends, ratios, lmbda):
-    """One row of targets and advantages: the sum of equation 1 of Espeholt et al. 2018, with λ c for c.
+    """One row of targets and weighted advantages: the sum of equation 1 of Espeholt et al. 2018, with λ c for c.
 
     v_s = V(x_s) + Σ_t γ^(t−s) (Π_{i<t} λ min(1, ratio_i)) min(1, ratio_t) (r_t + γ V(x_t+1) − V(x_t)), to the end of
     the episode or row.
@@ -37,6 +37,7 @@ def plain_vtrace(rewards, values, bootstraps, ends, ratios, lmbda):
     for s in range(steps - 1):
         if ends[s] == CONTINUES:
             advantages[s] += GAMMA * lmbda * (targets[s + 1] - values[s + 1])
+    advantages = [min(1.0, ratio) * advantage for ratio, advantage in zip(ratios, advantages, strict=True)]
     return targets, advantages
 
 
@@ -54,7 +55,7 @@ def computed_advantages(batch, rewards, lmbda, ratio):
     following = next_values(batch, ValueOfObservation())
     value, done = batch["state_value"], batch["next", "done"]
     arguments = rewards.unsqueeze(-1), value, following, done, GAMMA, lmbda
-    return gae(*arguments) if ratio is None else vtrace(*arguments, ratio)
+    return gae(*arguments, ratio)
 
 
 @st.composite
@@ -88,12 +89,12 @@ def test_advantages_and_targets_equal_the_definition(on_policy, rollout, lmbda, 
 
 @pytest.mark.parametrize("cell", ["gru", "lstm", "none"])
 def test_ratios_are_one_for_the_behaviour_policy(cell, compose):
-    """And values and the states for the bootstrap are as collected; with other weights, none of these is."""
+    """And log-probabilities, values and the states for the bootstrap are as collected; with other weights, none is."""
     config = compose(f"cell={cell}", "env.num_envs=4", "frames_per_batch=256", "env.max_episode_steps=13", "device=cpu")
     policy, batch = collected(config, std=1.0)
     then = batch.clone()
     assert (reevaluate(batch, policy) - 1).abs().max() < 1e-4
-    read = ["state_value", *(("next", key) for key in policy.state_keys)]
+    read = ["action_log_prob", "state_value", *(("next", key) for key in policy.state_keys)]
     for key in read:
         torch.testing.assert_close(batch[key], then[key], rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(next_values(batch, policy), next_values(then, policy), rtol=1e-4, atol=1e-5)

@@ -35,11 +35,12 @@ def by_plain_autograd(algorithm, rollout, progress):
     algorithm.progress = progress
     algorithm.optimizer.param_groups[0]["lr"] = algorithm.annealed(config.lr, config.lr_final_fraction)
     algorithm.reward_scaler.observe(rollout["next", "reward"].squeeze(-1), rollout["is_init"].squeeze(-1))
-    algorithm.states.set_rows(rollout)
-    algorithm.prepare(rollout, algorithm.reward_scaler(rollout["next", "reward"].squeeze(-1)))
+    rows = algorithm.buffer.extend(rollout)
+    algorithm.states.set_rows(rows)
+    algorithm.prepare(rows, algorithm.reward_scaler(rows["next", "reward"].squeeze(-1)))
     signal = algorithm.gradient_signal
     for epoch in range(config.epochs):
-        for slices in algorithm.buffer.minibatches(rollout):
+        for slices in algorithm.buffer.minibatches(rows):
             algorithm.optimizer.zero_grad()
             losses = algorithm.loss(slices, algorithm.policy.sequence(*algorithm.policy.inputs(slices)))
             losses.total.backward()

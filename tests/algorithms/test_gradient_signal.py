@@ -86,7 +86,7 @@ def test_an_update_takes_fewer_epochs_where_gradients_are_noise_once_the_critic_
 
 
 def test_the_explained_variance_is_averaged_from_zero_and_a_negative_one_counts_as_zero(small):
-    algorithm, batch = with_rollout(small("frames_per_batch=64", "slice_len=8"))
+    algorithm, batch = with_rollout(small("buffer=on_policy", "frames_per_batch=64", "slice_len=8"))
     reward = torch.randn(batch.shape)
     batch["next", "done"].fill_(True)
     batch["state_value"] = reward.unsqueeze(-1) * 0.5

@@ -198,7 +198,7 @@ def test_the_entropys_weight_is_in_units_of_the_advantages(normalize, expected, 
     reward = torch.randn(B, T, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     coefficients = []
     for size in (1.0, 100.0):
-        overrides = ("algorithm.entropy_coeff=0.5", f"algorithm.normalize_advantage={normalize}")
+        overrides = ("buffer=on_policy", "algorithm.entropy_coeff=0.5", f"algorithm.normalize_advantage={normalize}")
         algorithm, _, batch = make(small, *overrides)
         rows = collected(batch, size)
         algorithm.prepare(rows, size * reward)
@@ -208,7 +208,7 @@ def test_the_entropys_weight_is_in_units_of_the_advantages(normalize, expected, 
 
 
 def test_without_advantages_there_is_no_entropy_bonus(small):
-    algorithm, _, batch = make(small, "algorithm.entropy_coeff=0.5")
+    algorithm, _, batch = make(small, "buffer=on_policy", "algorithm.entropy_coeff=0.5")
     algorithm.prepare(collected(batch, 0.0), torch.zeros(B, T, dtype=torch.float64))
     assert algorithm.entropy_coeff == 0.0
 

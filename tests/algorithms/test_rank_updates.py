@@ -33,7 +33,7 @@ ALGORITHMS = {
     "ppo, advantages by batch": ("algorithm.normalize_advantage=batch",),
     "ppo, the learning rate follows the KL": ("lr_schedule=adaptive", "desired_kl=1e-4"),
     "ppo, epochs end at a KL": ("algorithm.target_kl=1e-4", "lr=0.05", "lr_schedule=linear"),
-    "ppo, v-trace, refreshed states": ("algorithm.advantage=vtrace", "state=refresh"),
+    "ppo, v-trace, refreshed states": ("collector=multi_async", "collector.num_workers=2", "state=refresh"),
     "ppo, parameters that minibatches do not all use": (f"encoder={__name__}:Routed",),
     "grpo": ("algorithm=grpo", "algorithm.group_size=2"),
     "grpo, masked": ("algorithm=grpo", "algorithm.group_size=2", "algorithm.drop_flat_groups=true"),
@@ -66,7 +66,8 @@ def learned(algorithm, batches, order):
 
 @pytest.mark.parametrize("overrides", ALGORITHMS.values(), ids=ALGORITHMS.keys())
 def test_two_ranks_learn_from_halves_what_one_process_learns_from_all(small, overrides):
-    config = small("env.num_envs=8", "frames_per_batch=128", "slice_len=4", "minibatch_slices=8", *overrides)
+    sizes = ("env.num_envs=8", "frames_per_batch=128", "slice_len=4", "minibatch_slices=8")
+    config = small("buffer=on_policy", *sizes, *overrides)
     algorithm = algorithm_of(config)
     batches = []
     for seed in range(2):

@@ -252,7 +252,7 @@ def _batch(small, algorithm):
 
 @pytest.mark.parametrize("of", ["state_value", "loss/objective", "the gradient"])
 def test_too_many_non_finite_steps_in_a_row_end_the_run_and_change_nothing(small, monkeypatch, of):
-    algorithm, _ = learn(small, "epochs=3", "minibatch_slices=2")
+    algorithm, _ = learn(small, "buffer=on_policy", "epochs=3", "minibatch_slices=2")
     before, batch = weights_of(algorithm.policy), _batch(small, algorithm)
     if of == "loss/objective":
         _spoilt(algorithm, monkeypatch)

@@ -8,7 +8,7 @@ from collected import fresh_policy, rollouts
 from tensordict import TensorDict
 
 import recurrl
-from recurrl.buffers.replay import FEW_EPISODES, ReplayBuffer
+from recurrl.buffers.replay import ReplayBuffer
 from recurrl.config.collector import ReplayConfig
 from recurrl.consistency import check_consistency
 from recurrl.errors import ConfigError, ConsistencyError
@@ -140,16 +140,6 @@ def test_new_rows_come_first_and_older_ones_from_the_second_iteration_on():
     assert joined.shape == (3 * ENVS, STEPS)
     assert (joined[:ENVS] == second).all()
     assert int(joined["time"][ENVS:].max()) < STEPS
-
-
-@pytest.mark.parametrize(("ended", "rows"), [(FEW_EPISODES - ENVS, 3 * ENVS), (FEW_EPISODES - ENVS + 1, ENVS)])
-def test_nothing_is_added_to_a_rollout_of_many_episodes(ended, rows):
-    simulated = Simulated(seed=2)
-    buffer = ReplayBuffer(ReplayConfig(name="replay", rollouts=2, replay_ratio=3), 4, 1)
-    buffer.extend(simulated.rows(steps=24))
-    rollout = simulated.rows(steps=24)
-    rollout["next", "done"] = (torch.arange(24 * ENVS) < ended).view(ENVS, 24, 1)
-    assert len(buffer.extend(rollout)) == rows
 
 
 def test_epochs_take_turns_until_each_slice_was_learned_from_once():

@@ -51,7 +51,7 @@ EXACTLY = {
     "separate critic": ("algorithm.critic=recurrent",),
     "a critic that sees more": ("algorithm.critic=recurrent", "algorithm.critic_observation=[hidden]"),
     "a matrix as state": (f"--config-dir={EXTENDING / 'configs'}", "cell=fast_weight", "cell.num_layers=2"),
-    "v-trace": ("algorithm.critic=feedforward", "algorithm.advantage=vtrace", "optimizer=adamw"),
+    "on-policy": ("algorithm.critic=feedforward", "buffer=on_policy", "optimizer=adamw"),
     "workers": ("collector=multi_sync",),
     "groups": (
         *("algorithm=grpo", "algorithm.group_size=2", "env.max_episode_steps=8"),

@@ -1,10 +1,10 @@
-"""``buffer=replay`` and ``algorithm.advantage`` through the command line."""
+"""``buffer=replay`` through the command line."""
 
 import pytest
 from run_files import column, whole_and_resumed
 from slow_cases import slow
 
-REPLAY = ["buffer=replay", "buffer.replay_ratio=3", "total_frames=192", "checkpoint.every_frames=96"]
+REPLAY = ["buffer.replay_ratio=3", "total_frames=192", "checkpoint.every_frames=96"]
 
 
 WAYS = ["state=refresh", slow("collector=multi_async"), slow("state=stored"), slow("state=burn_in")]
@@ -20,12 +20,11 @@ def test_a_resumed_run_with_replay_goes_on_exactly(train, tiny, tmp_path, way):
 
 
 NOT_CORRECTED = (
-    "buffer must be on_policy with algorithm={}, which does not correct for older weights (got replay). Use "
-    "algorithm=ppo algorithm.advantage=vtrace, or buffer=on_policy."
+    "buffer must be on_policy with algorithm=grpo, which does not correct for older weights (got replay). Use "
+    "buffer=on_policy."
 )
 IMPOSSIBLE = [
-    ("algorithm.advantage=gae", NOT_CORRECTED.format("ppo")),
-    ("algorithm=grpo", NOT_CORRECTED.format("grpo")),
+    ("algorithm=grpo", NOT_CORRECTED),
     ("buffer.rollouts=0", "buffer.rollouts must be an integer from 1 to 1_000 (got 0)."),
     ("buffer.replay_ratio=1", "buffer.replay_ratio must be an integer from 2 to 1_000 (got 1)."),
 ]

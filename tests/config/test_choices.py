@@ -58,9 +58,11 @@ def test_every_choice_composes_and_is_valid_where_it_can_run(defaults, composed_
     monkeypatch.syspath_prepend(Path(__file__).parents[1] / "envs")
     chosen = composed_options[group, option]
     assert chosen.name == option
-    # GRPO needs whole episodes.
+    # GRPO needs whole episodes, and a buffer that its yaml chooses.
     sizes = {"frames_per_batch": 16_000, "slice_len": 25, "total_frames": 16_000} if option == "grpo" else {}
     config = replace(defaults, **{group: chosen}, **sizes)
+    if option == "grpo":
+        config.buffer = composed_options["buffer", "on_policy"]
     for package in (*config.env.packages, *([option] if option in ("tensorboard", "mjlab", "envpool") else [])):
         pytest.importorskip(package)
     if (group, option) in NOT_ON_A_CPU:

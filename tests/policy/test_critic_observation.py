@@ -77,10 +77,10 @@ def test_the_bootstrap_of_a_truncation_is_the_value_of_all_the_critic_sees(criti
     assert torch.equal(differs, ends)
 
 
-WAYS = [(), ("state=refresh",), ("algorithm.advantage=vtrace",), ("buffer=replay",)]
+WAYS = [(), ("state=refresh",), ("buffer=on_policy",)]
 
 
-@pytest.mark.parametrize("way", WAYS, ids=lambda way: "".join(way) or "gae")
+@pytest.mark.parametrize("way", WAYS, ids=lambda way: "".join(way) or "defaults")
 def test_every_way_of_learning_takes_it(way, critic, small):
     config = small(*TASKS["masked vector"], critic, *way)
     policy, batch = collected(config)
