@@ -24,9 +24,7 @@ def configured(task: Task) -> TrainConfig:
         "env.reward_scale=1",
         "policy.previous_action=false",
         f"epochs={task.epochs}",
-        # The same work as the other loops.
-        "buffer=on_policy",
-        "min_epochs_fraction=1",
+        *("buffer=on_policy", "min_epochs_fraction=1"),  # the same work as the other loops
         f"lr={task.lr}",
         f"algorithm.gamma={task.gamma}",
         f"algorithm.lmbda={task.lmbda}",
