@@ -60,7 +60,7 @@ class BufferConfig:
 
 @dataclass
 class ReplayConfig(BufferConfig):
-    """New rows together with rows drawn from earlier rollouts, while new ones hold few episodes."""
+    """New rows together with rows drawn from earlier rollouts."""
 
     rollouts: int = option("earlier rollouts to keep", Range(1, 1000, integers=True))
     replay_ratio: int = option("rows to learn from per new row, including the new one", Range(2, 1000, integers=True))

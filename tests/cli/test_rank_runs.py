@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import gymnasium
 import pytest
 from in_ranks import in_ranks, met
-from run_files import ended, metrics, states_in, summary, without_times
+from run_files import ended, metrics, state_in, summary, without_times
 from slow_cases import slow
 
 from recurrl.algorithms import Algorithm
@@ -62,7 +62,11 @@ def test_a_run_resumed_with_as_many_ranks_is_the_one_that_was_not_interrupted(ra
     whole, resumed = tmp_path / "whole", tmp_path / "resumed"
     assert without_times(metrics(resumed)) == without_times(metrics(whole))
     last = "checkpoints/frames_000000000192"
-    assert states_in(resumed / last) == states_in(whole / last)
+    names = files.manifest(whole / last).checksums.keys()
+    assert files.manifest(resumed / last).checksums.keys() == names
+    # Not the files' bytes: those of equal states differ where one string is held once or twice.
+    for name in names:
+        assert state_in(resumed / last / name) == state_in(whole / last / name), name
 
 
 @pytest.mark.parametrize(("before", "after"), [(2, 1), slow(1, 2), slow(2, 3), slow(3, 2)])

@@ -4,7 +4,7 @@ import pytest
 from run_files import column, whole_and_resumed
 from slow_cases import slow
 
-REPLAY = ["buffer.replay_ratio=3", "total_frames=192", "checkpoint.every_frames=96"]
+REPLAY = ["buffer.rollouts=2", "buffer.replay_ratio=3", "total_frames=192", "checkpoint.every_frames=96"]
 
 
 WAYS = ["state=refresh", slow("collector=multi_async"), slow("state=stored"), slow("state=burn_in")]
@@ -12,6 +12,7 @@ WAYS = ["state=refresh", slow("collector=multi_async"), slow("state=stored"), sl
 
 @pytest.mark.parametrize("way", WAYS)
 def test_a_resumed_run_with_replay_goes_on_exactly(train, tiny, tmp_path, way):
+    # After the resume, the ring is full.
     arguments = [*tiny, *REPLAY, way, "backend=scan"]
     _, resumed = whole_and_resumed(train, tmp_path, 96, *arguments)
     assert "; corrected for older weights" in resumed.out

@@ -50,20 +50,6 @@ def contents(folder):
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
 
 
-def states_in(checkpoint):
-    """All that a checkpoint holds, by file: of each tensor its type, its shape and its bytes."""
-
-    def comparable(value):
-        if isinstance(value, Mapping):
-            return {key: comparable(each) for key, each in value.items()}
-        if isinstance(value, list | tuple):
-            return [comparable(each) for each in value]
-        return (value.dtype, value.shape, value.numpy().tobytes()) if isinstance(value, torch.Tensor) else value
-
-    states = sorted(checkpoint.glob("state-*.pt"))
-    return {path.name: comparable(torch.load(path, weights_only=True)) for path in states}
-
-
 def column(run, name):
     """A metric in each iteration."""
     return [float(row[name]) for row in metrics(run)]
