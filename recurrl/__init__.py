@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from recurrl.api import Run, load, train
-    from recurrl.buffers.replay import make_replay_buffer
     from recurrl.callbacks import Callback
 
 import recurrl.runtime.environment  # noqa: F401 (before torchrl, whose import fails on some values)
@@ -18,13 +17,12 @@ STARTED = time.monotonic()
 """When this process began to import the package, by ``time.monotonic``: the start of a command's run."""
 
 __version__ = "0.2.0"
-__all__ = ["Callback", "Run", "__version__", "load", "make_replay_buffer", "train"]
+__all__ = ["Callback", "Run", "__version__", "load", "train"]
 
 _MODULES = {
     "Callback": "recurrl.callbacks",
     "Run": "recurrl.api",
     "load": "recurrl.api",
-    "make_replay_buffer": "recurrl.buffers.replay",
     "train": "recurrl.api",
 }
 

@@ -14,6 +14,7 @@ import torch
 
 from recurrl.config import TrainConfig, WorkersConfig
 from recurrl.config.cell import NO_CELL
+from recurrl.config.collector import ReplayConfig
 from recurrl.config.composed import values_in
 from recurrl.config.options import Condition
 from recurrl.config.plugins import factory, is_custom
@@ -185,11 +186,15 @@ def _check_normalization(config: TrainConfig) -> None:
 
 
 def _check_off_policy(config: TrainConfig) -> None:
-    """Checks that the algorithm corrects for rollouts of older weights, if the buffer replays any."""
+    """Checks that the algorithm corrects for older weights if the buffer replays rows, and that there are enough."""
     algorithm, buffer = config.algorithm, config.buffer
     condition = f"on_policy with algorithm={algorithm.name}, which does not correct for older weights"
     advice = "Use buffer=on_policy."
     _must(algorithm.corrects_for_old_weights or not buffer.replays, "buffer", condition, buffer.name, advice)
+    if isinstance(buffer, ReplayConfig):
+        ratio, most = buffer.replay_ratio, buffer.rollouts + 1
+        condition = f"at most {most}, the new rollout and the {buffer.rollouts} before it"
+        _must(ratio <= most, "buffer.replay_ratio", condition, ratio, "Keep more in buffer.rollouts, or replay less.")
 
 
 def _check_states(config: TrainConfig) -> None:
