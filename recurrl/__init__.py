@@ -19,12 +19,7 @@ STARTED = time.monotonic()
 __version__ = "0.2.0"
 __all__ = ["Callback", "Run", "__version__", "load", "train"]
 
-_MODULES = {
-    "Callback": "recurrl.callbacks",
-    "Run": "recurrl.api",
-    "load": "recurrl.api",
-    "train": "recurrl.api",
-}
+_MODULES = {"Callback": "recurrl.callbacks", "Run": "recurrl.api", "load": "recurrl.api", "train": "recurrl.api"}
 
 
 def __getattr__(name: str) -> Any:

@@ -29,8 +29,14 @@ class SliceBuffer:
         self.slice_len = slice_len
         self.minibatch_slices = minibatch_slices
 
-    def extend(self, rollout_NT: TensorDictBase) -> TensorDictBase:
-        """Adds a rollout, and returns the rows ``[R, T]`` to learn from, which begin with it."""
+    def extend(self, rollout_NT: TensorDictBase, signal: float) -> TensorDictBase:
+        """Adds a rollout, and returns the rows ``[R, T]`` to learn from, which begin with it.
+
+        Args:
+            rollout_NT: new rows.
+            signal: the share of signal in recent gradients, from 0 to 1, see
+                :class:`~recurrl.algorithms.gradient_signal.GradientSignal`.
+        """
         return rollout_NT
 
     def order(self, slices_SK: TensorDictBase) -> Tensor:

@@ -4,6 +4,7 @@ Shape legend: N environments, T steps of a row, R rows.
 """
 
 import logging
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -18,11 +19,13 @@ logger = logging.getLogger(__name__)
 
 
 class ReplayBuffer(SliceBuffer):
-    """Adds ``replay_ratio − 1`` rows of earlier rollouts to each new row.
+    """Adds rows of earlier rollouts to new ones, the more the noisier gradients are.
 
-    Rows are drawn without replacement from the last ``rollouts`` rollouts, and only as many as have been collected, so
-    the first iterations replay less. An epoch has as many slices as the rollout, drawn from all rows, so that an
-    iteration takes as many gradient steps as without replay. Each ``replay_ratio`` epochs learn once from every slice.
+    With a share s of signal in the gradients, m + (M − m) (1 − √s) rows, rounded, are learned from per new row, for
+    ``min_replay_ratio`` m and ``replay_ratio`` M. Earlier ones are drawn without replacement from the last ``rollouts``
+    rollouts, and only as many as have been collected, so the first iterations replay less. An epoch has as many slices
+    as the rollout, drawn from all rows, so that an iteration takes as many gradient steps as without replay; as many
+    epochs as there are rows per new row learn once from every slice.
 
     Args:
         options: the buffer's options.
@@ -54,13 +57,14 @@ class ReplayBuffer(SliceBuffer):
             self._parts = list(super().order(slices_SK).chunk(self._ratio))
         return self._parts.pop()
 
-    def extend(self, rollout_NT: TensorDictBase) -> TensorDictBase:
+    def extend(self, rollout_NT: TensorDictBase, signal: float) -> TensorDictBase:
         """Rows ``[R, T]`` to learn from: the new ones, then those drawn from earlier rollouts."""
-        rows = len(rollout_NT)
+        rows, least, most = len(rollout_NT), self.options.min_replay_ratio, self.options.replay_ratio
         if self._earlier_RT is None:
             self._earlier_RT = self._restored(rollout_NT)
         earlier_RT = self._earlier_RT
-        self._ratio, self._parts = 1 + min(self.options.replay_ratio - 1, len(earlier_RT) // rows), []
+        wanted = least + round((most - least) * (1 - math.sqrt(signal)))
+        self._ratio, self._parts = min(wanted, 1 + len(earlier_RT) // rows), []
         drawn_R = torch.randperm(len(earlier_RT), device=rollout_NT.device)[: (self._ratio - 1) * rows]
         self._earlier_RT = torch.cat([rollout_NT, earlier_RT[: (self.options.rollouts - 1) * rows]])
         return torch.cat([rollout_NT, earlier_RT[drawn_R]])

@@ -63,5 +63,9 @@ class ReplayConfig(BufferConfig):
     """New rows together with rows drawn from earlier rollouts."""
 
     rollouts: int = option("earlier rollouts to keep", Range(1, 1000, integers=True))
-    replay_ratio: int = option("rows to learn from per new row, including the new one", Range(2, 1000, integers=True))
+    replay_ratio: int = option(
+        "rows to learn from per new row, including the new one, where gradients are noise (optim/signal)",
+        Range(2, 1000, integers=True),
+    )
+    min_replay_ratio: int = option("the same where gradients are free of noise", Range(1, 1000, integers=True))
     replays = True

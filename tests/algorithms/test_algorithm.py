@@ -35,7 +35,7 @@ def by_plain_autograd(algorithm, rollout, progress):
     algorithm.progress = progress
     algorithm.optimizer.param_groups[0]["lr"] = algorithm.annealed(config.lr, config.lr_final_fraction)
     algorithm.reward_scaler.observe(rollout["next", "reward"].squeeze(-1), rollout["is_init"].squeeze(-1))
-    rows = algorithm.buffer.extend(rollout)
+    rows = algorithm.buffer.extend(rollout, algorithm.gradient_signal.share)
     algorithm.states.set_rows(rows)
     algorithm.prepare(rows, algorithm.reward_scaler(rows["next", "reward"].squeeze(-1)))
     signal = algorithm.gradient_signal

@@ -14,6 +14,8 @@ from recurrl.errors import ConsistencyError
 from recurrl.runtime.serialization import from_bytes, to_bytes
 
 STEPS = 8
+NOISE = 0.0
+"""The share of signal in gradients that are noise."""
 
 
 class Simulated:
@@ -41,9 +43,10 @@ class Simulated:
         return batch
 
 
-def buffer_of(rollouts=4, ratio=2, slice_len=4, minibatch=1):
+def buffer_of(rollouts=4, ratio=2, least=1, slice_len=4, minibatch=1):
     """A replay buffer with these options."""
-    return ReplayBuffer(ReplayConfig(name="replay", rollouts=rollouts, replay_ratio=ratio), slice_len, minibatch)
+    options = ReplayConfig(name="replay", rollouts=rollouts, replay_ratio=ratio, min_replay_ratio=least)
+    return ReplayBuffer(options, slice_len, minibatch)
 
 
 @pytest.mark.parametrize("envs", [1, 3])
@@ -53,7 +56,7 @@ def test_earlier_rows_come_again_as_they_were_collected(rollouts, ratio, envs):
     buffer, simulated = buffer_of(rollouts, ratio), Simulated(seed=rollouts, envs=envs)
     for iteration in range(8):
         new = simulated.rows()
-        rows = buffer.extend(new)
+        rows = buffer.extend(new, NOISE)
         places = rows["place"][:, 0].tolist()
         assert places[:envs] == list(range(iteration * envs, (iteration + 1) * envs))
         earlier = places[envs:]
@@ -66,17 +69,28 @@ def test_earlier_rows_come_again_as_they_were_collected(rollouts, ratio, envs):
             each.set("value", each["state"])
 
 
+@pytest.mark.parametrize(
+    ("least", "ratios"), [(1, (5, 4, 3, 2, 1)), (3, (5, 5, 4, 4, 3)), (5, (5, 5, 5, 5, 5))], ids=["1", "3", "always"]
+)
+def test_the_noisier_gradients_are_the_more_rows_come_again(least, ratios):
+    buffer, simulated = buffer_of(ratio=5, least=least), Simulated(seed=0)
+    for _ in range(4):
+        buffer.extend(simulated.rows(), NOISE)
+    seen = [len(buffer.extend(simulated.rows(), signal)) / 3 for signal in (0.0, 0.05, 0.25, 0.5, 1.0)]
+    assert seen == list(ratios)
+
+
 def test_all_earlier_rows_are_drawn_equally_often():
     torch.manual_seed(0)
     draws, counts = 2000, Counter()
     buffer, simulated = buffer_of(rollouts=4), Simulated(seed=0)
     for _ in range(4):
-        buffer.extend(simulated.rows())
+        buffer.extend(simulated.rows(), NOISE)
     state = buffer.state_dict()
     new = simulated.rows()
     for _ in range(draws):
         buffer.load_state_dict(state)
-        counts.update(buffer.extend(new)["place"][3:, 0].tolist())
+        counts.update(buffer.extend(new, NOISE)["place"][3:, 0].tolist())
     assert counts.keys() == set(range(12))
     expected = draws * 3 / 12
     assert all(abs(count - expected) < 5 * expected**0.5 for count in counts.values())
@@ -87,14 +101,14 @@ def test_a_restored_buffer_draws_the_same_rows_and_goes_on_equally(iterations):
     simulated = Simulated(seed=1)
     first, second = (buffer_of(rollouts=2, ratio=3) for _ in range(2))
     for _ in range(iterations):
-        first.extend(simulated.rows())
+        first.extend(simulated.rows(), NOISE)
     second.load_state_dict(from_bytes(to_bytes(first.state_dict())))
     assert second.state_dict().keys() == first.state_dict().keys()
     for _ in range(4):
         rows, joined = simulated.rows(), []
         for buffer in (first, second):
             torch.manual_seed(simulated.count)
-            joined.append(buffer.extend(rows))
+            joined.append(buffer.extend(rows, NOISE))
         assert (joined[0] == joined[1]).all()
 
 
@@ -103,26 +117,26 @@ def test_a_buffer_goes_on_with_another_number_of_environments(envs, drawn):
     """Six earlier rows serve a rollout of any number of rows, a multiple of which is drawn."""
     simulated, buffer = Simulated(seed=1), buffer_of(rollouts=2, ratio=3)
     for _ in range(2):
-        buffer.extend(simulated.rows())
+        buffer.extend(simulated.rows(), NOISE)
     restored = buffer_of(rollouts=2, ratio=3)
     restored.load_state_dict(buffer.state_dict())
-    assert len(restored.extend(Simulated(seed=2, envs=envs).rows())) == envs + drawn
+    assert len(restored.extend(Simulated(seed=2, envs=envs).rows(), NOISE)) == envs + drawn
 
 
 @pytest.mark.parametrize("change", ["steps", "entry", "shape", "dtype"])
 def test_rows_of_a_checkpoint_that_do_not_fit_are_dropped_with_a_warning(change, caplog):
     simulated, buffer = Simulated(seed=1), buffer_of()
-    buffer.extend(simulated.rows())
+    buffer.extend(simulated.rows(), NOISE)
     new = simulated.rows(steps=STEPS // 2 if change == "steps" else STEPS)
     if change == "entry":
         new.set("more", new["state"])
     if change in ("shape", "dtype"):
         new.set("state", new["state"].double() if change == "dtype" else new["state"].expand(-1, -1, 2, -1))
     buffer.load_state_dict(buffer.state_dict())
-    rows = buffer.extend(new)
+    rows = buffer.extend(new, NOISE)
     assert "The replay buffer starts empty, because rows have other entries or another length now." in caplog.text
     assert len(rows) == len(new)
-    assert len(buffer.extend(new)) == 2 * len(new)
+    assert len(buffer.extend(new, NOISE)) == 2 * len(new)
 
 
 def test_epochs_take_turns_until_each_slice_was_learned_from_once():
@@ -131,7 +145,7 @@ def test_epochs_take_turns_until_each_slice_was_learned_from_once():
     buffer = buffer_of(rollouts=2, ratio=3, minibatch=2)
     sizes = []
     for _ in range(3):
-        joined = buffer.extend(simulated.rows())
+        joined = buffer.extend(simulated.rows(), NOISE)
         of_a_rollout = simulated.envs * STEPS // 4
         epochs = [torch.cat([batch["index"][:, 0] for batch in buffer.minibatches(joined)]) for _ in range(7)]
         assert {len(epoch) for epoch in epochs} == {of_a_rollout}
@@ -148,7 +162,7 @@ def test_with_unchanged_weights_earlier_rows_replay_as_collected(cell, compose):
     """Rows of earlier rollouts of real environments pass the consistency check of a run."""
     config = compose(f"cell={cell}", "cell.hidden_size=8", "env.num_envs=8", "frames_per_batch=128", "slice_len=8")
     policy, buffer = fresh_policy(config), buffer_of(rollouts=2, ratio=3)
-    *_, rows = (buffer.extend(batch) for batch in rollouts(config, policy, 3))
+    *_, rows = (buffer.extend(batch, NOISE) for batch in rollouts(config, policy, 3))
     assert not rows["is_init"][8:, 0].all()
     line = check_consistency(policy, rows, config, resumed=True)
     assert f"{3 * 128} frames" in line

@@ -4,7 +4,13 @@ import pytest
 from run_files import column, whole_and_resumed
 from slow_cases import slow
 
-REPLAY = ["buffer.rollouts=2", "buffer.replay_ratio=3", "total_frames=192", "checkpoint.every_frames=96"]
+REPLAY = [
+    "buffer.rollouts=2",
+    "buffer.replay_ratio=3",
+    "buffer.min_replay_ratio=3",
+    "total_frames=192",
+    "checkpoint.every_frames=96",
+]
 
 
 WAYS = ["state=refresh", slow("collector=multi_async"), slow("state=stored"), slow("state=burn_in")]
@@ -29,9 +35,13 @@ IMPOSSIBLE = [
     ("buffer.rollouts=0", "buffer.rollouts must be an integer from 1 to 1_000 (got 0)."),
     ("buffer.replay_ratio=1", "buffer.replay_ratio must be an integer from 2 to 1_000 (got 1)."),
     (
-        "buffer.replay_ratio=6",
-        "buffer.replay_ratio must be at most 5, the new rollout and the 4 before it (got 6). Keep more in "
+        "buffer.replay_ratio=10",
+        "buffer.replay_ratio must be at most 9, the new rollout and the 8 before it (got 10). Keep more in "
         "buffer.rollouts, or replay less.",
+    ),
+    (
+        "buffer.min_replay_ratio=5",
+        "buffer.min_replay_ratio must be at most buffer.replay_ratio=4 (got 5). Raise that, or lower this.",
     ),
 ]
 
