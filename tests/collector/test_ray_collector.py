@@ -162,9 +162,15 @@ def test_a_run_resumed_with_another_collector_says_that_rows_ahead_are_dropped(c
 AHEAD = {
     "ray": ["collector=ray"],
     "ray, ahead": ["collector=ray", "collector.ahead=1"],
-    "ray, ahead, replay": ["collector=ray", "collector.ahead=2", "buffer=replay", "buffer.rollouts=2"],
+    "ray, ahead, replay": [
+        "collector=ray",
+        "collector.ahead=2",
+        "buffer=replay",
+        "buffer.rollouts=3",
+        "buffer.min_replay_ratio=2",
+    ],
     "multi_async": ["collector=multi_async"],
-    "multi_async, replay": ["collector=multi_async", "buffer=replay", "buffer.rollouts=2"],
+    "multi_async, replay": ["collector=multi_async", "buffer=replay", "buffer.rollouts=3", "buffer.min_replay_ratio=2"],
 }
 
 
