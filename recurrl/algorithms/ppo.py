@@ -69,8 +69,9 @@ class PPO(Algorithm):
         options = self.options
         # Again, because a callback may change these options.
         self.log_clip_range = log_range(options.clip_epsilon, options.clip_epsilon_high)
+        has_old_rows = self.config.collector.collects_ahead or len(rows_NT) > self.config.env.num_envs
         # Reevaluation also writes the log-probabilities, values and next states of the current weights.
-        ratio = reevaluate(rows_NT, self.policy) if self.config.is_off_policy else None
+        ratio = reevaluate(rows_NT, self.policy) if has_old_rows else None
         value, next_value, done = rows_NT[VALUE], next_values(rows_NT, self.policy), rows_NT["next", "done"]
         gamma, reward_NT1 = self._discount(rows_NT), reward_NT.unsqueeze(-1)
         if gamma < options.gamma < 1:

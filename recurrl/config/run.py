@@ -206,11 +206,6 @@ class TrainConfig:
         """Iterations in ``total_frames``, rounded down."""
         return self.total_frames // self.frames_per_batch
 
-    @property
-    def is_off_policy(self) -> bool:
-        """True if batches may hold frames that older weights collected."""
-        return self.buffer.replays or self.collector.collects_ahead
-
     def progress(self, frames: int) -> float:
         """The progress of schedules after ``frames``, from 0 to below 1; constant from their last iteration on."""
         over = self.schedule_frames or self.total_frames
