@@ -1,11 +1,13 @@
-"""The share of signal in gradients, and the epochs that follow it."""
+"""The share of signal in gradients, and the epochs and replay that follow from it."""
 
 import pytest
 import torch
-from collected import with_rollout
+from collected import fresh_policy, rollouts, with_rollout
 from torch import nn
 
 from recurrl.algorithms.gradient_signal import AVERAGE_RATE, ENOUGH_SIGNAL, GradientSignal
+from recurrl.build import make_algorithm
+from recurrl.keys import LOG_PROB
 
 SIZES = (3, 197)
 
@@ -83,6 +85,22 @@ def test_an_update_takes_fewer_epochs_where_gradients_are_noise_once_the_critic_
     metrics = algorithm.update(batch, progress=0.0)
     assert metrics["optim/signal"] == 0.0
     assert metrics["optim/steps"] == epochs * (64 // 8 // 4)
+
+
+@pytest.mark.parametrize(("averages", "ratio"), [((-1e6, 1e6), 3), ((1e6, 4e6), 2), ((1e6, 1e6), 1)])
+def test_an_update_replays_earlier_rows_where_gradients_are_noise(averages, ratio, small):
+    """By signal shares of 0, a quarter and 1; only with earlier rows are log-probabilities computed again."""
+    config = small("frames_per_batch=64", "slice_len=8", "buffer.rollouts=2", "buffer.replay_ratio=3")
+    policy = fresh_policy(config, std=0.5)
+    algorithm, progress = make_algorithm(config, policy), (0.0, 0.1, 0.2)
+    for batch, done in zip(rollouts(config, policy, 3), progress, strict=True):
+        algorithm.gradient_signal.averages.copy_(torch.tensor(averages))
+        batch[LOG_PROB] += 1.0
+        wrong = batch[LOG_PROB].clone()
+        metrics = algorithm.update(batch, done)
+    assert metrics["optim/replay_ratio"] == ratio
+    assert len(algorithm.rows) == ratio * len(batch)
+    assert torch.equal(algorithm.rows[LOG_PROB][: len(batch)], wrong) == (ratio == 1)
 
 
 def test_the_explained_variance_is_averaged_from_zero_and_a_negative_one_counts_as_zero(small):
