@@ -1,10 +1,11 @@
 """The kinds of observations and actions that TorchRL's specs describe."""
 
 import torch
+from tensordict import TensorDictBase
 from torch import Tensor
 from torchrl.data import Binary, Bounded, Categorical, Composite, MultiCategorical, TensorSpec
 
-from recurrl.keys import path_of
+from recurrl.keys import ACTION, path_of
 
 
 def leaves_of(spec: TensorSpec) -> list[tuple[tuple[str, ...], TensorSpec]]:
@@ -46,6 +47,11 @@ def bounds_of(spec: TensorSpec) -> tuple[Tensor, Tensor]:
     ends = (-torch.inf, torch.inf) if is_float else (torch.iinfo(spec.dtype).min, torch.iinfo(spec.dtype).max)
     low, high = (torch.full(spec.shape, end, dtype=spec.dtype, device=spec.device) for end in ends)
     return low, high
+
+
+def has_continuous_action(rows: TensorDictBase) -> bool:
+    """True if any part of the rows' action is continuous."""
+    return any(part.is_floating_point() for part in rows.select(ACTION).values(True, True))
 
 
 def finite_bounds(action: TensorSpec) -> Tensor:

@@ -23,6 +23,7 @@ from recurrl.policy.normalization import RunningScale
 from recurrl.policy.policy import SequenceOutput
 from recurrl.runtime.ranks import world
 from recurrl.runtime.statistics import masked, moments, summary, variance
+from recurrl.specs import has_continuous_action
 
 CRITIC_EXPLAINS = 0.2
 """A critic explains the returns once its explained variance, averaged over iterations, exceeds this."""
@@ -89,8 +90,7 @@ class PPO(Algorithm):
             self.advantage_scale.update(masked(advantage, mask))
         # With normalize_advantage=minibatch the scale stays 1.
         # What a task needs may be found late, so the bonus for discrete actions lasts longer; robots learn less so.
-        continuous = any(action.is_floating_point() for action in rows_NT.select(ACTION).values(True, True))
-        power = 1.0 if continuous else 0.5
+        power = 1.0 if has_continuous_action(rows_NT) else 0.5
         coeff = self.annealed(options.entropy_coeff, options.entropy_final_fraction, power)
         self.entropy_coeff.copy_(coeff * self.advantage_scale.value)
         rows_NT.set(ADVANTAGE, advantage)

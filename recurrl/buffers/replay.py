@@ -14,6 +14,7 @@ from torch import Tensor
 
 from recurrl.buffers.on_policy import SliceBuffer
 from recurrl.config.collector import ReplayConfig
+from recurrl.specs import has_continuous_action
 
 logger = logging.getLogger(__name__)
 
@@ -59,7 +60,8 @@ class ReplayBuffer(SliceBuffer):
 
     def extend(self, rollout_NT: TensorDictBase, signal: float) -> TensorDictBase:
         """Rows ``[R, T]`` to learn from: the new ones, then those drawn from earlier rollouts."""
-        rows, least, most = len(rollout_NT), self.options.min_replay_ratio, self.options.replay_ratio
+        rows, least = len(rollout_NT), self.options.min_replay_ratio
+        most = self.options.most(continuous=has_continuous_action(rollout_NT))
         if self._earlier_RT is None:
             self._earlier_RT = self._restored(rollout_NT)
         earlier_RT = self._earlier_RT

@@ -63,9 +63,14 @@ class ReplayConfig(BufferConfig):
     """New rows together with rows drawn from earlier rollouts."""
 
     rollouts: int = option("earlier rollouts to keep", Range(1, 1000, integers=True))
-    replay_ratio: int = option(
-        "rows to learn from per new row, including the new one, where gradients are noise (optim/signal)",
+    replay_ratio: int | None = option(
+        "rows to learn from per new row, including the new one, where gradients are noise (optim/signal); "
+        "null: 4, or 2 with continuous actions",
         Range(2, 1000, integers=True),
     )
     min_replay_ratio: int = option("the same where gradients are free of noise", Range(1, 1000, integers=True))
     replays = True
+
+    def most(self, continuous: bool) -> int:
+        """``replay_ratio``, or what stands for null."""
+        return self.replay_ratio or (2 if continuous else 4)

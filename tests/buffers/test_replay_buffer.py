@@ -31,12 +31,8 @@ class Simulated:
         place = torch.arange(self.envs * self.count, self.envs * (self.count + 1)).unsqueeze(1).expand(-1, steps)
         done, is_init = (torch.rand(self.envs, steps, 1, generator=self.random) < 0.3 for _ in range(2))
         state = torch.rand(self.envs, steps, 1, 1, generator=self.random)
-        rows = {
-            "place": place.clone(),
-            "is_init": is_init,
-            "state": state,
-            "next": {"done": done, "reward": 1.0 * done},
-        }
+        after = {"done": done, "reward": 1.0 * done}
+        rows = {"place": place.clone(), "is_init": is_init, "action": done, "state": state, "next": after}
         batch = TensorDict(rows, [self.envs, steps])
         self.count += 1
         self.collected |= dict(zip(place[:, 0].tolist(), batch.clone().unbind(0), strict=True))
@@ -78,6 +74,15 @@ def test_the_noisier_gradients_are_the_more_rows_come_again(least, ratios):
         buffer.extend(simulated.rows(), NOISE)
     seen = [len(buffer.extend(simulated.rows(), signal)) / 3 for signal in (0.0, 0.05, 0.25, 0.5, 1.0)]
     assert seen == list(ratios)
+
+
+@pytest.mark.parametrize(("dtype", "most"), [(torch.bool, 4), (torch.int64, 4), (torch.float32, 2)])
+def test_without_a_number_fewer_rows_come_again_with_continuous_actions(dtype, most):
+    buffer, simulated = buffer_of(ratio=None), Simulated(seed=0)
+    for count in range(6):
+        rows = simulated.rows()
+        rows["action"] = rows["action"].to(dtype)
+        assert len(buffer.extend(rows, NOISE)) / 3 == min(most, 1 + count)
 
 
 def test_all_earlier_rows_are_drawn_equally_often():
