@@ -72,7 +72,7 @@ class ReplayBuffer(SliceBuffer):
         return torch.cat([rollout_NT, earlier_RT[drawn_R]])
 
     def _restored(self, rollout_NT: TensorDictBase) -> TensorDictBase:
-        """The rows of a checkpoint if they are like new ones; otherwise none."""
+        """The newest rows of a checkpoint if they are like new ones; otherwise none."""
         loaded, self._loaded = self._loaded, {}
         if not loaded:
             return rollout_NT[:0]
@@ -80,7 +80,7 @@ class ReplayBuffer(SliceBuffer):
         if _layout(earlier_RT) != _layout(rollout_NT):
             logger.warning("The replay buffer starts empty, because rows have other entries or another length now.")
             return rollout_NT[:0]
-        return earlier_RT
+        return earlier_RT[: self.options.rollouts * len(rollout_NT)]
 
 
 def _layout(rows_RT: TensorDictBase) -> dict[Any, tuple[torch.Size, torch.dtype]]:

@@ -128,6 +128,14 @@ def test_a_buffer_goes_on_with_another_number_of_environments(envs, drawn):
     assert len(restored.extend(Simulated(seed=2, envs=envs).rows(), NOISE)) == envs + drawn
 
 
+def test_a_buffer_of_fewer_rollouts_goes_on_with_the_newest():
+    simulated, buffer, smaller = Simulated(seed=1), buffer_of(), buffer_of(rollouts=1)
+    for _ in range(4):
+        buffer.extend(simulated.rows(), NOISE)
+    smaller.load_state_dict(buffer.state_dict())
+    assert sorted(smaller.extend(simulated.rows(), NOISE)["place"][3:, 0].tolist()) == [9, 10, 11]
+
+
 @pytest.mark.parametrize("change", ["steps", "entry", "shape", "dtype"])
 def test_rows_of_a_checkpoint_that_do_not_fit_are_dropped_with_a_warning(change, caplog):
     simulated, buffer = Simulated(seed=1), buffer_of()
