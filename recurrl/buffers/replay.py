@@ -23,7 +23,7 @@ class ReplayBuffer(SliceBuffer):
     """Adds rows of earlier rollouts to new ones, the more the noisier gradients are.
 
     With a share s of signal in the gradients, m + (M − m) (1 − √s) rows, rounded, are learned from per new row, for
-    ``min_replay_ratio`` m and ``replay_ratio`` M, by default 4, or 2 with continuous actions. Earlier ones are drawn
+    ``min_replay_ratio`` m and ``replay_ratio`` M, by default 4, or 1 with continuous actions. Earlier ones are drawn
     without replacement from the last ``rollouts`` rollouts, and only as many as have been collected, so the first
     iterations replay less. An epoch has as many slices as the rollout, drawn from all rows, so that an iteration takes
     as many gradient steps as without replay; as many epochs as there are rows per new row learn once from every slice.
@@ -62,6 +62,8 @@ class ReplayBuffer(SliceBuffer):
         """Rows ``[R, T]`` to learn from: the new ones, then those drawn from earlier rollouts."""
         rows, least = len(rollout_NT), self.options.min_replay_ratio
         most = self.options.most(continuous=has_continuous_action(rollout_NT))
+        if most == 1:
+            return rollout_NT
         if self._earlier_RT is None:
             self._earlier_RT = self._restored(rollout_NT)
         earlier_RT = self._earlier_RT

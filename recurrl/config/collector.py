@@ -65,7 +65,7 @@ class ReplayConfig(BufferConfig):
     rollouts: int = option("earlier rollouts to keep", Range(1, 1000, integers=True))
     replay_ratio: int | None = option(
         "rows to learn from per new row, including the new one, where gradients are noise (optim/signal); "
-        "null: 4, or 2 with continuous actions",
+        "null: 4, or 1 with continuous actions",
         Range(2, 1000, integers=True),
     )
     min_replay_ratio: int = option("the same where gradients are free of noise", Range(1, 1000, integers=True))
@@ -73,4 +73,4 @@ class ReplayConfig(BufferConfig):
 
     def most(self, continuous: bool) -> int:
         """``replay_ratio``, or what stands for null."""
-        return self.replay_ratio or (2 if continuous else 4)
+        return self.replay_ratio or (1 if continuous else 4)

@@ -191,7 +191,9 @@ def test_the_teacher_is_frozen_and_only_its_states_are_saved(small, teacher_run)
 
 
 @pytest.mark.parametrize(
-    "others", [[], ["buffer=replay", "buffer.rollouts=3", "buffer.min_replay_ratio=2"]], ids=["on policy", "replay"]
+    "others",
+    [[], ["buffer=replay", "buffer.rollouts=3", "buffer.replay_ratio=2", "buffer.min_replay_ratio=2"]],
+    ids=["on policy", "replay"],
 )
 def test_a_resumed_run_goes_on_exactly(train, tiny, teacher_run, tmp_path, others):
     falls = ("algorithm.weight_final_fraction=0", "total_frames=160", "checkpoint.every_frames=32")

@@ -41,7 +41,7 @@ IMPOSSIBLE = [
     ),
     (
         "buffer.min_replay_ratio=5",
-        "buffer.min_replay_ratio must be at most 2 with buffer.replay_ratio=null (got 5). Raise that, or lower this.",
+        "buffer.min_replay_ratio must be at most 1 with buffer.replay_ratio=null (got 5). Raise that, or lower this.",
     ),
 ]
 

@@ -16,7 +16,13 @@ PROGRAM = Path(__file__).with_name("killed_again_and_again.py")
 RUNS = [
     pytest.param([], 3, 1, 16, id="single"),
     slow(["collector=multi_sync"], 100, 20, 160, id="multi_sync"),  # seven minutes on two cores that others use too
-    slow(["buffer=replay", "buffer.rollouts=4", "buffer.min_replay_ratio=2"], 3, 1, 20, id="replay"),
+    slow(
+        ["buffer=replay", "buffer.rollouts=4", "buffer.replay_ratio=2", "buffer.min_replay_ratio=2"],
+        3,
+        1,
+        20,
+        id="replay",
+    ),
 ]
 
 

@@ -167,10 +167,17 @@ AHEAD = {
         "collector.ahead=2",
         "buffer=replay",
         "buffer.rollouts=3",
+        "buffer.replay_ratio=2",
         "buffer.min_replay_ratio=2",
     ],
     "multi_async": ["collector=multi_async"],
-    "multi_async, replay": ["collector=multi_async", "buffer=replay", "buffer.rollouts=3", "buffer.min_replay_ratio=2"],
+    "multi_async, replay": [
+        "collector=multi_async",
+        "buffer=replay",
+        "buffer.rollouts=3",
+        "buffer.replay_ratio=2",
+        "buffer.min_replay_ratio=2",
+    ],
 }
 
 
