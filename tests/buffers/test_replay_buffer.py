@@ -19,7 +19,7 @@ NOISE = 0.0
 
 
 class Simulated:
-    """Environments with episodes of random lengths. Each row has the number of its rollout, and states of its own."""
+    """Environments with episodes of random lengths. Each row has a unique number, ``place``, and random states."""
 
     def __init__(self, seed, envs=3):
         self.random = torch.Generator().manual_seed(seed)
