@@ -38,7 +38,8 @@ class ReplayBuffer(SliceBuffer):
 
     def __init__(self, options: ReplayConfig, slice_len: int, minibatch_slices: int) -> None:
         super().__init__(options, slice_len, minibatch_slices)
-        self._earlier_RT: TensorDictBase | None = None
+        # The last rollouts, the newest first, as copies, because collectors write into the same memory again.
+        self._earlier: list[TensorDictBase] = []
         self._loaded: Mapping[Any, Tensor] = {}
         # Rows to learn from per new one, and the parts of the permutation that are left for the next epochs.
         self._ratio = 1
@@ -46,11 +47,14 @@ class ReplayBuffer(SliceBuffer):
 
     def state_dict(self) -> dict[Any, Tensor]:
         """The entries of the earlier rows, ``[R, T, ...]``, the newest rollout first, for checkpoints."""
-        return dict(self._loaded if self._earlier_RT is None else self._earlier_RT.items(True, True))
+        if not self._earlier:
+            return dict(self._loaded)
+        earlier_RT: TensorDictBase = torch.cat(self._earlier)
+        return dict(earlier_RT.items(True, True))
 
     def load_state_dict(self, state: Mapping[Any, Tensor]) -> None:
         """Restores the rows from a checkpoint. They are dropped if new ones have other entries or another length."""
-        self._earlier_RT, self._loaded = None, state
+        self._earlier, self._loaded = [], state
 
     def order(self, slices_SK: TensorDictBase) -> Tensor:
         """As many slices as the rollout has: a part of a permutation of all slices, whose other parts come next."""
@@ -64,25 +68,27 @@ class ReplayBuffer(SliceBuffer):
         most = self.options.most(continuous=has_continuous_action(rollout_NT))
         if most == 1:
             return rollout_NT
-        if self._earlier_RT is None:
-            self._earlier_RT = self._restored(rollout_NT)
-        earlier_RT = self._earlier_RT
+        earlier = self._earlier or self._restored(rollout_NT)
+        self._earlier = [rollout_NT.clone(), *earlier][: self.options.rollouts]
+        lengths = [len(rows_RT) for rows_RT in earlier]
         wanted = least + round((most - least) * (1 - math.sqrt(signal)))
-        self._ratio, self._parts = min(wanted, 1 + len(earlier_RT) // rows), []
-        drawn_R = torch.randperm(len(earlier_RT), device=rollout_NT.device)[: (self._ratio - 1) * rows]
-        self._earlier_RT = torch.cat([rollout_NT, earlier_RT[: (self.options.rollouts - 1) * rows]])
-        return torch.cat([rollout_NT, earlier_RT[drawn_R]])
+        self._ratio, self._parts = min(wanted, 1 + sum(lengths) // rows), []
+        if self._ratio == 1:
+            return rollout_NT
+        drawn_R = torch.randperm(sum(lengths), device=rollout_NT.device) < (self._ratio - 1) * rows
+        drawn = [rows_RT[drawn_R] for rows_RT, drawn_R in zip(earlier, drawn_R.split(lengths), strict=True)]
+        return torch.cat([rollout_NT, *drawn])
 
-    def _restored(self, rollout_NT: TensorDictBase) -> TensorDictBase:
+    def _restored(self, rollout_NT: TensorDictBase) -> list[TensorDictBase]:
         """The newest rows of a checkpoint if they are like new ones; otherwise none."""
         loaded, self._loaded = self._loaded, {}
         if not loaded:
-            return rollout_NT[:0]
+            return []
         earlier_RT = TensorDict(dict(loaded), loaded["next", "done"].shape[:2], device=rollout_NT.device)
         if _layout(earlier_RT) != _layout(rollout_NT):
             logger.warning("The replay buffer starts empty, because rows have other entries or another length now.")
-            return rollout_NT[:0]
-        return earlier_RT[: self.options.rollouts * len(rollout_NT)]
+            return []
+        return list(earlier_RT.split(len(rollout_NT))[: self.options.rollouts])
 
 
 def _layout(rows_RT: TensorDictBase) -> dict[Any, tuple[torch.Size, torch.dtype]]:
