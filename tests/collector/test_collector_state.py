@@ -17,6 +17,7 @@ from recurrl.runtime.serialization import from_bytes, to_bytes
 
 OPTIONS = ("frames_per_batch=64", "slice_len=8", "minibatch_slices=8", "cell.hidden_size=4")
 UNSAVABLE = ("env=gym", "env.id=recurrl-test/Handle-v0", "env.packages=[unsavable_env]")
+OF_TORCHRL = ("env=gym", "env.source=unsavable_env:OfTorchRL", "env.id=CartPole", "env.mask=[]")
 NEXT_STEP = "env.id=gymnasium.envs.classic_control.cartpole:CartPoleVectorEnv"
 CASES = {
     "cartpole": (),
@@ -92,11 +93,12 @@ HANDLE = "TimeLimit.env.env.handle is a builtins.list_iterator, which is not a p
 WITHOUT_STATE = {
     "a handle": (UNSAVABLE, HANDLE),
     "groups": ((*UNSAVABLE, "algorithm=grpo", "algorithm.group_size=2"), "TimeLimit.env.env.handle is a"),
+    "of TorchRL": (OF_TORCHRL, "TorchRL's TransformedEnv does not expose the state of its environments"),
     "workers": ((*UNSAVABLE, "collector=multi_sync"), HANDLE),
 }
 
 
-@pytest.mark.parametrize("kind", slow_but(("a handle", "groups"), WITHOUT_STATE))
+@pytest.mark.parametrize("kind", slow_but(("a handle", "groups", "of TorchRL"), WITHOUT_STATE))
 def test_episodes_that_cannot_be_saved_start_over_with_new_seeds_and_a_log_line(kind, small, caplog):
     overrides, why = WITHOUT_STATE[kind]
     parts = Parts(small(*OPTIONS, *overrides))
@@ -122,8 +124,7 @@ def test_a_resumed_run_has_groups_of_its_own_size(small):
 @pytest.mark.slow
 def test_workers_keep_their_random_numbers_although_their_episodes_start_over(small):
     # The policy has no memory and sees the same at every step: actions tell of random numbers alone.
-    blind = ("cell=none", "env=gym", "env.id=recurrl-test/Handle-v0", "env.packages=[unsavable_env]")
-    config = small(*OPTIONS, *blind, "+env.kwargs.blind=true", "collector=multi_sync")
+    config = small(*OPTIONS, *UNSAVABLE, "cell=none", "+env.kwargs.blind=true", "collector=multi_sync")
     _, expected = Parts(config).batches(2)
     parts = Parts(config)
     _, found = parts.batches(1) + parts.batches(1)

@@ -1,18 +1,18 @@
 """The rollout: the same transitions as by TorchRL's collectors, from any environment."""
 
 from functools import partial
+from itertools import cycle
 
 import pytest
 import torch
 from collected import collecting, fresh_policy, rollouts
 from rejections import error_of
 from tasks import VECTOR
+from test_collector_state import OF_TORCHRL
 from torchrl.collectors import Collector, MultiSyncCollector
-from torchrl.envs import Compose as Transforms
-from torchrl.envs import GymEnv, SerialEnv, StepCounter, TransformedEnv
 
 from recurrl.collector.collector import FAILED
-from recurrl.envs import Source, make_env
+from recurrl.envs import make_env
 from recurrl.errors import EnvError, NonFiniteError
 from recurrl.policy import Policy, PolicyModule
 
@@ -64,12 +64,13 @@ ENVIRONMENTS = {
     "correlated choices": ((*DISCRETE, "policy.noise_correlation=0.5"), {"terminated", "truncated"}),
     "in torch": (("env=t_maze_active", "env.kwargs.length=2", "env.max_episode_steps=9"), {"terminated", "truncated"}),
     "several parts": ((*CUE, "policy.noise_correlation=0.5"), {"terminated"}),
+    "of TorchRL": (OF_TORCHRL, {"terminated", "truncated"}),
 }
 
 
-@pytest.mark.parametrize(("env", "ends"), ENVIRONMENTS.values(), ids=ENVIRONMENTS)
-@pytest.mark.parametrize("cell", ["gru", "lstm", "none"])
-def test_transitions_are_those_of_torchrls_collector(cell, env, ends, small):
+@pytest.mark.parametrize(("kind", "cell"), [*zip(ENVIRONMENTS, cycle(["gru", "lstm", "none"]))])
+def test_transitions_are_those_of_torchrls_collector(kind, cell, small):
+    env, ends = ENVIRONMENTS[kind]
     config = small(f"cell={cell}", "cell.num_layers=2", *OPTIONS, *env)
     found, expected = batches(config, make(config)), by_torchrl(config, make(config))
     for ours, theirs in zip(found, expected, strict=True):
@@ -90,36 +91,6 @@ def test_torchrls_workers_collect_from_the_environment(small):
         assert batch.shape == (4, 40)
         assert (batch["is_init"].squeeze(-1)[:, 1:] == batch["next", "done"].squeeze(-1)[:, :-1]).all()
     collector.shutdown()
-
-
-class Plain(Source):
-    """CartPoles of TorchRL, whose episodes it cuts too."""
-
-    supported_options = ("mask", "max_episode_steps")
-
-    def make(self, num_envs):
-        one = partial(GymEnv, "CartPole-v1", categorical_action_encoding=True)
-        return TransformedEnv(SerialEnv(num_envs, one), Transforms(StepCounter(max_steps=9, step_count_key="steps")))
-
-
-def test_environments_of_torchrl_enter_by_an_adapter(small, caplog):
-    config = small(*OPTIONS, f"env.source={__name__}:Plain", "env.mask=[]")
-    with collecting(config, make(config)) as rollout:
-        rows = torch.cat([rollout.collect().clone() for _ in range(2)], 1)
-        state = rollout.state_dict()
-        rollout.load_state_dict(state)
-    done, start = rows["next", "done"].squeeze(-1), rows["is_init"].squeeze(-1)
-    assert start[:, 0].all()
-    assert torch.equal(start[:, 1:], done[:, :-1])
-    assert rows["next", "truncated"].any()
-    assert (rows["next", "step_count"][done] <= 9).all()
-    assert (rows["next", "episode_reward"] == rows["next", "step_count"]).all()
-    before, after = rows["next", "observation"][:, :-1], rows["observation"][:, 1:]
-    assert torch.equal(before[~done[:, :-1]], after[~done[:, :-1]])
-    assert (before[done[:, :-1]] != after[done[:, :-1]]).any(-1).all()
-    assert after[done[:, :-1]].abs().max() <= 0.05
-    assert state == {"unsavable_reason": "TorchRL's TransformedEnv does not expose the state of its environments"}
-    assert "Unfinished episodes are restarted: TorchRL's TransformedEnv" in caplog.text
 
 
 class Cautious(Policy):

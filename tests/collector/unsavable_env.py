@@ -1,11 +1,16 @@
-"""A CartPole with a handle that cannot be saved. Imported by workers, as ``env.packages`` names it."""
+"""CartPoles whose episodes cannot be saved. Imported by workers, as ``env.packages`` names it."""
+
+from functools import partial
 
 import gymnasium
 import numpy as np
+from torchrl.envs import GymEnv, SerialEnv, StepCounter, TransformedEnv
+
+from recurrl.envs import Source
 
 
 class Handle(gymnasium.Wrapper):
-    """A CartPole; a blind one shows zeros."""
+    """A CartPole with a handle; a blind one shows zeros."""
 
     def __init__(self, blind=False):
         super().__init__(gymnasium.make("CartPole-v1", max_episode_steps=10).unwrapped)
@@ -21,3 +26,11 @@ class Handle(gymnasium.Wrapper):
 
 
 gymnasium.register("recurrl-test/Handle-v0", entry_point=Handle, max_episode_steps=10)
+
+
+class OfTorchRL(Source):
+    """CartPoles of TorchRL, which cuts their episodes."""
+
+    def make(self, num_envs):
+        one = partial(GymEnv, "CartPole-v1", categorical_action_encoding=True)
+        return TransformedEnv(SerialEnv(num_envs, one), StepCounter(max_steps=9, step_count_key="steps"))

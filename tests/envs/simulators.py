@@ -221,7 +221,7 @@ class Only(Simulation):
 
 
 class Failing(Simulation):
-    """Misbehaves in its third step."""
+    """Misbehaves in its fourth step."""
 
     def __init__(self, num_envs, failure=""):
         super().__init__(num_envs, final=False)
@@ -230,7 +230,7 @@ class Failing(Simulation):
     def step(self, action):
         self.steps += 1
         observation, reward, terminated, truncated, info = super().step(action)
-        if self.steps == 3:
+        if self.steps == 4:
             if self.failure == "observation":
                 observation[1, 0] = torch.nan
             if self.failure == "reward":

@@ -38,3 +38,16 @@ def test_values_near_the_limit_of_their_dtype_are_finite(dtype):
     for no_number in (np.nan, np.inf):
         with pytest.raises(EnvError, match="returned a non-finite reward"):
             checks.check_finite("reward", np.array([0.0, no_number], dtype))
+
+
+@pytest.mark.parametrize("one", [1, np.float64(1), np.float16(1), np.array(1.0), np.ones(1)], ids=repr)
+def test_a_reward_is_a_number_or_an_array_of_one(one):
+    results = EnvChecks("Some-v0", 2).results([one, 2.5], [False, False], [False, False])
+    assert results["reward"].tolist() == [[1.0], [2.5]]
+
+
+@pytest.mark.parametrize("one", [1, True, np.bool_(True), np.array([True]), np.array(1)], ids=repr)
+def test_a_flag_is_true_or_one_or_an_array_of_one(one):
+    results = EnvChecks("Some-v0", 2).results([0.0, 0.0], [one, False], [0, one])
+    flags = {name: results[name].tolist() for name in ("terminated", "truncated", "done")}
+    assert flags == {"terminated": [[True], [False]], "truncated": [[False], [True]], "done": [[True], [True]]}

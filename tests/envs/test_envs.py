@@ -1,34 +1,21 @@
 """Environments: marks, primers, masks, and the ways of running several."""
 
+from functools import partial
+
 import gymnasium
 import numpy as np
 import pytest
 import torch
 from counting_env import Counting
 from gymnasium import spaces
-from tasks import CARTPOLE, VECTOR
 from tensordict import TensorDict
 from torchrl.envs.utils import check_env_specs
 
 from recurrl.agent.named_arrays import NamedInterface
 from recurrl.envs import make_env
-from recurrl.envs.gymnasium_vector import GymnasiumVectorEnv
-from recurrl.envs.inline import InlineEnv
 from recurrl.envs.spaces import parts_of
 from recurrl.errors import ConfigError
 from recurrl.keys import name_of
-
-
-@pytest.mark.parametrize("env", [(*CARTPOLE, "env.max_episode_steps=9"), (*VECTOR, "env.kwargs.max_episode_steps=9")])
-def test_the_next_observation_of_a_last_step_is_its_own_episodes(env, compose):
-    """Not the next episode's first one: the bootstrap at a truncation needs what really followed."""
-    made = make_env(compose(*env, "env.mask=[]").env, 3, seed=5)
-    batch = made.rollout(40, break_when_any_done=False)
-    made.close()
-    assert batch["next", "done"].sum() > 9
-    position, velocity = batch["observation"][..., 0], batch["observation"][..., 1]
-    torch.testing.assert_close(batch["next", "observation"][..., 0], position + 0.02 * velocity, rtol=0, atol=1e-5)
-
 
 SHOWN = [
     ("cartpole_no_velocity", (2,)),
@@ -53,24 +40,14 @@ class Odd(Counting):
         self.observation_space, self.action_space = observation, action
 
 
-@pytest.fixture
-def odd_config(compose, register):
-    """The configuration of environments of a class with these spaces."""
+def in_one(cls):
+    """A function that makes a vector environment of environments of this class."""
 
-    def odd_config(cls, observation, action, *overrides):
-        config = compose("env=gym", f"env.id={register(cls)}", *overrides).env
-        config.kwargs = {"observation": observation, "action": action}
-        return config
+    def make(num_envs, observation, action):
+        envs = [partial(cls, observation, action)] * num_envs
+        return gymnasium.vector.SyncVectorEnv(envs, autoreset_mode="SameStep")
 
-    return odd_config
-
-
-def two(config, cls, way):
-    """Two of its environments, as a ``vector`` environment or as ``single`` ones."""
-    if way == "single":
-        return make_env(config, 2, seed=0)
-    vector = gymnasium.vector.SyncVectorEnv([lambda: cls(**config.kwargs)] * 2, autoreset_mode="SameStep")
-    return GymnasiumVectorEnv(vector, f"{config.id} of {config.kwargs}")
+    return make
 
 
 BOX, DISCRETE = spaces.Box(-1, 1, (3,), np.float32), spaces.Discrete(2)
@@ -97,9 +74,9 @@ UNSUPPORTED = [
 
 
 @pytest.mark.parametrize(("observation", "action", "message"), UNSUPPORTED)
-def test_spaces_the_policy_cannot_handle_are_rejected(observation, action, message, odd_config):
+def test_spaces_the_policy_cannot_handle_are_rejected(observation, action, message, of):
     with pytest.raises(ConfigError, match=message):
-        make_env(odd_config(Odd, observation, action), 1, seed=0)
+        make_env(of("Odd", observation=observation, action=action), 1, seed=0)
 
 
 class Mission(spaces.Space):
@@ -121,6 +98,7 @@ class Sampled(Odd):
         return self.observation_space.sample()
 
 
+sampled_in_one = in_one(Sampled)
 TEXT = spaces.Text(3)
 
 
@@ -135,11 +113,11 @@ WITH_TEXT = [
 
 
 @pytest.mark.parametrize(("space", "left_out", "kept"), WITH_TEXT)
-@pytest.mark.parametrize("way", ["single", "vector"])
-def test_text_is_left_out_of_an_observation_and_the_log_names_it(space, left_out, kept, way, odd_config, caplog):
-    config = odd_config(Sampled, space, DISCRETE)
+@pytest.mark.parametrize("name", ["Sampled", "sampled_in_one"])
+def test_text_is_left_out_of_an_observation_and_the_log_names_it(space, left_out, kept, name, of, caplog):
+    config = of(name, observation=space, action=DISCRETE)
     with caplog.at_level("INFO"):
-        env = two(config, Sampled, way)
+        env = make_env(config, 2, seed=0)
     observed = env.rollout(5, break_when_any_done=False)["observation"]
     assert sorted(map(name_of, observed.keys(include_nested=True, leaves_only=True))) == kept
     assert f"leaves out text: {left_out}" in caplog.text
@@ -158,10 +136,11 @@ class InTuples(Odd):
         return np.float32([1, 2, 3]), {"inner": (np.int64(1), np.float32([4, 5, 6]))}
 
 
-def test_the_parts_of_tuples_are_named_by_their_places(odd_config):
+def test_the_parts_of_tuples_are_named_by_their_places(of):
     observation = spaces.Tuple([BOX, spaces.Dict({"inner": spaces.Tuple([DISCRETE, BOX])})])
     push = spaces.Tuple([spaces.Box(0, 4, (1,), np.float32)])
-    env = make_env(odd_config(InTuples, observation, spaces.Tuple([DISCRETE, spaces.Dict({"push": push})])), 2, seed=0)
+    action = spaces.Tuple([DISCRETE, spaces.Dict({"push": push})])
+    env = make_env(of("InTuples", observation=observation, action=action), 2, seed=0)
     start = env.reset()
     assert start["observation", "0"].tolist() == [[1, 2, 3]] * 2
     assert start["observation", "1", "inner", "0"].tolist() == [1, 1]
@@ -185,6 +164,8 @@ class Places(Odd):
         return tuple(values) if isinstance(space, spaces.Tuple) else dict(zip(space.spaces, values, strict=True))
 
 
+places_in_one = in_one(Places)
+
 ONE = spaces.Box(0, 99, (1,), np.float32)
 UNSORTED = {"z": ONE, "a": ONE, "m": ONE}
 
@@ -198,24 +179,14 @@ ORDERED = {
 
 
 @pytest.mark.parametrize("space", ORDERED.values(), ids=ORDERED)
-@pytest.mark.parametrize("way", ["single", "vector"])
-def test_entries_keep_their_names_in_any_order(space, way, odd_config):
-    config = odd_config(Places, space, space, "env.normalize_observation=false")
-    names, env = list(parts_of(space)), two(config, Places, way)
+@pytest.mark.parametrize("name", ["Places", "places_in_one"])
+def test_entries_keep_their_names_in_any_order(space, name, of):
+    entries, env = list(parts_of(space)), make_env(of(name, observation=space, action=space), 2, seed=0)
     observed = env.reset()
-    for place, name in enumerate(names):
-        assert observed["observation", name].tolist() == [[place]] * 2
-        if way == "single":
-            action = {other: torch.full((2, 1), 1.0 if other == name else -1.0) for other in names}
-            assert env.step(observed.set("action", TensorDict(action, [2])))["next", "reward"].tolist() == [[place]] * 2
-    assert [entry.name for entry in NamedInterface(config).observed] == [f"observation.{name}" for name in names]
-    env.close()
-
-
-@pytest.mark.parametrize("reward", [2.5, np.float64(2.5), np.array(2.5), np.array([2.5])], ids=repr)
-def test_a_reward_is_a_number_or_an_array_of_one(reward):
-    one = gymnasium.wrappers.TransformReward(gymnasium.make("CartPole-v1"), lambda _: reward)
-    env = InlineEnv([one, gymnasium.make("CartPole-v1")], "CartPole-v1")
-    env.reset_tensors(None)
-    assert env.step_tensors(torch.tensor([0, 1]))["reward"].tolist() == [[2.5], [1.0]]
+    for place, entry in enumerate(entries):
+        assert observed["observation", entry].tolist() == [[place]] * 2
+        action = {other: torch.full((2, 1), 1.0 if other == entry else -1.0) for other in entries}
+        assert env.step(observed.set("action", TensorDict(action, [2])))["next", "reward"].tolist() == [[place]] * 2
+    observed = NamedInterface(of("Places", observation=space, action=space)).observed
+    assert [each.name for each in observed] == [f"observation.{entry}" for entry in entries]
     env.close()

@@ -2,9 +2,8 @@
 
 import re
 
-import numpy as np
 import pytest
-from hostile import ACTIONS, OBSERVATIONS, Hostile, cases, failures_of
+from hostile import ACTIONS, OBSERVATIONS, cases, failures_of
 from run_files import summary
 from slow_cases import slow
 
@@ -36,22 +35,3 @@ def test_the_cases_have_every_kind_place_and_failure():
     assert {case.action for case in found} == set(ACTIONS)
     every = {failure for kind in OBSERVATIONS for failure in failures_of(kind, "step")}
     assert len({case.failure for case in found}) > 0.9 * len(every)
-
-
-ACCEPTED = [
-    *(("flag", value) for value in (0, np.bool_(False), np.array([False]), np.array(0))),
-    *(("reward", value) for value in (1, np.array(1.0), np.ones(1), np.float16(1))),
-]
-
-
-@pytest.mark.parametrize(("what", "value"), ACCEPTED, ids=repr)
-@pytest.mark.parametrize("previous", ["true", "false"])
-def test_values_with_only_one_meaning_are_accepted(what, value, previous, train, tiny, register):
-    class Unusual(Hostile):
-        def step(self, action):
-            observation, reward, over, cut, info = super().step(action)
-            returned = {"reward": reward, "flag": cut} | {what: value}
-            return observation, returned["reward"], over, returned["flag"], info
-
-    env_id = register(lambda: Unusual("vector", "bounded", "call hang", "nowhere"))
-    train(*tiny, *FAST, "env=gym", f"env.id={env_id}", f"env.previous_reward={previous}").succeeded()

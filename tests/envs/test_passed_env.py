@@ -231,6 +231,7 @@ def batch_of_four(num_envs):
 
 NEEDS = "env must be a class or function that makes environments, or an id "
 OF_TORCHRL, LIMITED = "envs_of_mine:of_torchrl", "env.max_episode_steps works on single"
+FLATTEN = "gymnasium.wrappers:FlattenObservation"
 REJECTED = {
     "an environment itself": (gymnasium.make("CartPole-v1"), "", f"{NEEDS}(got the environment TimeLimit). A run"),
     "a number": (3, "", f"{NEEDS}(got a int)."),
@@ -247,6 +248,7 @@ REJECTED = {
     "a constant": ("envs_of_mine:np.pi", "", "env.id=envs_of_mine:np.pi must name a class or function (got 3.14159"),
     "no mask of TorchRL": (OF_TORCHRL, "env.action_mask_from_info=true", "must be false (got true): env.id="),
     "a limit of a vector": ("envs_of_mine:Many", "env.max_episode_steps=2", LIMITED),
+    "a wrapper of a vector": ("envs_of_mine:Many", f"env.wrappers=[{FLATTEN}]", "env.wrappers works on single"),
     "a limit of TorchRL": (OF_TORCHRL, "env.max_episode_steps=2", LIMITED),
     "a constructor that raises": (lambda: 1 / 0, "", "env.id=<lambda> cannot be made: it raised ZeroDivisionError"),
 }
@@ -262,11 +264,6 @@ def test_what_cannot_be_sent_to_workers_is_rejected_in_a_sentence(mine, tiny, tm
     workers = [*tiny, "collector=multi_sync", "collector.num_workers=2"]
     with (tmp_path / "open.txt").open("w") as file, pytest.raises(ConfigError, match="cannot be pickled for worker"):
         recurrl.train(workers, env=lambda: (mine.Plain(), file)[0])
-
-
-def test_a_class_is_named_on_the_command_line_too(mine, recurrl_train, tiny):
-    outcome = recurrl_train(*tiny, "env=gym", "env.id=envs_of_mine:Plain", "hydra.run.dir=run", cwd=Path.cwd())
-    assert outcome.code == 0, outcome.err
 
 
 def test_only_what_can_be_imported_is_named(mine):

@@ -40,9 +40,3 @@ UNKNOWN = [
 @pytest.mark.parametrize(("env_id", "error"), UNKNOWN)
 def test_a_module_or_id_that_does_not_exist_is_rejected(env_id, error, rejected, folder):
     assert error in rejected("env=gym", f"env.id={env_id}")
-
-
-@pytest.mark.slow
-def test_workers_find_the_module(train, tiny, folder):
-    workers = ("collector=multi_sync", "collector.num_workers=2", "hydra.run.dir=run")
-    train(*tiny, *GIVEN, *workers).succeeded()

@@ -136,11 +136,9 @@ def test_nested_keys_are_observation_action_and_reward(name, compose):
     env.close()
 
 
+ALL = "env.observation_keys=[agent.time,agent.push,noise]"
 SEVERAL = [
-    (
-        ("env.observation_keys=[agent.time,agent.push,noise]", "env.mask=[noise]"),
-        [("agent", "time"), ("agent", "push")],
-    ),
+    ((ALL, "env.mask=[noise]"), [("agent", "time"), ("agent", "push")]),
     (("env.observation_keys=[agent]",), [("time",), ("push",)]),
 ]
 
@@ -184,9 +182,7 @@ def test_memory_may_be_reused_and_bits_are_acted_on(small):
 
 
 def test_an_observation_of_another_shape_than_its_spec_ends_the_run(small):
-    message = (
-        "The vector environment of 4 (test_torchrl:Reusing), at step 3, returned 'observation' of shape [4, 7]; its"
-    )
+    message = "The vector environment of 4 (test_torchrl:Reusing), at step 3, returned 'observation' of shape [4, 7]; "
     config = small(*of("Reusing", "env.num_envs=4", "env.kwargs.shrinks_at=3"))
     assert error_of(collected, config, kind=EnvError).startswith(message)
 
@@ -204,38 +200,32 @@ def test_the_state_of_transforms_is_in_checkpoints(small):
 
 WRONG = {
     "observation": (
-        "env.observation_keys=[agent.position]",
+        ("Nested", *KEYS, "env.observation_keys=[agent.position]"),
         "env.observation_keys must name what the environment has: agent, agent.push, agent.time, noise (got "
         "agent.position). Join the names of a nested key by dots.",
     ),
-    "no observation": ("env.observation_keys=[]", "env.observation_keys must name what the environment has: agent,"),
-    "action": ("env.action_key=move", "env.action_key must name what the environment has: agent, agent.move (got move"),
-    "reward": ("env.reward_key=reward", "env.reward_key must name what the environment has: agent.gain (got rew"),
+    "no observation": (
+        ("Nested", *KEYS, "env.observation_keys=[]"),
+        "env.observation_keys must name what the environment has: agent,",
+    ),
+    "action": (
+        ("Nested", *KEYS, "env.action_key=move"),
+        "env.action_key must name what the environment has: agent, agent.move (got move",
+    ),
+    "reward": (
+        ("Nested", *KEYS, "env.reward_key=reward"),
+        "env.reward_key must name what the environment has: agent.gain (got rew",
+    ),
+    "no done": (("DoneOfAgent",), "The environment's done_spec must have the entry 'done' (got [('agent', 'done'), "),
+    "a mask": (("Reusing", "env.kwargs.masks=true"), "env.action_mask_from_info must be true (got false): env.id="),
+    "of Gymnasium": (("Plain",), f"env.id must make an environment of TorchRL (got {__name__}:Plain, which makes a"),
+    "an id": (("", "env.id=CartPole-v1"), "env.id must be module:Name with env=torchrl (got CartPole-v1)"),
 }
 
 
-UNNAMED = {
-    "done": ((), "DoneOfAgent", "The environment's done_spec must have the entry 'done' (got [('agent', 'done'), "),
-    "mask": (("env.kwargs.masks=true",), "Reusing", "env.action_mask_from_info must be true (got false): env.id="),
-}
-
-
-@pytest.mark.parametrize(("keys", "name", "message"), UNNAMED.values(), ids=UNNAMED)
-def test_an_entry_that_no_key_names_is_rejected(keys, name, message, compose):
-    assert error_of(make_batched_env, compose(*of(name, *keys)).env, N, seed=0).startswith(message)
-
-
-@pytest.mark.parametrize(("override", "message"), WRONG.values(), ids=WRONG)
-def test_a_name_that_the_environment_lacks_is_rejected(override, message, compose):
-    config = compose(*of("Nested", *KEYS, override)).env
-    assert error_of(make_batched_env, config, N, seed=0).startswith(message)
-
-
-def test_what_is_no_environment_of_torchrl_is_rejected(compose):
-    with pytest.raises(ConfigError, match=r"env\.id must make an environment of TorchRL \(got .*:Plain, which makes a"):
-        make_batched_env(compose(*of("Plain")).env, N, seed=0)
-    with pytest.raises(ConfigError, match=r"env\.id must be module:Name with env=torchrl \(got CartPole-v1\)"):
-        make_batched_env(compose("env=torchrl", "env.id=CartPole-v1").env, N, seed=0)
+@pytest.mark.parametrize(("overrides", "message"), WRONG.values(), ids=WRONG)
+def test_what_the_environment_lacks_or_is_not_is_rejected(overrides, message, compose):
+    assert error_of(make_batched_env, compose(*of(*overrides)).env, N, seed=0).startswith(message)
 
 
 def test_an_object_cannot_take_the_place_of_one_with_keys(compose):

@@ -84,11 +84,3 @@ def test_wrappers_that_cannot_work_are_rejected_before_any_environment_is_made(w
 def test_a_wrapper_that_does_not_fit_the_environment_is_named(train, folder):
     message = "wrappers_of_mine:Fussy around env.id=CartPole-v1 cannot be made: it raised ValueError: only for games."
     assert train("env.wrappers=[wrappers_of_mine:Fussy]").error.startswith(f"env.wrappers={message}")
-
-
-def test_a_wrapper_of_an_extra_that_is_not_installed_is_rejected(rejected, not_installed):
-    not_installed("minigrid")
-    assert rejected("env.wrappers=[minigrid.wrappers:ImgObsWrapper]") == (
-        "env.wrappers=minigrid.wrappers:ImgObsWrapper needs the package minigrid. Install it with: pip install "
-        "'recurrl[minigrid]'"
-    )

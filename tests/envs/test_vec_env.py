@@ -221,24 +221,24 @@ def test_what_the_simulators_of_workers_log_is_averaged_by_name_and_restored_wit
 
 
 FAILURES = {
-    "observation": "Environment 1 of 4 (simulators:Failing), at step 3, returned a non-finite value of 'observation': "
+    "observation": "Environment 1 of 4 (simulators:Failing), at step 4, returned a non-finite value of 'observation': "
     "[nan, ",
-    "reward": "Environment 2 of 4 (simulators:Failing), at step 3, returned a non-finite value of 'reward': [nan]",
-    "length": "(simulators:Failing), at step 3, returned 3 values from step. Have it return (observation, reward, term",
+    "reward": "Environment 2 of 4 (simulators:Failing), at step 4, returned a non-finite value of 'reward': [nan]",
+    "length": "(simulators:Failing), at step 4, returned 3 values from step. Have it return (observation, reward, term",
     "shape": "gave the observation 'observation' the shape (4, 1) and torch.float32 on cpu, but it must have (4, 2)",
     "dtype": "gave the observation 'observation' the shape (4, 2) and torch.float64 on cpu, but it must have (4, 2)",
     "device": "gave the observation 'observation' the shape (4, 2) and torch.float32 on meta, but it must have",
-    "kind": "(simulators:Failing), at step 3, raised TypeError in step",
-    "rewards": "(simulators:Failing), at step 3, returned reward of shape (3,) on cpu. Have it return one for each of",
-    "flags": "(simulators:Failing), at step 3, returned terminated as torch.float32. Have it return True or False.",
+    "kind": "(simulators:Failing), at step 4, raised TypeError in step",
+    "rewards": "(simulators:Failing), at step 4, returned reward of shape (3,) on cpu. Have it return one for each of",
+    "flags": "(simulators:Failing), at step 4, returned terminated as torch.float32. Have it return True or False.",
 }
 
 
 @pytest.mark.parametrize("failure", FAILURES)
 def test_a_failure_is_an_error_that_names_the_environment_in_training_and_in_evaluation(compose, failure):
-    config = compose(*simulated(f"+env.kwargs.failure={failure}", name="Failing"), *rows_of(2, LENGTH))
+    config = compose(*simulated(f"+env.kwargs.failure={failure}", name="Failing"), f"frames_per_batch={2 * N}")
     policy = fresh_policy(config)
-    assert FAILURES[failure] in error_of(list, rollouts(config, policy), kind=EnvError)
+    assert FAILURES[failure] in error_of(list, rollouts(config, policy, 2), kind=EnvError)
     release()
     assert FAILURES[failure] in error_of(evaluate, config.env, policy, 4, seed=0, kind=EnvError)
 

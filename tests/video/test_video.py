@@ -52,13 +52,10 @@ class Blinking(Counting):
         return {"pixels": pixels, **wrong}[self.drawn]
 
 
-class Unseen(Blinking):
+class Unseen(Counting):
     """Cannot be drawn."""
 
     metadata: ClassVar = {"render_modes": ["human"]}
-
-    def __init__(self):
-        super().__init__()
 
 
 gymnasium.register("recurrl-test/Blinking-v0", entry_point=Blinking)
@@ -148,9 +145,7 @@ def test_a_file_may_be_named_and_the_returns_stay_the_same(finished_run, tmp_pat
 
 
 @pytest.mark.filterwarnings("error", "ignore::ResourceWarning")  # a process that another test left
-@pytest.mark.parametrize("values", [True, False])
-@pytest.mark.parametrize("states", [2, 0])
-@pytest.mark.parametrize("hidden", [12, 0])
+@pytest.mark.parametrize(("values", "states", "hidden"), [(True, 2, 12), (False, 2, 0), (True, 0, 0), (False, 0, 12)])
 def test_whatever_an_episode_has_is_drawn_and_the_future_is_faded(values, states, hidden):
     rng = np.random.default_rng(0)
     file = io.BytesIO()
