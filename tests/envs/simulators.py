@@ -69,10 +69,12 @@ class Simulation:
     """
 
     made = 0
+    """How many there have been. The simulators of many packages cannot be made twice in a process."""
 
     def __init__(self, num_envs, resets="same_step", final=True, groups=False, device="cpu"):
+        Simulation.made += 1
         self.num_envs, self.resets, self.final, self.groups, self.device = num_envs, resets, final, groups, device
-        self.num_actions = 2
+        self.num_actions, self.length = 2, LENGTH
         self.number = torch.arange(num_envs, dtype=torch.float64, device=device)
         self.episode, self.time = torch.zeros_like(self.number), torch.zeros_like(self.number)
         self.position = torch.zeros(num_envs, 2, dtype=torch.float64, device=device)
@@ -112,7 +114,7 @@ class Simulation:
         self.position = torch.where(inserted[:, None], self.position, position)
         self.time += ~inserted
         self._begin(inserted)
-        over = (self.time >= LENGTH) & ~inserted
+        over = (self.time >= self.length) & ~inserted
         self.over, info = over, {"log": {"/Mean/reward": reward.mean(), "count": 2}}
         last = self.observed()
         if self.resets == "same_step":
@@ -210,16 +212,6 @@ class Arrays(Simulation):
         return observation.numpy(), *(value.numpy() for value in results), {}
 
 
-class Only(Simulation):
-    """One that cannot be made twice in a process."""
-
-    def __init__(self, num_envs, **options):
-        if Only.made:
-            raise RuntimeError("Simulation context already exists")
-        Only.made += 1
-        super().__init__(num_envs, **options)
-
-
 class Failing(Simulation):
     """Misbehaves in its fourth step."""
 
@@ -248,25 +240,16 @@ class Failing(Simulation):
         return observation, reward, terminated, truncated, info
 
 
-class Lengths:
+class Lengths(Simulation):
     """Episodes of environment n have n + 1 steps, with a reward of 1 each."""
 
-    num_actions = 1
-
     def __init__(self, num_envs):
+        super().__init__(num_envs)
         self.length = torch.arange(num_envs) + 1
-        self.time = torch.zeros_like(self.length)
-
-    def reset(self):
-        self.time[...] = 0
-        return self.time.float()[:, None], {}
 
     def step(self, action):
-        self.time += 1
-        over = self.time == self.length
-        self.time[over] = 0
-        reward, never = torch.ones(len(over)), torch.zeros_like(over)
-        return self.time.float()[:, None], reward, over, never, {}
+        observation, reward, *rest = super().step(action)
+        return observation, torch.ones_like(reward), *rest
 
 
 def one_more(num_envs):

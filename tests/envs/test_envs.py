@@ -13,7 +13,6 @@ from torchrl.envs.utils import check_env_specs
 
 from recurrl.agent.named_arrays import NamedInterface
 from recurrl.envs import make_env
-from recurrl.envs.spaces import parts_of
 from recurrl.errors import ConfigError
 from recurrl.keys import name_of
 
@@ -40,14 +39,9 @@ class Odd(Counting):
         self.observation_space, self.action_space = observation, action
 
 
-def in_one(cls):
-    """A function that makes a vector environment of environments of this class."""
-
-    def make(num_envs, observation, action):
-        envs = [partial(cls, observation, action)] * num_envs
-        return gymnasium.vector.SyncVectorEnv(envs, autoreset_mode="SameStep")
-
-    return make
+def in_one(num_envs, cls, observation, action):
+    """A vector environment of environments of this class."""
+    return gymnasium.vector.SyncVectorEnv([partial(cls, observation, action)] * num_envs, autoreset_mode="SameStep")
 
 
 BOX, DISCRETE = spaces.Box(-1, 1, (3,), np.float32), spaces.Discrete(2)
@@ -98,7 +92,6 @@ class Sampled(Odd):
         return self.observation_space.sample()
 
 
-sampled_in_one = in_one(Sampled)
 TEXT = spaces.Text(3)
 
 
@@ -113,9 +106,9 @@ WITH_TEXT = [
 
 
 @pytest.mark.parametrize(("space", "left_out", "kept"), WITH_TEXT)
-@pytest.mark.parametrize("name", ["Sampled", "sampled_in_one"])
-def test_text_is_left_out_of_an_observation_and_the_log_names_it(space, left_out, kept, name, of, caplog):
-    config = of(name, observation=space, action=DISCRETE)
+@pytest.mark.parametrize(("name", "more"), [("Sampled", {}), ("in_one", {"cls": Sampled})])
+def test_text_is_left_out_of_an_observation_and_the_log_names_it(space, left_out, kept, name, more, of, caplog):
+    config = of(name, observation=space, action=DISCRETE, **more)
     with caplog.at_level("INFO"):
         env = make_env(config, 2, seed=0)
     observed = env.rollout(5, break_when_any_done=False)["observation"]
@@ -125,68 +118,42 @@ def test_text_is_left_out_of_an_observation_and_the_log_names_it(space, left_out
     env.close()
 
 
-class InTuples(Odd):
-    """Observes a tuple, and takes actions in tuples."""
-
-    def reward(self, action):
-        assert self.action_space.contains(action), action
-        return float(action[1]["push"][0][0])
-
-    def observation(self):
-        return np.float32([1, 2, 3]), {"inner": (np.int64(1), np.float32([4, 5, 6]))}
-
-
-def test_the_parts_of_tuples_are_named_by_their_places(of):
-    observation = spaces.Tuple([BOX, spaces.Dict({"inner": spaces.Tuple([DISCRETE, BOX])})])
-    push = spaces.Tuple([spaces.Box(0, 4, (1,), np.float32)])
-    action = spaces.Tuple([DISCRETE, spaces.Dict({"push": push})])
-    env = make_env(of("InTuples", observation=observation, action=action), 2, seed=0)
-    start = env.reset()
-    assert start["observation", "0"].tolist() == [[1, 2, 3]] * 2
-    assert start["observation", "1", "inner", "0"].tolist() == [1, 1]
-    assert start["observation", "1", "inner", "1"].tolist() == [[4, 5, 6]] * 2
-    action = TensorDict({"0": torch.ones(2, dtype=torch.int64), "1": {"push": {"0": torch.ones(2, 1)}}}, [2])
-    assert env.step(start.set("action", action))["next", "reward"].tolist() == [[4.0], [4.0]]
-
-
 class Places(Odd):
     """Each entry of its observation holds its own place in the space; the reward is the place of what was pushed."""
 
     length = 99
 
     def reward(self, action):
-        parts = action if isinstance(action, tuple) else [action[name] for name in self.action_space]
-        return float(np.argmax([float(part[0]) for part in parts]))
+        assert self.action_space.contains(action), action
+        return float(spaces.flatten(self.action_space, action).argmax())
 
     def observation(self):
-        space = self.observation_space
-        values = [np.full(1, place, np.float32) for place in range(len(space.spaces))]
-        return tuple(values) if isinstance(space, spaces.Tuple) else dict(zip(space.spaces, values, strict=True))
+        size = spaces.flatdim(self.observation_space)
+        return spaces.unflatten(self.observation_space, np.arange(size, dtype=np.float32))
 
-
-places_in_one = in_one(Places)
 
 ONE = spaces.Box(0, 99, (1,), np.float32)
 UNSORTED = {"z": ONE, "a": ONE, "m": ONE}
-
-
 ORDERED = {
-    "arguments": spaces.Dict(**UNSORTED),
-    "pairs": spaces.Dict(list(UNSORTED.items())),
-    "sorted by Gymnasium": spaces.Dict(UNSORTED),
-    "a tuple of twelve": spaces.Tuple([ONE] * 12),
+    "arguments": (spaces.Dict(**UNSORTED), ["z", "a", "m"]),
+    "pairs": (spaces.Dict(list(UNSORTED.items())), ["z", "a", "m"]),
+    "sorted by Gymnasium": (spaces.Dict(UNSORTED), ["a", "m", "z"]),
+    "a tuple of twelve": (spaces.Tuple([ONE] * 12), [str(place) for place in range(12)]),
+    "tuples in tuples": (spaces.Tuple([ONE, spaces.Dict(b=spaces.Tuple([ONE, ONE]))]), ["0", "1.b.0", "1.b.1"]),
 }
 
 
-@pytest.mark.parametrize("space", ORDERED.values(), ids=ORDERED)
-@pytest.mark.parametrize("name", ["Places", "places_in_one"])
-def test_entries_keep_their_names_in_any_order(space, name, of):
-    entries, env = list(parts_of(space)), make_env(of(name, observation=space, action=space), 2, seed=0)
-    observed = env.reset()
-    for place, entry in enumerate(entries):
-        assert observed["observation", entry].tolist() == [[place]] * 2
-        action = {other: torch.full((2, 1), 1.0 if other == entry else -1.0) for other in entries}
-        assert env.step(observed.set("action", TensorDict(action, [2])))["next", "reward"].tolist() == [[place]] * 2
-    observed = NamedInterface(of("Places", observation=space, action=space)).observed
-    assert [each.name for each in observed] == [f"observation.{entry}" for entry in entries]
+@pytest.mark.parametrize(("space", "names"), ORDERED.values(), ids=ORDERED)
+@pytest.mark.parametrize(("name", "more"), [("Places", {}), ("in_one", {"cls": Places})])
+def test_entries_keep_their_names_in_any_order_and_the_parts_of_tuples_are_named_by_their_places(
+    space, names, name, more, of
+):
+    env = make_env(of(name, observation=space, action=space, **more), 2, seed=0)
+    paths, observed = [tuple(each.split(".")) for each in names], env.reset()
+    for place, path in enumerate(paths):
+        assert observed["observation", *path].tolist() == [[place]] * 2
+        action = TensorDict({other: torch.full((2, 1), 1.0 if other == path else -1.0) for other in paths}, [2])
+        assert env.step(observed.set("action", action))["next", "reward"].tolist() == [[place]] * 2
+    named = NamedInterface(of("Places", observation=space, action=space)).observed
+    assert [each.name for each in named] == [f"observation.{each}" for each in names]
     env.close()

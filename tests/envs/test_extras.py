@@ -36,6 +36,7 @@ def test_a_run_is_trained_checked_saved_resumed_and_evaluated(env_id, train, che
     require(extra, *packages)
     # Images have no use for the widths of dense layers.
     small = [override for override in tiny if not override.startswith("encoder.")]
+    small += ["epochs=1", "evaluation.memory=false", "evaluation.random=false"]
     arguments = (*small, *overrides, f"env.id={env_id}", "env.max_episode_steps=20", "env.num_envs=2")
     checked = check(*arguments).succeeded()
     assert "Checkpoints cannot hold unfinished episodes; a resumed run starts new ones." in checked.out

@@ -127,18 +127,14 @@ def test_the_same_seed_gives_the_same_episodes_and_another_does_not():
 
 TAKES = "It takes: length, active, device."
 CHOOSE = "Choose one of: t_maze, memory_chain, repeat_previous; or use module:Class, a MemoryTask of your own."
-LACKS = "env.source=memory does not support"
-
+LACKS, MASKED = "env.source=memory does not support", "env.action_mask_from_info"
 
 UNSUPPORTED = [
     ({"env.id": "y_maze"}, f"env.id=y_maze is not a memory task. {CHOOSE}"),
     ({"env.kwargs": {"lenght": 3}}, f"env.id=t_maze does not take env.kwargs.lenght. {TAKES}"),
     ({"env.kwargs": {}}, f"env.id=t_maze requires env.kwargs.length, which is not given. {TAKES}"),
     ({"env.packages": ["tasks"]}, f'{LACKS} env.packages=["tasks"]. Set env.packages=[].'),
-    (
-        {"env.action_mask_from_info": True},
-        f"{LACKS} env.action_mask_from_info=true. Set env.action_mask_from_info=false.",
-    ),
+    ({MASKED: True}, f"{LACKS} {MASKED}=true. Set {MASKED}=false."),
 ]
 
 

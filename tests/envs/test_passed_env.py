@@ -230,14 +230,12 @@ def batch_of_four(num_envs):
 
 
 NEEDS = "env must be a class or function that makes environments, or an id "
-OF_TORCHRL, LIMITED = "envs_of_mine:of_torchrl", "env.max_episode_steps works on single"
 FLATTEN = "gymnasium.wrappers:FlattenObservation"
 REJECTED = {
     "an environment itself": (gymnasium.make("CartPole-v1"), "", f"{NEEDS}(got the environment TimeLimit). A run"),
     "a number": (3, "", f"{NEEDS}(got a int)."),
     "no environment": (dict, "", "env.id=builtins:dict makes a dict. Have it return an environment of Gymnasium or"),
     "one environment": (cache(lambda: gymnasium.make("CartPole-v1")), "", "must make a new environment at each call"),
-    "a function of nothing": (lambda: None, "", "env.id=<lambda> makes a NoneType. Have it return an environment"),
     "a missing argument": (takes_size, "", ":takes_size requires env.kwargs.size, which is not given."),
     "an unknown argument": (lambda: None, "env.kwargs.size=1", "env.id=<lambda> does not take env.kwargs.size."),
     "a single one of several": (single_of_several, "", "takes num_envs but makes a single TimeLimit. Have it make a"),
@@ -246,10 +244,13 @@ REJECTED = {
     "an id twice": ("CartPole-v1", "env.id=CartPole-v1", "env was passed to recurrl.train, but the configuration sets"),
     "no such name": ("envs_of_mine:Nope", "", "env.id=envs_of_mine:Nope: the module envs_of_mine has no Nope. It is"),
     "a constant": ("envs_of_mine:np.pi", "", "env.id=envs_of_mine:np.pi must name a class or function (got 3.14159"),
-    "no mask of TorchRL": (OF_TORCHRL, "env.action_mask_from_info=true", "must be false (got true): env.id="),
-    "a limit of a vector": ("envs_of_mine:Many", "env.max_episode_steps=2", LIMITED),
+    "no mask of TorchRL": (
+        "envs_of_mine:of_torchrl",
+        "env.action_mask_from_info=true",
+        "must be false (got true): env.id=",
+    ),
+    "a limit of a vector": ("envs_of_mine:Many", "env.max_episode_steps=2", "env.max_episode_steps works on single"),
     "a wrapper of a vector": ("envs_of_mine:Many", f"env.wrappers=[{FLATTEN}]", "env.wrappers works on single"),
-    "a limit of TorchRL": (OF_TORCHRL, "env.max_episode_steps=2", LIMITED),
     "a constructor that raises": (lambda: 1 / 0, "", "env.id=<lambda> cannot be made: it raised ZeroDivisionError"),
 }
 

@@ -1,5 +1,7 @@
 """What policies see of an environment and do in it: the same, whatever makes the environment."""
 
+from functools import partial
+
 import gymnasium
 import numpy as np
 import pytest
@@ -8,6 +10,7 @@ from collected import collected
 from device_sync import Nowhere
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
+from tasks import Masked
 from torchrl.envs import GymWrapper, SerialEnv
 from torchrl.envs.utils import check_env_specs
 
@@ -37,7 +40,7 @@ class Ramp(gymnasium.Env):
 
 
 def ramps_in_one(num_envs):
-    return gymnasium.vector.SyncVectorEnv([Ramp] * num_envs, autoreset_mode="Disabled")
+    return gymnasium.vector.SyncVectorEnv([Ramp] * num_envs, autoreset_mode="SameStep")
 
 
 def of_torchrl(num_envs):
@@ -99,47 +102,34 @@ def test_a_step_and_a_reset_read_nothing_from_a_device(of):
     assert {key: tuple(value.shape) for key, value in now.items()} == shapes
 
 
-class Gates(gymnasium.Env):
-    """Allows one of three actions, the number of the step modulo 3; an episode has four steps."""
-
-    observation_space, action_space = spaces.Box(0, 9, (1,), np.float32), spaces.Discrete(3)
-
-    def __init__(self, width=3):
-        self.width = width
-
-    def reset(self, *, seed=None, options=None):
-        self.time = 0
-        return self._shown()
-
-    def step(self, action):
-        assert action == self.time % 3, action
-        self.time += 1
-        observation, info = self._shown()
-        return observation, 1.0, self.time == 4, False, info
-
-    def _shown(self):
-        return np.float32([self.time]), {"action_mask": np.eye(3, dtype=np.int8)[self.time % 3, : self.width]}
+def masked_in_one(num_envs, mode="SameStep", cls=Masked):
+    return gymnasium.vector.SyncVectorEnv([partial(cls, "info", "discrete")] * num_envs, autoreset_mode=mode)
 
 
-def gates_in_one(num_envs, mode="SameStep", width=3):
-    return gymnasium.vector.SyncVectorEnv([lambda: Gates(width)] * num_envs, autoreset_mode=mode)
+class Narrow(Masked):
+    """Its masks are too short."""
+
+    def _show(self):
+        observation, info = super()._show()
+        return observation, {"action_mask": info["action_mask"][:1]}
 
 
 FROM_INFO = "env.action_mask_from_info=true"
+SINGLE = {"mask_in": "info", "action": "discrete"}
+MASKED = [("Masked", SINGLE), *(("masked_in_one", {"mode": mode.value}) for mode in AutoresetMode)]
 
 
-GATES = [("Gates", {}), *(("gates_in_one", {"mode": mode.value}) for mode in AutoresetMode)]
-
-
-@pytest.mark.parametrize(("name", "kwargs"), GATES)
+@pytest.mark.parametrize(("name", "kwargs"), MASKED)
 def test_a_mask_in_the_info_forbids_actions_in_training_evaluation_and_use(name, kwargs, small):
+    """The task raises if an action is not allowed."""
     config = small("env=gym", f"env.id={__name__}:{name}", FROM_INFO, "policy.previous_action=true")
     config.env.kwargs = kwargs
     policy, rows = collected(config)
-    assert torch.equal(rows["action"], rows["observation", "observation"][..., 0].long() % 3)
-    assert torch.equal(rows["observation", "action_mask"].argmax(-1), rows["action"])
+    mask = rows["observation", "action_mask"]
+    assert (mask.sum(-1) == 3).all()
+    assert mask.gather(-1, rows["action"][..., None]).all()
     agent = Agent(policy, config.env)
-    assert agent.evaluate(episodes=2) == [4.0, 4.0]
+    assert len(agent.evaluate(episodes=2)) == 2
     env, state = agent.make_env(), agent.initial_state()
     observation, info = env.reset()
     for _ in range(3):
@@ -147,7 +137,7 @@ def test_a_mask_in_the_info_forbids_actions_in_training_evaluation_and_use(name,
         observation, _, _, _, info = env.step(action)
 
 
-@pytest.mark.parametrize("name", ["Gates", "gates_in_one"])
-def test_a_mask_of_another_shape_is_an_error(name, of):
+@pytest.mark.parametrize(("name", "kwargs"), [("Narrow", SINGLE), ("masked_in_one", {"cls": Narrow})])
+def test_a_mask_of_another_shape_is_an_error(name, kwargs, of):
     with pytest.raises(EnvError, match=r"gave the observation 'action_mask' the shape \("):
-        make_batched_env(of(name, FROM_INFO, width=1), COUNT, seed=0).reset_tensors(None)
+        make_batched_env(of(name, FROM_INFO, **kwargs), COUNT, seed=0).reset_tensors(None)

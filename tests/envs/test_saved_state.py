@@ -112,13 +112,6 @@ class Nameless(metaclass=_Nameless):
     __slots__ = ()
 
 
-def _nested(depth):
-    found = 0
-    for _ in range(depth):
-        found = [found]
-    return found
-
-
 def _of_itself():
     found = []
     found.append(found)
@@ -135,12 +128,11 @@ UNSAVABLE = {
     "dict of its own kind": Endless,
     "without a module": Nameless,
     "object": object,
-    "nested deep": lambda: _nested(100_000),
     "of itself": _of_itself,
     "large array": lambda: np.zeros(2**27),
     "large tensor": lambda: torch.zeros(2**27),
     "long list": lambda: [0] * 3_000_000,
-    "many lists": lambda: [[0] * 1000] * 3000,
+    "large arrays": lambda: [np.zeros(2**24 + 1)] * 2,
     "array of objects": lambda: np.array([None]),
     "array of times": lambda: np.zeros(2, "M8[s]"),
     "complex": lambda: 1j,

@@ -1,13 +1,16 @@
 """Environments of TorchRL whose keys have names of their own."""
 
-import gymnasium
+from itertools import count
+
+import numpy as np
 import pytest
 import torch
 from collected import collected, collecting, fresh_policy
+from counting_env import Counting
+from gymnasium import spaces
 from rejections import error_of
-from tensordict import TensorDict
 from torchrl.data import Binary, Bounded, Categorical, Composite, OneHot, Unbounded
-from torchrl.envs import EnvBase, SerialEnv, Transform, TransformedEnv
+from torchrl.envs import EnvBase, GymWrapper, ObservationNorm, RenameTransform, SerialEnv, TransformedEnv
 
 from recurrl.agent import Agent
 from recurrl.envs import make_batched_env
@@ -15,60 +18,43 @@ from recurrl.envs.passed_env import with_maker
 from recurrl.errors import ConfigError, EnvError
 
 N, LENGTH = 3, 3
+ONE = spaces.Box(-np.inf, np.inf, (1,), np.float32)
 
 
-class Nested(EnvBase):
+class Ramp(Counting):
     """Shows the time and the last push, which is also the reward; an episode has three steps."""
 
-    def __init__(self):
-        super().__init__()
-        self.observation_spec = Composite(agent=Composite(time=Unbounded(1), push=Unbounded(1)), noise=Unbounded(2))
-        self.full_action_spec = Composite(agent=Composite(move=Bounded(-2.0, 6.0, (1,))))
-        self.full_reward_spec = Composite(agent=Composite(gain=Unbounded(1)))
-        flag = Categorical(2, shape=(1,), dtype=torch.bool)
-        self.full_done_spec = Composite(done=flag, terminated=flag.clone())
+    observation_space = spaces.Dict({"noise": spaces.Box(0, 9, (2,)), "push": ONE, "time": ONE})
+    action_space = spaces.Box(-2.0, 6.0, (1,), np.float32)
+    length, push = LENGTH, 0.0
 
-    def _seen(self, push):
-        over = torch.tensor([self.time == LENGTH])
-        seen = {"time": torch.full((1,), float(self.time)), "push": push.clone()}
-        return {"agent": seen, "noise": torch.ones(2), "done": over, "terminated": over.clone()}
+    def step(self, action):
+        self.push = float(action[0])
+        return super().step(action)
 
-    def _reset(self, tensordict, **_):
-        self.time = 0
-        return TensorDict(self._seen(torch.zeros(1)))
+    def observation(self):
+        return {"noise": np.ones(2, np.float32), "push": np.float32([self.push]), "time": np.float32([self.steps])}
 
-    def _step(self, tensordict):
-        self.time += 1
-        push = tensordict["agent", "move"]
-        seen = self._seen(push)
-        seen["agent"]["gain"] = push.clone()
-        return TensorDict(seen)
-
-    def _set_seed(self, seed):
-        pass
+    def reward(self, action):
+        return self.push
 
 
-class Counted(Transform):
-    """Counts its steps, and adds their number to the time."""
-
-    def __init__(self):
-        super().__init__(in_keys=[("agent", "time")], out_keys=[("agent", "time")])
-        self.register_buffer("count", torch.zeros(1))
-
-    def _apply_transform(self, time):
-        self.count += 1
-        return time + 100 * self.count
-
-    def _reset(self, tensordict, tensordict_reset):
-        return tensordict_reset
+def nested():
+    names = {"time": ("agent", "time"), "push": ("agent", "push"), "reward": ("agent", "gain")}
+    renamed = RenameTransform([*names], [*names.values()], ["action"], [("agent", "move")])
+    return TransformedEnv(GymWrapper(Ramp()), renamed)
 
 
 def many(num_envs):
-    return SerialEnv(num_envs, Nested)
+    return SerialEnv(num_envs, nested)
 
 
-def counted(num_envs):
-    return TransformedEnv(many(num_envs), Counted())
+MADE = count()
+
+
+def shifted(num_envs):
+    """Adds to the time how many of these were made before."""
+    return TransformedEnv(many(num_envs), ObservationNorm(float(next(MADE)), 1.0, [("agent", "time")]))
 
 
 class Reusing(EnvBase):
@@ -112,10 +98,6 @@ class DoneOfAgent(Reusing):
         self.full_done_spec = Composite(agent=done, shape=[num_envs])
 
 
-class Plain(gymnasium.Env):
-    observation_space, action_space = gymnasium.spaces.Box(0, 1, (1,)), gymnasium.spaces.Discrete(2)
-
-
 KEYS = ("env.observation_keys=[agent.time]", "env.action_key=agent.move", "env.reward_key=agent.gain")
 
 
@@ -123,7 +105,7 @@ def of(name, *overrides):
     return ("env=torchrl", f"env.id={__name__}:{name}", *overrides)
 
 
-@pytest.mark.parametrize("name", ["Nested", "many"])
+@pytest.mark.parametrize("name", ["nested", "many"])
 def test_nested_keys_are_observation_action_and_reward(name, compose):
     env = make_batched_env(compose(*of(name, *KEYS)).env, N, seed=0)
     times, rewards = [env.reset_tensors(None)["observation"]], []
@@ -145,7 +127,7 @@ SEVERAL = [
 
 @pytest.mark.parametrize(("chosen", "entries"), SEVERAL, ids=["by their names", "by that of their group"])
 def test_several_observations_are_a_dict(chosen, entries, compose):
-    env = make_batched_env(compose(*of("Nested", *KEYS[1:], *chosen)).env, N, seed=0)
+    env = make_batched_env(compose(*of("nested", *KEYS[1:], *chosen)).env, N, seed=0)
     env.reset_tensors(None)
     after = env.step_tensors(torch.ones(N, 1))
     seen = {key[1:]: value.tolist() for key, value in after.items() if key[0] == "observation"}
@@ -188,37 +170,27 @@ def test_an_observation_of_another_shape_than_its_spec_ends_the_run(small):
 
 
 def test_the_state_of_transforms_is_in_checkpoints(small):
-    config = small(*of("counted", *KEYS, "env.normalize_observation=false"))
+    config = small(*of("shifted", *KEYS, "env.normalize_observation=false"))
     policy = fresh_policy(config)
-    with collecting(config, policy) as collector:
-        steps = collector.collect().shape[1]
-        state = collector.state_dict()
-    with collecting(config, policy) as resumed:
-        resumed.load_state_dict(state)
-        assert resumed.collect()["next", "observation"][0, 0].item() == 100 * (steps + 1) + 1
+    with collecting(config, policy) as collector, collecting(config, policy) as resumed:
+        first = collector.collect()["observation"][:, 0].clone()
+        resumed.load_state_dict(collector.state_dict())
+        assert torch.equal(resumed.collect()["observation"][:, 0], first)
 
 
+KEYED, HAS = ("nested", *KEYS), "must name what the environment has:"
 WRONG = {
     "observation": (
-        ("Nested", *KEYS, "env.observation_keys=[agent.position]"),
-        "env.observation_keys must name what the environment has: agent, agent.push, agent.time, noise (got "
-        "agent.position). Join the names of a nested key by dots.",
+        (*KEYED, "env.observation_keys=[agent.position]"),
+        f"env.observation_keys {HAS} agent, agent.push, agent.time, noise (got agent.position). Join the names of a "
+        "nested key by dots.",
     ),
-    "no observation": (
-        ("Nested", *KEYS, "env.observation_keys=[]"),
-        "env.observation_keys must name what the environment has: agent,",
-    ),
-    "action": (
-        ("Nested", *KEYS, "env.action_key=move"),
-        "env.action_key must name what the environment has: agent, agent.move (got move",
-    ),
-    "reward": (
-        ("Nested", *KEYS, "env.reward_key=reward"),
-        "env.reward_key must name what the environment has: agent.gain (got rew",
-    ),
+    "no observation": ((*KEYED, "env.observation_keys=[]"), f"env.observation_keys {HAS} agent,"),
+    "action": ((*KEYED, "env.action_key=move"), f"env.action_key {HAS} agent, agent.move (got move"),
+    "reward": ((*KEYED, "env.reward_key=reward"), f"env.reward_key {HAS} agent.gain (got rew"),
     "no done": (("DoneOfAgent",), "The environment's done_spec must have the entry 'done' (got [('agent', 'done'), "),
     "a mask": (("Reusing", "env.kwargs.masks=true"), "env.action_mask_from_info must be true (got false): env.id="),
-    "of Gymnasium": (("Plain",), f"env.id must make an environment of TorchRL (got {__name__}:Plain, which makes a"),
+    "of Gymnasium": (("Ramp",), f"env.id must make an environment of TorchRL (got {__name__}:Ramp, which makes a"),
     "an id": (("", "env.id=CartPole-v1"), "env.id must be module:Name with env=torchrl (got CartPole-v1)"),
 }
 
@@ -229,5 +201,5 @@ def test_what_the_environment_lacks_or_is_not_is_rejected(overrides, message, co
 
 
 def test_an_object_cannot_take_the_place_of_one_with_keys(compose):
-    with pytest.raises(ConfigError, match=r"env=torchrl must have env\.id=module:Name \(got <Nested>, an object\)"):
-        with_maker(compose("env=torchrl", "env.id='<Nested>'", *KEYS).env, Nested)
+    with pytest.raises(ConfigError, match=r"env=torchrl must have env\.id=module:Name \(got <nested>, an object\)"):
+        with_maker(compose("env=torchrl", "env.id='<nested>'", *KEYS).env, nested)

@@ -1,6 +1,5 @@
 """``env.wrappers``: wrappers of Gymnasium and of one's own, with arguments, around each environment."""
 
-import gymnasium
 import pytest
 from run_files import summary
 
@@ -37,12 +36,7 @@ def test_wrappers_apply_in_order(compose):
     wrappers = "[{wrapper:gymnasium.wrappers:ClipReward,min_reward:-1},gymnasium.wrappers:FlattenObservation]"
     made = make_env(compose("env=pendulum_no_velocity", f"env.wrappers={wrappers}").env, 2, seed=0)
     for env in made.base_env.raw.envs:
-        kinds = []
-        while isinstance(env, gymnasium.Wrapper):
-            kinds.append(type(env).__name__)
-            env = env.env
-        expected = ["FlattenObservation", "ClipReward", "TimeLimit"]
-        assert [kind for kind in kinds if kind in expected] == expected
+        assert str(env).startswith("<FlattenObservation<ClipReward<TimeLimit<")
     made.close()
 
 
@@ -56,9 +50,8 @@ def test_an_episode_limit_counts_the_steps_of_the_policy(compose):
     assert steps["next", "truncated"].flatten().tolist() == [False, True]
 
 
-@pytest.mark.parametrize("way", ["[wrappers_of_mine:Shift]", "[{wrapper:wrappers_of_mine:Shift,by:2}]"])
-def test_wrappers_of_ones_own_are_found_in_the_current_folder(way, train, tiny, folder):
-    train(*tiny, f"env.wrappers={way}", "hydra.run.dir=run").succeeded()
+def test_wrappers_of_ones_own_are_found_in_the_current_folder(train, tiny, folder):
+    train(*tiny, "env.wrappers=[{wrapper:wrappers_of_mine:Shift,by:2}]", "hydra.run.dir=run").succeeded()
     assert summary(folder / "run")["status"] == "completed"
 
 

@@ -2,14 +2,15 @@
 
 import logging
 import math
+from itertools import product
 
 import pytest
 import torch
-from collected import collecting, fresh_policy, rollouts
+from collected import collected, collecting, fresh_policy, rollouts
 from in_ranks import in_ranks
 from rejections import error_of
 from run_files import summary
-from simulators import LENGTH, Levels, Only, start
+from simulators import LENGTH, Levels, Simulation, start
 
 import recurrl
 from recurrl.build import make_algorithm, make_collector
@@ -34,9 +35,9 @@ KINDS = {
 
 @pytest.fixture(autouse=True)
 def _released():
+    Simulation.made = 0
     yield
     release()
-    Only.made = 0
 
 
 def simulated(*overrides, name="Simulation"):
@@ -55,16 +56,10 @@ def mode(monkeypatch):
     monkeypatch.setattr("recurrl.collector.single.torch.randn", torch.zeros)
 
 
-def collected(config):
-    """The policy, its algorithm, and a rollout; the same weights in every configuration."""
-    policy = fresh_policy(config, std=0.5)
-    (rows,) = rollouts(config, policy)
-    return policy, make_algorithm(config, policy), rows.clone()
-
-
 def updated(config, mark=False):
     """What a first update sees and does: transitions, metrics, gradients and statistics."""
-    policy, algorithm, rows = collected(config)
+    policy, rows = collected(config, std=0.5)
+    algorithm = make_algorithm(config, policy)
     if mark:
         rows["next", "final_unknown"] = rows["next", "truncated"].clone()
     metrics = algorithm.update(rows, 0.0)
@@ -75,8 +70,9 @@ def updated(config, mark=False):
     return rows, kept, metrics, gradients, torch.cat(statistics)
 
 
-@pytest.mark.parametrize("normalize", ["none", "batch", "minibatch"])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("kind", "normalize"), [*product(KINDS, ["batch"]), *product(["next step"], ["none", "minibatch"])]
+)
 def test_the_first_update_is_that_of_single_environments(compose, mode, kind, normalize):
     length, same = LENGTH + (kind == "next step"), [f"algorithm.normalize_advantage={normalize}"]
     inline = compose(*INLINE, *rows_of(2, LENGTH), *same)
@@ -104,8 +100,8 @@ def test_a_time_out_without_its_observation_bootstraps_from_the_last_value(compo
     config = compose(*simulated(*KINDS["same step without final observations"]), *rows_of(2, LENGTH))
     config.algorithm.lmbda = 1.0
     config.env.normalize_reward = False
-    _, algorithm, rows = collected(config)
-    algorithm.update(rows, 0.0)
+    policy, rows = collected(config, std=0.5)
+    make_algorithm(config, policy).update(rows, 0.0)
     for n in range(N):
         value, reward = (rows[key][n, :LENGTH, 0] for key in ("state_value", ("next", "reward")))
         last = value[-1] if n % 2 == 0 else 0.0
@@ -127,8 +123,8 @@ INTERFACES = [("Arrays", NEXT_STEP, NEXT_STEP), ("rsl_vec_env", [], ["+env.kwarg
 @pytest.mark.parametrize(("name", "options", "same"), INTERFACES)
 def test_arrays_and_the_four_results_of_rsl_rl_are_the_tensors_of_isaac_lab(compose, mode, name, options, same):
     frames = rows_of(2, LENGTH + (name == "Arrays"))
-    _, _, expected = collected(compose(*simulated(*same), *frames))
-    _, _, found = collected(compose(*simulated(*options, name=name), *frames))
+    _, expected = collected(compose(*simulated(*same), *frames), std=0.5)
+    _, found = collected(compose(*simulated(*options, name=name), *frames), std=0.5)
     for key, value in expected.items(True, True):
         assert torch.equal(found[key], value), key
 
@@ -149,7 +145,7 @@ def test_only_finished_environments_are_reset_on_request(compose, mode):
 
 def test_a_critic_may_see_its_own_group(compose, mode):
     critic = ["algorithm.critic=feedforward", "algorithm.critic_observation=[hidden]"]
-    policy, _, rows = collected(compose(*simulated("+env.kwargs.groups=true", *critic), *rows_of(2, LENGTH)))
+    policy, rows = collected(compose(*simulated("+env.kwargs.groups=true", *critic), *rows_of(2, LENGTH)))
     assert policy.critic_only == ("hidden",)
     assert rows["observation", "observation"].shape == (N, 2 * LENGTH, 2)
     seen = rows["observation", "hidden"]
@@ -262,9 +258,9 @@ def test_short_episodes_count_no_more_than_long_ones(compose):
 
 
 def test_one_simulation_serves_training_evaluation_and_a_resumed_run(train, tiny, tmp_path, in_tmp_path):
-    overrides = [*tiny, "env=vec_env", "env.id=simulators:Only", "cell=gru", "evaluation.every_frames=32"]
+    overrides = [*tiny, "env=vec_env", "env.id=simulators:Simulation", "cell=gru", "evaluation.every_frames=32"]
     outcome = train(*overrides, "hydra.run.dir=run").succeeded()
-    assert Only.made == 1
+    assert Simulation.made == 1
     assert "Restarting all training episodes" in outcome.out
     found = summary(tmp_path / "run")
     assert found["frames"] == 64
@@ -273,13 +269,12 @@ def test_one_simulation_serves_training_evaluation_and_a_resumed_run(train, tiny
     assert len(agent.evaluate(3)) == 3
     env, state = agent.make_env(), agent.initial_state()
     observation, _ = env.reset()
-    over = False
-    while not over:
+    for _ in range(LENGTH):
         action, state = agent.act(observation, state)
-        observation, _, terminated, truncated, _ = env.step(action)
-        over = terminated or truncated
+        observation, _, _, truncated, _ = env.step(action)
+    assert truncated
     train("resume=run", "total_frames=128").succeeded()
-    assert Only.made == 1
+    assert Simulation.made == 1
     assert summary(tmp_path / "run")["frames"] == 128
     release()
     assert env._env._env.closed
@@ -334,7 +329,7 @@ def test_a_curriculum_of_anything_but_tensors_and_plain_values_is_an_error(compo
 
 @pytest.mark.parametrize(("frames", "count"), [(16, 0), (192, 32), (640, 100)])
 def test_without_evaluation_the_episodes_of_training_are_reported(train, tiny, tmp_path, frames, count):
-    overrides = [*tiny, "evaluation.episodes=0", f"frames_per_batch={min(frames, 64)}", "hydra.run.dir=run"]
+    overrides = [*tiny, "epochs=1", "evaluation.episodes=0", f"frames_per_batch={min(frames, 64)}", "hydra.run.dir=run"]
     simulation = ["env=vec_env", "env.id=simulators:Simulation", "collector.on_env_error=restart"]
     outcome = train(*overrides, *simulation, f"total_frames={frames}").succeeded()
     assert "Restarting all training episodes" not in outcome.out

@@ -114,16 +114,6 @@ def test_rows_hold_every_step_of_every_episode_and_nothing_else(kwargs, compose)
         torch.testing.assert_close(row["next", "episode_reward"][:, 0], torch.tensor(returns).double(), rtol=0, atol=0)
 
 
-def test_the_mask_applies_to_final_observations(of):
-    shown = []
-    for config in (of("Clocks", "env.mask=[0]"), of("Clocks", "env.mask=[clock]", entries=True)):
-        env = make_env(config, 1, seed=0)
-        env.reset()
-        shown.append(env.rollout(2, break_when_any_done=False)["next", "observation"])
-    assert shown[0].tolist() == [[[0, 1], [0, 2]]]
-    assert {key: entry.tolist() for key, entry in shown[1].items(True, True)} == {("inner", "even"): [[1, 0]]}
-
-
 class Spoilt(Clocks):
     """Misbehaves in its third step."""
 
@@ -203,17 +193,15 @@ def test_an_id_with_nothing_but_a_vector_environment_is_rejected(rejected, regis
     )
 
 
-class Undeclared(Clocks):
-    """Does not say when it resets."""
-
-    def __init__(self, num_envs):
-        super().__init__(num_envs)
-        self.metadata = {}
+def undeclared(num_envs):
+    clocks = Clocks(num_envs)
+    clocks.metadata = {}
+    return clocks
 
 
 def test_a_vector_that_does_not_declare_when_it_resets_is_rejected(of):
-    assert error_of(make_env, of("Undeclared"), 2, seed=0) == (
-        "The vector environment of env.id=test_vector:Undeclared must declare when it resets, "
+    assert error_of(make_env, of("undeclared"), 2, seed=0) == (
+        "The vector environment of env.id=test_vector:undeclared must declare when it resets, "
         "metadata['autoreset_mode'] (got None). Choose one of AutoresetMode.SAME_STEP, AutoresetMode.DISABLED, "
         "AutoresetMode.NEXT_STEP."
     )
