@@ -22,6 +22,7 @@ def batch(terminated_NT, truncated_NT):
 def test_ended_episodes_count_in_order_of_time_and_a_terminated_one_is_not_truncated():
     episodes = EpisodeStatistics()
     metrics = episodes.on_rollout(None, batch([[0, 0, 0], [1, 0, 0]], [[0, 1, 0], [1, 0, 1]]))
+    assert episodes.episodes.maxlen == 100
     assert list(episodes.episodes) == [[4.0, 7.0, 0.0], [2.0, 8.0, 1.0], [6.0, 9.0, 1.0]]
     expected = {"return_mean": 4.0, "return_std": 2.0, "episode_length_mean": 8.0}
     expected |= {"episodes": 3.0, "truncated_fraction": 2 / 3}
@@ -32,12 +33,3 @@ def test_without_an_ended_episode_there_are_no_means():
     metrics = EpisodeStatistics().on_rollout(None, batch([[0] * 3] * 2, [[0] * 3] * 2))
     assert metrics.pop("train/episodes") == 0
     assert all(math.isnan(value) for value in metrics.values())
-
-
-def test_a_restored_state_continues_as_the_saved_one():
-    episodes, restored = EpisodeStatistics(), EpisodeStatistics()
-    episodes.on_rollout(None, batch([[0, 1, 0], [0, 1, 0]], [[1, 0, 0], [0, 0, 0]]))
-    restored.load_state_dict(episodes.state_dict())
-    last = batch([[0, 1, 1], [0, 1, 0]], [[1, 0, 0], [0, 0, 1]])
-    assert restored.on_rollout(None, last) == episodes.on_rollout(None, last)
-    assert restored.episodes.maxlen == 100

@@ -13,7 +13,7 @@ import torch
 from collected import collecting, fresh_policy, rollouts
 from failing_env import FAILING
 
-from recurrl.build import make_collector, make_policy_for
+from recurrl.build import make_collector
 from recurrl.errors import EnvError
 from recurrl.policy import VALUE
 
@@ -32,6 +32,15 @@ def make_policy(config):
     policy = fresh_policy(config)
     value_everything(policy, 0.0)
     return policy
+
+
+def failing(small, *overrides, **how):
+    """The configuration of environments that fail so, and a policy for them."""
+    config = small(*OPTIONS, *FAILING, *overrides)
+    config.env.kwargs = {"at": 10**9}
+    policy = fresh_policy(config)
+    config.env.kwargs = how
+    return config, policy
 
 
 @pytest.mark.parametrize(("collector", "ahead"), [("multi_sync", 0), ("multi_async", 1)])
@@ -57,9 +66,7 @@ def test_workers_act_with_the_newest_weights_or_those_before_in_the_environments
 @pytest.mark.parametrize(("at", "where"), [(0, "reset"), (30, "step")])
 @pytest.mark.parametrize("collector", ["multi_sync", "multi_async"])
 def test_a_workers_exception_arrives_with_its_traceback_and_no_process_stays(collector, at, where, small):
-    config = small(*OPTIONS, *FAILING, f"collector={collector}", "collector.num_workers=2")
-    policy = make_policy_for(small(*OPTIONS, *FAILING, "+env.kwargs.at=100"))
-    config.env.kwargs = {"at": at}
+    config, policy = failing(small, f"collector={collector}", "collector.num_workers=2", at=at)
 
     def collect():
         collector = make_collector(config, policy)

@@ -13,8 +13,7 @@ import torch
 from collected import collecting, fresh_policy, rollouts
 from run_files import ended, metrics, summary, whole_and_resumed
 from test_collector_state import assert_identical, check_continues
-from test_processes import make_policy, value_everything
-from test_worker_errors import failing
+from test_processes import failing, make_policy, value_everything
 
 from recurrl.errors import ConfigError, EnvError, RunError
 from recurrl.policy import VALUE
@@ -243,6 +242,5 @@ def test_a_restored_collector_continues_as_one_that_was_never_saved(ahead, small
 
 def test_workers_without_free_machines_are_an_error_message(small, cluster, monkeypatch):
     monkeypatch.setattr("recurrl.collector.ray.START_TIMEOUT_S", 5)
-    too_many = ("collector.cpus_per_worker=3",)
     with pytest.raises(RunError, match=r"did not start within 5 s. .* the cluster has 3 CPU"):
-        batches(small(*RAY, f"collector.address={cluster.address}", *too_many), 1)
+        batches(small(*RAY, f"collector.address={cluster.address}", "collector.cpus_per_worker=3"), 1)

@@ -110,8 +110,9 @@ def test_the_policys_step_acts(small):
 
 def test_a_policy_whose_buffers_change_as_it_acts_can_be_trained(small):
     def scaled_by_a_running_mean(module, _, features):
-        module.mean = 0.9 * module.mean + 0.1 * features.mean()
-        return features * module.mean
+        scaled = features * module.mean
+        module.mean = 0.9 * module.mean + 0.1 * features.detach().mean()
+        return scaled
 
     config = small(*OPTIONS)
     policy = make(config)

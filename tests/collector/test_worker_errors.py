@@ -5,26 +5,15 @@ from itertools import product
 from types import SimpleNamespace
 
 import pytest
-from failing_env import FAILING
 from slow_cases import slow
-from test_processes import OPTIONS
+from test_processes import failing
 
-from recurrl.build import make_collector, make_policy_for, set_process_state
+from recurrl.build import make_collector
 from recurrl.errors import EnvError, RunError
 from recurrl.runtime.time_limit import time_limit
 
 WAYS = ("raising", "hanging", "hanging in native code", "being killed")
 FAILURES = [*product(["single"], WAYS[:2]), *(slow(*each) for each in product(["multi_sync", "multi_async"], WAYS))]
-
-
-def failing(small, *overrides, **how):
-    """The configuration of environments that fail so, and a policy for them."""
-    config = small(*OPTIONS, *FAILING, *overrides)
-    set_process_state(config)
-    config.env.kwargs = {"at": 10**9}
-    policy = make_policy_for(config)
-    config.env.kwargs = how
-    return config, policy
 
 
 @pytest.mark.parametrize("at", [0, 12], ids=["in the first reset", "in a step"])

@@ -79,13 +79,12 @@ class Simulation:
         self.episode, self.time = torch.zeros_like(self.number), torch.zeros_like(self.number)
         self.position = torch.zeros(num_envs, 2, dtype=torch.float64, device=device)
         self.over = torch.zeros(num_envs, dtype=torch.bool, device=device)
-        self.calls, self.closed = [], False
+        self.closed = False
 
     def close(self):
         self.closed = True
 
     def reset(self, seed=None, env_ids=None):
-        self.calls.append(env_ids)
         if seed is not None:
             self.episode[...] = -1
         mask = torch.ones_like(self.over)
@@ -243,8 +242,8 @@ class Failing(Simulation):
 class Lengths(Simulation):
     """Episodes of environment n have n + 1 steps, with a reward of 1 each."""
 
-    def __init__(self, num_envs):
-        super().__init__(num_envs)
+    def __init__(self, num_envs, resets):
+        super().__init__(num_envs, resets)
         self.length = torch.arange(num_envs) + 1
 
     def step(self, action):

@@ -15,13 +15,11 @@ from recurrl.envs.policy_env import PolicyEnv
 from recurrl.envs.spaces import spec_of
 from recurrl.policy.previous_action import PreviousAction
 
-DTYPES = (np.float16, np.float32, np.float64)
-
 
 @st.composite
 def boxes(draw):
     """Boxes of some dtype and shape; each dimension has two bounds, one, none, or two that are equal."""
-    dtype = np.dtype(draw(st.sampled_from(DTYPES)))
+    dtype = np.dtype(draw(st.sampled_from((np.float16, np.float32, np.float64))))
     shape = draw(arrays.array_shapes(min_dims=1, max_dims=2, max_side=3))
     finite = st.floats(allow_nan=False, allow_infinity=False, width=dtype.itemsize * 8)
     ends = np.sort(draw(arrays.arrays(dtype, (2, *shape), elements=finite)), 0)

@@ -8,12 +8,13 @@ from collected import fresh_policy, rollouts
 from recurrl.callbacks.builtin import EpisodeStatistics
 from recurrl.envs.shared_simulator import release
 
+pytest.importorskip("envpool")
+
 N, T = 4, 120
 
 
 @pytest.fixture
 def rows(compose):
-    pytest.importorskip("envpool")
     sizes = (f"env.num_envs={N}", f"frames_per_batch={N * T}", f"slice_len={T}", "encoder.sizes=[4]")
     config = compose("env=envpool", "env.id=CartPole-v1", *sizes, "cell.hidden_size=4")
     (found,) = rollouts(config, fresh_policy(config))
@@ -50,6 +51,5 @@ def test_they_are_those_of_gymnasium_and_inserted_steps_are_in_no_episode(rows):
 
 
 def test_an_unknown_name_is_rejected(rejected):
-    pytest.importorskip("envpool")
     error = "env.id=CartPole-v9 is not an environment of EnvPool"
     assert rejected("env=envpool", "env.id=CartPole-v9").startswith(error)

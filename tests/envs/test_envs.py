@@ -21,6 +21,7 @@ SHOWN = [
     ("pendulum_no_velocity", (2,)),
     ("mountaincar_continuous_no_velocity", (1,)),
     *((name, ()) for name in ("repeat_previous", "repeat_first")),
+    ("minigrid", (7, 7, 3)),  # the image, without the mission
 ]
 
 

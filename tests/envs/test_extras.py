@@ -67,10 +67,3 @@ def test_a_step_of_a_preprocessed_atari_game_is_four_frames(compose):
         env.rand_step(first)
         assert ale.getEpisodeFrameNumber() == before + 4 * steps
     env.close()
-
-
-def test_minigrids_image_is_seen_without_its_mission(compose):
-    require("minigrid", "minigrid")
-    env = make_env(compose("env=minigrid").env, 2, seed=0)
-    assert env.reset()["observation"].shape == (2, 7, 7, 3)
-    env.close()

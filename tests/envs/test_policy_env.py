@@ -102,10 +102,6 @@ def test_a_step_and_a_reset_read_nothing_from_a_device(of):
     assert {key: tuple(value.shape) for key, value in now.items()} == shapes
 
 
-def masked_in_one(num_envs, mode="SameStep", cls=Masked):
-    return gymnasium.vector.SyncVectorEnv([partial(cls, "info", "discrete")] * num_envs, autoreset_mode=mode)
-
-
 class Narrow(Masked):
     """Its masks are too short."""
 
@@ -114,16 +110,18 @@ class Narrow(Masked):
         return observation, {"action_mask": info["action_mask"][:1]}
 
 
+def masked_in_one(num_envs, mode="SameStep", cls=Masked):
+    return gymnasium.vector.SyncVectorEnv([partial(cls, "info", "discrete")] * num_envs, autoreset_mode=mode)
+
+
 FROM_INFO = "env.action_mask_from_info=true"
-SINGLE = {"mask_in": "info", "action": "discrete"}
-MASKED = [("Masked", SINGLE), *(("masked_in_one", {"mode": mode.value}) for mode in AutoresetMode)]
 
 
-@pytest.mark.parametrize(("name", "kwargs"), MASKED)
-def test_a_mask_in_the_info_forbids_actions_in_training_evaluation_and_use(name, kwargs, small):
+@pytest.mark.parametrize("mode", AutoresetMode)
+def test_a_mask_in_the_info_of_a_vector_environment_forbids_actions_in_training_evaluation_and_use(mode, small):
     """The task raises if an action is not allowed."""
-    config = small("env=gym", f"env.id={__name__}:{name}", FROM_INFO, "policy.previous_action=true")
-    config.env.kwargs = kwargs
+    config = small("env=gym", f"env.id={__name__}:masked_in_one", FROM_INFO, "policy.previous_action=true")
+    config.env.kwargs = {"mode": mode}
     policy, rows = collected(config)
     mask = rows["observation", "action_mask"]
     assert (mask.sum(-1) == 3).all()
@@ -137,7 +135,10 @@ def test_a_mask_in_the_info_forbids_actions_in_training_evaluation_and_use(name,
         observation, _, _, _, info = env.step(action)
 
 
-@pytest.mark.parametrize(("name", "kwargs"), [("Narrow", SINGLE), ("masked_in_one", {"cls": Narrow})])
+NARROW = [("Narrow", {"mask_in": "info", "action": "discrete"}), ("masked_in_one", {"cls": Narrow})]
+
+
+@pytest.mark.parametrize(("name", "kwargs"), NARROW)
 def test_a_mask_of_another_shape_is_an_error(name, kwargs, of):
     with pytest.raises(EnvError, match=r"gave the observation 'action_mask' the shape \("):
         make_batched_env(of(name, FROM_INFO, **kwargs), COUNT, seed=0).reset_tensors(None)

@@ -115,8 +115,6 @@ def test_a_time_out_without_its_observation_bootstraps_from_the_last_value(compo
 
 
 NEXT_STEP = KINDS["next step"]
-
-
 INTERFACES = [("Arrays", NEXT_STEP, NEXT_STEP), ("rsl_vec_env", [], ["+env.kwargs.final=false"])]
 
 
@@ -127,20 +125,6 @@ def test_arrays_and_the_four_results_of_rsl_rl_are_the_tensors_of_isaac_lab(comp
     _, found = collected(compose(*simulated(*options, name=name), *frames), std=0.5)
     for key, value in expected.items(True, True):
         assert torch.equal(found[key], value), key
-
-
-def test_only_finished_environments_are_reset_on_request(compose, mode):
-    env = make_batched_env(compose(*simulated(*KINDS["on request"])).env, N, seed=0)
-    env.reset_tensors(None)
-    calls = env.raw._env.calls
-    before = len(calls)
-    for _ in range(LENGTH):
-        after = env.step_tensors(torch.zeros(N, 2))
-        observation = env.reset_tensors(after["done"] & torch.tensor([[True], [False], [True], [False]]))
-    assert [ids.tolist() for ids in calls[before:]] == [[0, 2]]
-    again = start(torch.tensor([0.0, 2.0]).double(), torch.tensor(2.0).double())
-    torch.testing.assert_close(observation["observation"][[0, 2]], again.float())
-    assert torch.equal(observation["observation"][[1, 3]], after["observation"][[1, 3]])
 
 
 def test_a_critic_may_see_its_own_group(compose, mode):
@@ -251,10 +235,11 @@ def test_evaluation_counts_equally_many_first_episodes_of_each_environment(compo
     assert more[:N] == pytest.approx(expected, abs=1e-5)
 
 
-def test_short_episodes_count_no_more_than_long_ones(compose):
+@pytest.mark.parametrize("resets", ["same_step", "disabled"])
+def test_short_episodes_count_no_more_than_long_ones_and_those_that_have_ended_are_reset(compose, resets):
     """Environment n has episodes of n + 1 steps, each with reward 1 at a step: their mean length is (1 + 2 + 3) / 3."""
-    config = compose("env=vec_env", "env.id=simulators:Lengths", "env.num_envs=3", "cell=none", "encoder.sizes=[4]")
-    assert evaluate(config.env, None, 6, seed=0) == [1, 2, 3, 1, 2, 3]
+    how = (f"env.resets={resets}", f"+env.kwargs.resets={resets}", "env.num_envs=3")
+    assert evaluate(compose(*simulated(*how, name="Lengths")).env, None, 6, seed=0) == [1, 2, 3, 1, 2, 3]
 
 
 def test_one_simulation_serves_training_evaluation_and_a_resumed_run(train, tiny, tmp_path, in_tmp_path):

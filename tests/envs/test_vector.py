@@ -151,25 +151,24 @@ class Spoilt(Clocks):
         return observation, reward, terminated, truncated, info
 
 
+AT, GAVE = "(test_vector:Spoilt), at step 3,", "gave the observation 'observation' the shape"
+NAN = f"{AT} returned a non-finite value of observation 'observation':"
+NEITHER = (
+    f"{AT} returned an info['final_obs'] that is neither a batch of observations nor an array of objects, one "
+    "observation per environment whose episode ended:"
+)
 MESSAGES = {
-    "raises": "The vector environment of 4 (test_vector:Spoilt), at step 3, raised RuntimeError in step: the simulator",
+    "raises": f"The vector environment of 4 {AT} raised RuntimeError in step: the simulator",
     "reset": "raised KeyError in reset: 'no map'.",
-    "reward": "Environment 2 of 4 (test_vector:Spoilt), at step 3, returned a non-finite reward: inf.",
-    "observation": "Environment 1 of 4 (test_vector:Spoilt), at step 3, returned a non-finite value of observation "
-    "'observation': [ 1.  1. nan].",
-    "final observation": "Environment 1 of 4 (test_vector:Spoilt), at step 3, returned a non-finite value of "
-    "observation 'observation': [nan  0.  3.].",
-    "shape": "at step 3, gave the observation 'observation' the shape (4, 2) and the dtype float32, but its space has "
-    "(4, 3) and float32.",
-    "dtype": "gave the observation 'observation' the shape (4, 3) and the dtype <U32, but its space has (4, 3) and",
-    "rewards": "The vector environment of 4 (test_vector:Spoilt), at step 3, returned rewards of shape (1,). Have step",
-    "flags": "Environment 0 of 4 (test_vector:Spoilt), at step 3, returned the truncated array([False, False]), a "
-    "ndarray. Have step",
-    "final of objects": "at step 3, returned an info['final_obs'] that is neither a batch of observations nor an array "
-    "of objects, one observation per environment whose episode ended: gave the observation 'observation' the shape "
-    "(3,) and the dtype object",
-    "final of none": "neither a batch of observations nor an array of objects, one observation per environment "
-    "whose episode ended: index 1 is out of bounds",
+    "reward": f"Environment 2 of 4 {AT} returned a non-finite reward: inf.",
+    "observation": f"Environment 1 of 4 {NAN} [ 1.  1. nan].",
+    "final observation": f"Environment 1 of 4 {NAN} [nan  0.  3.].",
+    "shape": f"{AT} {GAVE} (4, 2) and the dtype float32, but its space has (4, 3) and float32.",
+    "dtype": f"{AT} {GAVE} (4, 3) and the dtype <U32, but its space has (4, 3) and",
+    "rewards": f"The vector environment of 4 {AT} returned rewards of shape (1,). Have step",
+    "flags": f"Environment 0 of 4 {AT} returned the truncated array([False, False]), a ndarray. Have step",
+    "final of objects": f"{NEITHER} {GAVE} (3,) and the dtype object",
+    "final of none": f"{NEITHER} index 1 is out of bounds",
     "final": "at step 2, ended episodes without info['final_obs'], which autoreset mode SAME_STEP requires.",
 }
 
