@@ -5,7 +5,7 @@ from types import MethodType
 
 import pytest
 import torch
-from collected import fresh_policy, rollouts
+from collected import collected, fresh_policy, rollouts, with_rollout
 from rejections import error_of
 from torch import nn
 
@@ -15,7 +15,6 @@ from recurrl.algorithms.importance import mean_of
 from recurrl.algorithms.ppo import PPO
 from recurrl.build import make_algorithm
 from recurrl.errors import ConfigError, RunError
-from recurrl.runtime.metrics import merged
 
 OPTIONS = ("frames_per_batch=64", "total_frames=256", "slice_len=8", "epochs=3", "minibatch_slices=2", "lr=0.01")
 ITERATIONS = 4
@@ -85,22 +84,14 @@ def test_an_update_is_that_of_a_plain_loop_bit_for_bit(kind, small):
     torch.testing.assert_close(*(algorithm.state_dict() for algorithm in algorithms), rtol=0, atol=0)
 
 
-class Misnamed(Algorithm):
-    def prepare(self, rows_NT, reward_NT):
-        return {}
-
-    def compute_loss(self, slices_SK, output):
-        pass
-
-
-class OneArgument(PPO):
-    def loss(self, slices_SK):
-        pass
+def altered(base=PPO, **methods):
+    """An algorithm with other methods."""
+    return type("Altered", (base,), methods)
 
 
 NOT_CALLED = [
-    (Misnamed, "The algorithm Misnamed must define prepare and loss (got no loss)."),
-    (OneArgument, "The algorithm OneArgument must have loss(slices_SK, output): too many positional arguments."),
+    (altered(Algorithm, prepare=PPO.prepare), "Altered must define prepare and loss (got no loss)."),
+    (altered(loss=lambda _: {}), "Altered must have loss(slices_SK, output): too many positional arguments."),
 ]
 
 
@@ -108,7 +99,7 @@ NOT_CALLED = [
 def test_a_method_that_would_not_be_called_is_an_error_before_the_run(kind, message, small, monkeypatch):
     monkeypatch.setattr("recurrl.build.factory", lambda *_: kind)
     config = small(*OPTIONS)
-    assert error_of(make_algorithm, config, fresh_policy(config)) == message
+    assert error_of(make_algorithm, config, fresh_policy(config)) == f"The algorithm {message}"
 
 
 def test_parameters_that_are_frozen_or_a_loss_without_them_are_an_error(small):
@@ -119,20 +110,31 @@ def test_parameters_that_are_frozen_or_a_loss_without_them_are_an_error(small):
         algorithm.update(batches[1], 0.25)
 
 
-def test_a_gradient_of_zero_is_an_error_unless_the_loss_is_zero(small):
-    def without(self, slices_SK, output):
-        losses = PPO.loss(self, slices_SK, output)
-        return losses._replace(terms={name: term.detach() + 0 * term for name, term in losses.terms.items()})
+def changing(algorithm, change):
+    """The algorithm with a change of the losses of each minibatch."""
 
+    def changed(self, slices_SK, output):
+        return change(PPO.loss(self, slices_SK, output), slices_SK)
+
+    algorithm.loss = MethodType(changed, algorithm)
+    return algorithm
+
+
+def plus(**terms):
+    return lambda losses, _: losses._replace(terms={**losses.terms, **terms})
+
+
+def without_gradient(losses, slices):
+    return plus(**{name: term.detach() + 0 * term for name, term in losses.terms.items()})(losses, slices)
+
+
+def test_a_gradient_of_zero_is_an_error_unless_the_loss_is_zero(small):
     algorithm, batches = made(small)
-    algorithm.loss = MethodType(without, algorithm)
     with pytest.raises(RunError, match="has a gradient of exactly zero in all steps of an iteration"):
-        algorithm.update(batches[0], 0.0)
+        changing(algorithm, without_gradient).update(batches[0], 0.0)
     nothing = ("algorithm=grpo", "algorithm.group_size=2", "algorithm.drop_flat_groups=false")
-    config = small(*OPTIONS, *nothing, "env.max_episode_steps=1")
-    policy = fresh_policy(config)
-    (batch,) = rollouts(config, policy)
-    metrics = make_algorithm(config, policy).update(batch, 0.0)
+    algorithm, batch = with_rollout(small(*OPTIONS, *nothing, "env.max_episode_steps=1"))
+    metrics = algorithm.update(batch, 0.0)
     assert (metrics["optim/grad_norm"], metrics["loss/objective"]) == (0.0, 0.0)
 
 
@@ -169,17 +171,11 @@ def test_an_algorithms_own_parameters_are_optimised_saved_and_restored(small, tm
 def holding(name, make):
     """PPO that holds something more."""
 
-    class Holding(PPO):
-        def __init__(self, *arguments):
-            super().__init__(*arguments)
-            setattr(self, name, make())
+    def init(self, *arguments):
+        PPO.__init__(self, *arguments)
+        setattr(self, name, make())
 
-    return Holding
-
-
-def altered(**methods):
-    """PPO with other methods."""
-    return type("Altered", (PPO,), methods)
+    return altered(__init__=init)
 
 
 def text_metric(self, rows_NT, reward_NT):
@@ -237,32 +233,25 @@ def test_what_follows_the_kl_needs_it(key, small):
 def test_a_loss_that_learns_from_inserted_steps_is_an_error(small):
     algorithm, (rollout, *_) = made(small, OneTerm)
     rollout["next", "inserted"] = torch.zeros(*rollout.shape, 1, dtype=torch.bool)
-    with pytest.raises(
-        ConfigError, match=r"must leave out steps that the environment inserts .* Losses\(..., mask=mask"
-    ):
+    message = r"must leave out steps that the environment inserts .* Losses\(..., mask=mask"
+    with pytest.raises(ConfigError, match=message):
         algorithm.update(rollout, 0.0)
 
 
-class Masked(OneTerm):
+def masked(self, slices_SK, output):
     """Leaves masked steps out, by a mask alone."""
-
-    def loss(self, slices_SK, output):
-        mask = slices_SK["loss_mask"]
-        return Losses({"features": mean_of(output.features.square(), mask)}, mask=mask)
+    mask = slices_SK["loss_mask"]
+    return Losses({"features": mean_of(output.features.square(), mask)}, mask=mask)
 
 
 def test_a_mask_weights_minibatches_by_its_steps_and_without_any_no_step_is_taken(small):
-    algorithm, (rollout, *_) = made(small, Masked)
+    algorithm, (rollout, *_) = made(small, altered(OneTerm, loss=masked))
     rollout["next", "inserted"] = torch.ones(*rollout.shape, 1, dtype=torch.bool)
     rollout["next", "inserted"][0, 0] = False
     assert algorithm.update(rollout, 0.0)["optim/steps"] == algorithm.config.epochs
 
 
 ZERO = torch.zeros(())
-
-
-def plus(**terms):
-    return lambda losses, _: losses._replace(terms={**losses.terms, **terms})
 
 
 def plus_metrics(metrics):
@@ -293,13 +282,9 @@ ERRORS = {
 
 @pytest.mark.parametrize(("change", "message"), ERRORS.values(), ids=ERRORS)
 def test_losses_that_cannot_be_minimised_and_logged_are_rejected(change, message, small):
-    def changed(self, slices_SK, output):
-        return change(PPO.loss(self, slices_SK, output), slices_SK)
-
     algorithm, batches = made(small)
-    algorithm.loss = MethodType(changed, algorithm)
     with pytest.raises(ConfigError, match=message):
-        algorithm.update(batches[0], 0.0)
+        changing(algorithm, change).update(batches[0], 0.0)
 
 
 MISTAKES = [
@@ -312,14 +297,7 @@ MISTAKES = [
 @pytest.mark.parametrize(("method", "does", "error", "message"), MISTAKES)
 def test_mistakes_of_an_algorithm_without_a_critic_are_their_own_errors(method, does, error, message, small):
     config = small(*OPTIONS, "algorithm=grpo", "algorithm.group_size=2")
-    policy = fresh_policy(config)
-    (batch,) = rollouts(config, policy)
-    algorithm = type("Mistaken", (OneTerm,), {method: does})(config.algorithm, policy, config)
+    policy, batch = collected(config)
+    algorithm = altered(OneTerm, **{method: does})(config.algorithm, policy, config)
     with pytest.raises(error, match=message):
         algorithm.update(batch, 0.0)
-
-
-def test_metrics_of_several_parts_keep_their_order_and_may_not_share_a_name():
-    assert list(merged({"b": 1.0}, {"a": 2.0})) == ["b", "a"]
-    with pytest.raises(ConfigError, match=r"The metric time/learn_s is logged by two parts of the run"):
-        merged({"time/learn_s": 1.0}, {"time/learn_s": 2.0})
