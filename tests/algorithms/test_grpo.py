@@ -80,8 +80,7 @@ def test_the_terms_of_steps_alone_give_those_of_a_batch(options, kind):
     expected = {}
     for name in loss.out_keys:
         values = torch.stack([step[name] for step in steps])
-        by_episode = "aggregation" in options and name.startswith("loss_")
-        weights = of_episodes if by_episode else torch.ones_like(values)
+        weights = of_episodes if "aggregation" in options and name.startswith("loss_") else torch.ones_like(values)
         expected[name] = (weights * values).sum() / weights.sum()
     ratios = torch.stack([-step["kl_approx"] for step in steps]).exp()
     expected["ESS"] = ratios.sum() ** 2 / ratios.square().sum() / len(ratios)

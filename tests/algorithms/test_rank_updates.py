@@ -119,8 +119,7 @@ def test_a_step_that_is_not_finite_on_one_rank_is_skipped_by_all(small, where):
     config = small("algorithm.normalize_advantage=none")
 
     def of_a_rank():
-        share = config_of_rank(config, world())
-        algorithm, batch = with_rollout(share)
+        algorithm, batch = with_rollout(config_of_rank(config, world()))
         before = weights_of(algorithm.policy)
         backward = algorithm.backward
 
@@ -131,8 +130,7 @@ def test_a_step_that_is_not_finite_on_one_rank_is_skipped_by_all(small, where):
             return losses, total * (torch.inf if world().rank == 1 and where == "loss" else 1.0)
 
         algorithm.backward = broken
-        metrics = algorithm.update(batch, 0.0)
-        return metrics["optim/skipped_steps"], before, weights_of(algorithm.policy)
+        return algorithm.update(batch, 0.0)["optim/skipped_steps"], before, weights_of(algorithm.policy)
 
     for skipped, before, after in in_ranks(2, met(of_a_rank)):
         assert skipped == config.epochs * 2
@@ -145,8 +143,7 @@ def test_ranks_take_a_step_if_any_step_counts_on_any_of_them(small, masked, opti
     config = small("algorithm=grpo", "algorithm.group_size=2", f"optimizer={optimizer}")
 
     def of_a_rank():
-        share = config_of_rank(config, world())
-        algorithm, batch = with_rollout(share)
+        algorithm, batch = with_rollout(config_of_rank(config, world()))
         algorithm.update(batch, 0.0)  # the optimizer then has momentum
         before = weights_of(algorithm.policy)
         (slices, *_) = algorithm.buffer.minibatches(algorithm.rows)

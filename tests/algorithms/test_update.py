@@ -12,7 +12,7 @@ from counting_env import Counting
 
 from recurrl import checkpoint
 from recurrl.algorithms.ppo import PPO
-from recurrl.build import make_algorithm, make_collector, make_policy_for
+from recurrl.build import make_algorithm, make_collector
 from recurrl.errors import ConfigError, NonFiniteError
 
 OPTIONS = ("frames_per_batch=64", "slice_len=8", "epochs=3")
@@ -232,30 +232,20 @@ def test_the_reference_policy_is_part_of_a_checkpoint(small, tmp_path):
     options = (*GRPO, "algorithm.kl_to_ref_coeff=0.1", "algorithm.ref_refresh_iterations=2")
     trained, _ = learn(small, *options)
     path = checkpoint.save(tmp_path, 64, {}, checkpoint.components(trained))
-    config = small(*OPTIONS, *options, "seed=1")
-    loaded = make_algorithm(config, fresh_policy(config))
+    loaded, _ = with_rollout(small(*OPTIONS, *options, "seed=1"))
     checkpoint.Checkpoint(path).load(checkpoint.components(loaded), {"seed": 0})
     assert loaded.iterations == trained.iterations == 1
     assert torch.equal(weights_of(loaded.reference), weights_of(trained.reference))
     assert not torch.equal(weights_of(loaded.reference), weights_of(trained.policy))
 
 
-def _spoilt(algorithm, monkeypatch):
-    """Makes the loss of the next gradient steps NaN."""
-    monkeypatch.setattr(algorithm, "loss", lambda slices, _: not_finite(algorithm, slices))
-
-
-def _batch(small, algorithm):
-    (batch,) = rollouts(small(*OPTIONS), algorithm.policy)
-    return batch
-
-
 @pytest.mark.parametrize("of", ["state_value", "loss/objective", "the gradient"])
 def test_too_many_non_finite_steps_in_a_row_end_the_run_and_change_nothing(small, monkeypatch, of):
-    algorithm, _ = learn(small, "buffer=on_policy", "epochs=3", "minibatch_slices=2")
-    before, batch = weights_of(algorithm.policy), _batch(small, algorithm)
+    algorithm, batch = with_rollout(small(*OPTIONS, "buffer=on_policy", "minibatch_slices=2"))
+    algorithm.update(batch.clone(), progress=0.0)
+    before = weights_of(algorithm.policy)
     if of == "loss/objective":
-        _spoilt(algorithm, monkeypatch)
+        monkeypatch.setattr(algorithm, "loss", lambda slices, _: not_finite(algorithm, slices))
     elif of == "state_value":
         batch["state_value"].fill_(torch.nan)
     else:
@@ -268,14 +258,13 @@ def test_too_many_non_finite_steps_in_a_row_end_the_run_and_change_nothing(small
 
 def test_skipped_steps_in_a_row_are_counted_across_a_resume(small, monkeypatch, tmp_path):
     # Six to eight steps per iteration, of the ten in a row that end a run.
-    options = ("minibatch_slices=2", "epochs=2")
-    first, _ = learn(small, *options)
-    _spoilt(first, monkeypatch)
-    first.update(_batch(small, first), progress=0.5)
+    made = [with_rollout(small(*OPTIONS, "minibatch_slices=2", "epochs=2")) for _ in range(2)]
+    (first, batch), (second, _) = made
+    first.update(batch.clone(), progress=0.0)
+    for algorithm, _ in made:
+        monkeypatch.setattr(algorithm, "loss", lambda slices, _, of=algorithm: not_finite(of, slices))
+    first.update(batch.clone(), progress=0.5)
     path = checkpoint.save(tmp_path, 64, {}, checkpoint.components(first))
-    config = small(*OPTIONS, *options)
-    second = make_algorithm(config, make_policy_for(config))
     checkpoint.Checkpoint(path).load(checkpoint.components(second), {"seed": 0})
-    _spoilt(second, monkeypatch)
     with pytest.raises(NonFiniteError, match="the last 12 gradient steps"):
-        second.update(_batch(small, second), progress=0.5)
+        second.update(batch, progress=0.5)

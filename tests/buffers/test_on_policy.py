@@ -34,8 +34,7 @@ def rows_of_episodes(lengths, rows, steps):
 )
 def test_an_epoch_is_every_frame_once_in_pieces_of_rows(data, rows, slices_per_row, slice_len, lengths):
     slices, steps = rows * slices_per_row, slices_per_row * slice_len
-    divisors = [divisor for divisor in range(1, slices + 1) if slices % divisor == 0]
-    minibatch = data.draw(st.sampled_from(divisors))
+    minibatch = data.draw(st.sampled_from([divisor for divisor in range(1, slices + 1) if slices % divisor == 0]))
     buffer = SliceBuffer(OPTIONS, slice_len, minibatch)
     for _ in range(2):
         batch = rows_of_episodes(lengths, rows, steps)
@@ -63,11 +62,3 @@ def test_what_does_not_divide_is_rejected():
         next(SliceBuffer(OPTIONS, 4, 4).minibatches(rows_of_episodes([5], 5, 8)))
     with pytest.raises(ValueError, match="2 rows of 6 steps cannot be cut into slices of 4 steps"):
         next(SliceBuffer(OPTIONS, 4, 1).minibatches(rows_of_episodes([5], 2, 6)))
-
-
-def test_an_order_may_leave_out_and_repeat_slices(monkeypatch):
-    buffer = SliceBuffer(OPTIONS, 4, 2)
-    monkeypatch.setattr(buffer, "order", lambda _: torch.tensor([5, 1, 1, 7]))
-    slices = torch.cat(list(buffer.minibatches(rows_of_episodes([3], 2, 16))))
-    assert slices["index"][:, 0].tolist() == [5, 1, 1, 7]
-    assert torch.equal(slices["frame"] // 4, slices["index"])

@@ -182,8 +182,7 @@ DIVIDED = {"env.num_envs": 24, "frames_per_batch": 768, "minibatch_slices": 6}
 
 @pytest.fixture
 def three_ranks(monkeypatch):
-    numbers = {"RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": 3, "LOCAL_WORLD_SIZE": 3, "MASTER_PORT": 1}
-    for name, number in numbers.items():
+    for name, number in {"RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": 3, "LOCAL_WORLD_SIZE": 3, "MASTER_PORT": 1}.items():
         monkeypatch.setenv(name, str(number))
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
 
