@@ -40,8 +40,7 @@ def by_plain_autograd(algorithm, rollout, progress):
     for epoch in range(config.epochs):
         for slices in algorithm.buffer.minibatches(rows):
             algorithm.optimizer.zero_grad()
-            losses = algorithm.loss(slices, algorithm.policy.sequence(*algorithm.policy.inputs(slices)))
-            losses.total.backward()
+            algorithm.loss(slices, algorithm.policy.sequence(*algorithm.policy.inputs(slices))).total.backward()
             nn.utils.clip_grad_norm_(algorithm.parameters(), algorithm.options.max_grad_norm)
             algorithm.optimizer.step()
             if epoch == 0:

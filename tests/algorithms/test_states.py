@@ -92,12 +92,6 @@ def plain_loss(steps):
     return (value**2).sum() + torch.cat([step[LOG_PROB].flatten() for step in steps]).sum()
 
 
-def sequence_loss(policy, slices):
-    output = policy.sequence(*policy.inputs(slices))
-    log_prob = output.distribution.log_prob(slices[ACTION])
-    return plain_loss([TensorDict({VALUE: output.value, LOG_PROB: log_prob}, slices.batch_size)])
-
-
 def gradients(policy, loss):
     # Those that the loss does not reach are none.
     return list(torch.autograd.grad(loss, list(policy.parameters()), allow_unused=True, materialize_grads=True))
@@ -125,7 +119,8 @@ def test_losses_and_gradients_are_those_of_a_loop_from_a_constant_state(policy, 
             expected = expected + plain_loss(one_by_one(policy, row[begin : begin + slice_len], detached)[0])
     minibatch = slices_of(SliceStates(policy, state, slice_len), rows, slice_len)
     assert not any(minibatch[key].requires_grad for key in policy.state_keys)
-    loss = sequence_loss(policy, minibatch)
+    output = policy.sequence(*policy.inputs(minibatch))
+    loss = (output.value**2).sum() + output.distribution.log_prob(minibatch[ACTION]).sum()
     torch.testing.assert_close(loss, expected, rtol=1e-9, atol=1e-9)
     torch.testing.assert_close(gradients(policy, loss), gradients(policy, expected), rtol=1e-8, atol=1e-9)
 

@@ -90,8 +90,7 @@ def test_acting_needs_no_entry_of_the_critics(task, small, collect):
     action, _ = agent.act(observation, agent.initial_state())
     batched = make_env(config.env, 1, 3, policy).reset()
     if not isinstance(observation, dict) and "hidden" in policy.critic_only and config.env.mask:
-        seen = np.delete(observation, config.env.mask)
-        batched["observation", "observation"] = torch.from_numpy(seen)[None]
+        batched["observation", "observation"] = torch.from_numpy(np.delete(observation, config.env.mask))[None]
         assert int(action) == int(policy.step(*policy.inputs(batched))[0])
     assert env.action_space.contains(action)
     assert evaluate(config.env, policy, 2, seed=0)

@@ -204,7 +204,6 @@ def test_actions_from_noise_are_distributed_as_samples(kind):
 
 
 def test_noise_in_the_tails_chooses_only_what_is_allowed():
-    extremes = torch.tensor([-8.0, -5.5, 0.0, 5.5, 8.0])
-    noise = torch.cartesian_prod(*[extremes] * 3)
+    noise = torch.cartesian_prod(*[torch.tensor([-8.0, -5.5, 0.0, 5.5, 8.0])] * 3)
     actions = LazyCategorical(torch.zeros(len(noise), 3), torch.tensor([1, 0, 1])).action_from_noise(noise)
     assert set(actions.tolist()) == {0, 2}

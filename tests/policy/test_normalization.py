@@ -62,20 +62,6 @@ class Reader(torch.nn.Module):
         self.rescaled.append((factor.clone(), shift.clone()))
 
 
-def test_a_network_is_rescaled_at_each_replacement_but_the_first():
-    torch.manual_seed(0)
-    normalizer, reader, samples = ObservationNormalizer(3), Reader(), torch.randn(1000, 3) * 3 + 5
-    last = None
-    for count, seen in enumerate(samples.split(10), 1):
-        normalizer.observe(seen, reader)
-        outputs = normalizer(samples[:10])
-        assert len(reader.rescaled) == count.bit_length() - 1
-        if count > 1 and count.bit_count() == 1:
-            factor, shift = reader.rescaled[-1]
-            torch.testing.assert_close(outputs * factor + shift, last)
-        last = outputs
-
-
 @pytest.mark.parametrize(("size", "is_rescaled"), [(0.0, False), (1.0, False), (3.0, False), (5.0, True)])
 def test_a_network_is_not_rescaled_for_an_entry_whose_deviation_has_grown_much(size, is_rescaled):
     normalizer, reader = ObservationNormalizer(2), Reader()

@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from rejections import error_of
 from torch import nn
 from torchrl.data import Bounded, Unbounded
 
@@ -76,11 +75,3 @@ def test_bits_are_those_of_each_byte_in_order(encoder_options):
     assert torch.equal((bits * 2 ** torch.arange(8)).sum(-1).byte(), pixels.flatten(1))
     with pytest.raises(ConfigError, match=r"encoder.images must be nature or impala for torch.float32 \(got bits\)"):
         make(encoder_options("encoder.images=bits"), Bounded(0, 1, (7, 7, 3), dtype=torch.float32))
-
-
-def test_an_image_that_is_too_small_is_rejected():
-    assert error_of(make_image_network, "nature", image(35, 80, 3)) == (
-        "An image of 35×80 pixels is too small for encoder.images=nature, which needs 36×36. Choose "
-        "encoder.images=impala, which takes any size, or enlarge the images, for example with "
-        "gymnasium.wrappers.ResizeObservation."
-    )

@@ -4,12 +4,12 @@ from dataclasses import replace
 
 import pytest
 import torch
+from rejections import error_of
 from torch import nn
 from torch.nn import functional
 from torchrl.data import Categorical, Composite, MultiCategorical, Unbounded
 
 from recurrl.config.cell import ACTIVATIONS
-from recurrl.errors import ConfigError
 from recurrl.policy.encoders.mlp import EMBEDDING, ONE_HOT_LIMIT, make
 
 IMAGE = Unbounded((36, 36, 1), dtype=torch.uint8)
@@ -58,10 +58,13 @@ def test_each_entry_of_a_mapping_has_its_own_network(encoder_options):
     assert make(encoder_options("encoder.sizes=[16]"), spec)(spec.zero((7,))).shape == (7, 16 + 16 + 512 + 16)
 
 
-def test_the_error_for_an_image_names_its_entry(encoder_options):
+def test_an_image_that_is_too_small_is_rejected_by_the_name_of_its_entry(encoder_options):
     spec = Composite(camera=Composite(left=Unbounded((35, 80, 3), dtype=torch.uint8)))
-    with pytest.raises(ConfigError, match=r"^Observation entry camera\.left: An image of 35×80 pixels is too small"):
-        make(encoder_options("encoder.images=nature"), spec)
+    assert error_of(make, encoder_options("encoder.images=nature"), spec) == (
+        "Observation entry camera.left: An image of 35×80 pixels is too small for encoder.images=nature, which needs "
+        "36×36. Choose encoder.images=impala, which takes any size, or enlarge the images, for example with "
+        "gymnasium.wrappers.ResizeObservation."
+    )
 
 
 def test_hidden_layers_are_orthogonal_with_gain_sqrt_2(encoder_options):
