@@ -61,18 +61,11 @@ def on(monkeypatch, small):
     return on
 
 
-def rows_of(rollout):
-    """The next rollout, and how often it waited."""
+def waits_of(call, *arguments):
+    """What a call returns, and how often it waited."""
     with Waits() as waits:
-        rows = rollout.collect()
-    return rows, waits.places
-
-
-def per_preparation(algorithm, rows):
-    """How often the preparation of rows waits."""
-    with Waits() as waits:
-        algorithm.prepare(rows, rows["next", "reward"].squeeze(-1))
-    return waits.places
+        returned = call(*arguments)
+    return returned, waits.places
 
 
 def waits_of_gradient_steps(algorithm, rows):
@@ -102,11 +95,12 @@ MEASURED = [
 def test_steps_wait_for_nothing_but_packing_for_kernels_without_resets(on, overrides):
     config, rollout = on("meta", *overrides)
     policy = make_policy_for(config).to("meta")
-    few, short = rows_of(rollout(policy, 4))
-    rows, long = rows_of(rollout(policy, 8))
+    few, short = waits_of(rollout(policy, 4).collect)
+    rows, long = waits_of(rollout(policy, 8).collect)
     assert short == long  # whatever the rollout as a whole reads, its steps do not
     algorithm = make_algorithm(config, policy)
-    assert per_preparation(algorithm, few) == per_preparation(algorithm, rows.clone())
+    prepared = [waits_of(algorithm.prepare, of, of["next", "reward"].squeeze(-1)) for of in (few, rows.clone())]
+    assert prepared[0][1] == prepared[1][1]
     packs = {"backend=pad", "backend=scan"} & set(overrides)
     assert waits_of_gradient_steps(algorithm, rows) == [{PACKED} if packs else set()]
 
