@@ -34,12 +34,7 @@ REPLAYED = [
         if (cell, critic) != ("none", "recurrent")
     ),
     *(
-        pytest.param(
-            "Pendulum-v1",
-            {},
-            (f"backend={backend}", f"cell={cell}", "env.max_episode_steps=11"),
-            id=f"{backend}, {cell}",
-        )
+        pytest.param(CUE, {"delay": 9}, (f"backend={backend}", f"cell={cell}"), id=f"{backend}, {cell}")
         for backend, cell in (("scan", "gru"), ("pad", "lstm"), ("triton", "gru"), ("triton", "lstm"))
     ),
     pytest.param("CartPole-v1", {}, ("env.mask=[1,3]", "algorithm.critic=feedforward", SEES), id="a critic that sees"),
