@@ -35,10 +35,7 @@ def complaint(config, policy, batch):
 # What is right
 
 
-CARTPOLES = [("cartpole_no_velocity", cell) for cell in ("gru", "lstm", "mingru", "none")]
-
-
-@pytest.mark.parametrize(("env", "cell"), [("pendulum_no_velocity", "gru"), *CARTPOLES])
+@pytest.mark.parametrize(("env", "cell"), [("pendulum_no_velocity", "gru"), ("cartpole_no_velocity", "none")])
 def test_a_batch_that_is_right_gives_one_line(small, env, cell):
     config = small(*OPTIONS, f"env={env}", f"cell={cell}", "cell.num_layers=2", "backend=scan")
     policy, batch = collected(config, std=0.5)
@@ -60,7 +57,6 @@ def test_the_check_changes_neither_batch_nor_policy_nor_random_numbers(small):
     drawn = torch.rand(3)
     torch.manual_seed(7)
     assert torch.equal(torch.rand(3), drawn)
-    assert set(batch.keys(True, True)) == set(before.keys(True, True))
     assert (batch == before).all()
     assert all(torch.equal(value, weights[name]) for name, value in policy.state_dict().items())
     assert all(parameter.grad is None for parameter in policy.parameters())
@@ -159,24 +155,19 @@ def test_a_wrong_observation_after_resets_is_caught_without_episode_ends(small, 
     assert "after each of 16 resets" in complaint(config, policy, batch)
 
 
-class Masked(gymnasium.Env):
+class Masked(Counting):
     """Fails on masked actions; its episodes are longer than rows, so that the check acts at random."""
 
     observation_space = spaces.Dict(at=spaces.Box(0, 1, (1,)), action_mask=spaces.MultiBinary(9))
-    action_space = spaces.Discrete(9)
+    action_space, length = spaces.Discrete(9), np.inf
 
-    def _observation(self):
-        self.allowed = np.zeros(9, np.int8)
-        self.allowed[self.np_random.integers(9)] = 1
+    def observation(self):
+        self.allowed = np.eye(9, dtype=np.int8)[self.np_random.integers(9)]
         return {"at": self.np_random.random(1, "float32"), "action_mask": self.allowed}
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        return self._observation(), {}
 
     def step(self, action):
         assert self.allowed[action], "a masked action"
-        return self._observation(), 0.0, False, False, {}
+        return super().step(action)
 
 
 def test_forced_resets_leave_masked_actions_out(small, register):

@@ -2,6 +2,7 @@
 
 import shutil
 import signal
+from operator import setitem
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -31,6 +32,11 @@ def test_what_is_due_by_frames_is_due_at_each_multiple_and_at_the_end():
     assert due(128) == [False, True, False, True, False, True]
     assert due(100) == [False, True, False, True, True, True]
     assert due(None) == [False] * 5 + [True]
+
+
+def callback(name="Mine", base=recurrl.Callback, **methods):
+    """A callback with these methods. With another base it sees metrics and policy."""
+    return type(name, (base,), methods)()
 
 
 class Counter:
@@ -66,8 +72,7 @@ class RecordingCallback(recurrl.Callback):
     def on_iteration(self, trainer, metrics):
         self.calls.append(f"iteration to {trainer.frames}")
         metrics["mine/frames"] = np.int64(trainer.frames)
-        if trainer.frames == self.stop_after:
-            trainer.stop()
+        return trainer.frames == self.stop_after
 
     def on_end(self, trainer):
         self.calls.append("end")
@@ -97,8 +102,7 @@ def test_callbacks_run_in_order_add_metrics_stop_the_run_and_keep_their_states(t
 
 def test_callbacks_of_one_name_are_all_called():
     called = []
-    names, methods = ("Mine", "Mine_1", "Mine"), {"on_end": lambda self, _: called.append(self)}
-    callbacks = [type(name, (recurrl.Callback,), methods)() for name in names]
+    callbacks = [callback(name, on_end=lambda self, _: called.append(self)) for name in ("Mine", "Mine_1", "Mine")]
     Callbacks(callbacks).on_end(None)
     assert called == callbacks
 
@@ -114,55 +118,29 @@ def test_a_run_extended_from_a_checkpoint_of_its_end_has_the_states_after_it(tin
     assert first.seen == [32, 64]
 
 
-class Unsavable(Counter):
-    def state_dict(self):
-        return {"best": np.random.default_rng(0)}
+UNSAVABLE = [
+    callback("MetricsAndPolicy", Counter, state_dict=lambda _: {"best": np.random.default_rng(0)}),
+    callback("TheWholeRun", state_dict=lambda _: {"best": np.zeros(3)}),
+]
 
 
-class WholeUnsavable(recurrl.Callback):
-    def state_dict(self):
-        return {"best": np.zeros(3)}
-
-
-@pytest.mark.parametrize("callback", [Unsavable(), WholeUnsavable()], ids=["metrics and policy", "the whole run"])
-def test_a_state_that_could_not_be_restored_is_an_error_when_it_is_saved(callback, tiny):
-    name = type(callback).__name__
+@pytest.mark.parametrize("unsavable", UNSAVABLE, ids=lambda each: type(each).__name__)
+def test_a_state_that_could_not_be_restored_is_an_error_when_it_is_saved(unsavable, tiny):
+    name = type(unsavable).__name__
     with pytest.raises(RunError, match=rf"state_dict\(\) of {name} must return tensors and plain values"):
-        recurrl.train(tiny, run_dir="run", callbacks=[callback])
-
-
-class ReturnsTrue(recurrl.Callback):
-    def on_iteration(self, trainer, metrics):
-        return trainer.frames == 64
-
-
-def test_either_kind_of_callback_ends_the_run_by_returning_true(tiny):
-    config = [*tiny, "total_frames=96"]
-    runs = [recurrl.train(config, callbacks=[callback]) for callback in (ReturnsTrue(), StopsAt64())]
-    assert [(run.summary["status"], run.summary["frames"]) for run in runs] == [("stopped", 64)] * 2
-
-
-class StopsAt64:
-    def on_iteration(self, metrics, policy):
-        return metrics["frames"] == 64
+        recurrl.train(tiny, run_dir="run", callbacks=[unsavable])
 
 
 def test_a_run_that_is_stopped_before_its_first_iteration_ends_without_an_evaluation(tiny):
-    class StopsAtOnce(recurrl.Callback):
-        def on_start(self, trainer):
-            trainer.stop()
-
-    run = recurrl.train([*tiny, "total_frames=96"], run_dir="run", callbacks=[StopsAtOnce()])
+    stops_at_once = callback(on_start=lambda _, trainer: trainer.stop())
+    run = recurrl.train([*tiny, "total_frames=96"], run_dir="run", callbacks=[stops_at_once])
     assert [run.summary[key] for key in ("status", "frames", "eval_return_mean")] == ["stopped", 0, None]
 
 
 def test_metrics_that_would_not_be_logged_cannot_be_added(tiny):
-    class Adds:
-        def on_iteration(self, metrics, policy):
-            metrics["mine"] = 1.0
-
+    adds = callback(base=object, on_iteration=lambda _, metrics, __: setitem(metrics, "mine", 1.0))
     with pytest.raises(TypeError, match="does not support item assignment"):
-        recurrl.train(tiny, run_dir="run", callbacks=[Adds()])
+        recurrl.train(tiny, run_dir="run", callbacks=[adds])
 
 
 def test_no_callback_is_called_for_an_iteration_whose_evaluation_a_signal_stopped(tiny, monkeypatch):
@@ -263,20 +241,15 @@ def test_a_run_whose_torchrun_has_ended_ends_with_a_checkpoint(tiny, monkeypatch
     assert recurrl.train(["resume=auto"], run_dir="run").summary["frames"] == 96
 
 
-def test_a_metric_that_is_no_number_is_an_error(tiny):
-    class Wrong(recurrl.Callback):
-        def __init__(self, returned):
-            self.returned = returned
+NO_NUMBERS = [
+    (callback(on_rollout=lambda *_: {"mine/name": "text"}), "The metric mine/name must be a number"),
+    (callback(on_rollout=lambda *_: {"mine/name": 10**400}), "The metric mine/name must be a number"),
+    (callback(on_iteration=lambda *of: setitem(of[-1], "mine/name", "text")), "The metric mine/name must be a number"),
+    (callback(on_rollout=lambda *_: False), r"callback Mine must return metrics by name, or None \(got False\)"),
+]
 
-        def on_rollout(self, trainer, rollout):
-            return self.returned
 
-    class Adds(recurrl.Callback):
-        def on_iteration(self, trainer, metrics):
-            metrics["mine/name"] = "text"
-
-    for callback in (Wrong({"mine/name": "text"}), Wrong({"mine/name": 10**400}), Adds()):
-        with pytest.raises(ConfigError, match="The metric mine/name must be a number"):
-            recurrl.train(tiny, callbacks=[callback])
-    with pytest.raises(ConfigError, match=r"callback Wrong must return metrics by name, or None \(got False\)"):
-        recurrl.train(tiny, callbacks=[Wrong(False)])
+@pytest.mark.parametrize(("wrong", "message"), NO_NUMBERS)
+def test_a_metric_that_is_no_number_is_an_error(wrong, message, tiny):
+    with pytest.raises(ConfigError, match=message):
+        recurrl.train(tiny, callbacks=[wrong])

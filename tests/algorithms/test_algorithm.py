@@ -1,11 +1,10 @@
 """What a custom algorithm may do: the same bits as a plain loop of autograd, or an error that says what to do."""
 
 from copy import deepcopy
-from types import MethodType
 
 import pytest
 import torch
-from collected import fresh_policy, rollouts
+from collected import collected, fresh_policy, rollouts, with_rollout
 from rejections import error_of
 from torch import nn
 
@@ -15,7 +14,6 @@ from recurrl.algorithms.importance import mean_of
 from recurrl.algorithms.ppo import PPO
 from recurrl.build import make_algorithm
 from recurrl.errors import ConfigError, RunError
-from recurrl.runtime.metrics import merged
 
 OPTIONS = ("frames_per_batch=64", "total_frames=256", "slice_len=8", "epochs=3", "minibatch_slices=2", "lr=0.01")
 ITERATIONS = 4
@@ -42,8 +40,7 @@ def by_plain_autograd(algorithm, rollout, progress):
     for epoch in range(config.epochs):
         for slices in algorithm.buffer.minibatches(rows):
             algorithm.optimizer.zero_grad()
-            losses = algorithm.loss(slices, algorithm.policy.sequence(*algorithm.policy.inputs(slices)))
-            losses.total.backward()
+            algorithm.loss(slices, algorithm.policy.sequence(*algorithm.policy.inputs(slices))).total.backward()
             nn.utils.clip_grad_norm_(algorithm.parameters(), algorithm.options.max_grad_norm)
             algorithm.optimizer.step()
             if epoch == 0:
@@ -85,22 +82,14 @@ def test_an_update_is_that_of_a_plain_loop_bit_for_bit(kind, small):
     torch.testing.assert_close(*(algorithm.state_dict() for algorithm in algorithms), rtol=0, atol=0)
 
 
-class Misnamed(Algorithm):
-    def prepare(self, rows_NT, reward_NT):
-        return {}
-
-    def compute_loss(self, slices_SK, output):
-        pass
-
-
-class OneArgument(PPO):
-    def loss(self, slices_SK):
-        pass
+def altered(base=PPO, **methods):
+    """An algorithm with other methods."""
+    return type("Altered", (base,), methods)
 
 
 NOT_CALLED = [
-    (Misnamed, "The algorithm Misnamed must define prepare and loss (got no loss)."),
-    (OneArgument, "The algorithm OneArgument must have loss(slices_SK, output): too many positional arguments."),
+    (altered(Algorithm, prepare=PPO.prepare), "Altered must define prepare and loss (got no loss)."),
+    (altered(loss=lambda _: {}), "Altered must have loss(slices_SK, output): too many positional arguments."),
 ]
 
 
@@ -108,7 +97,7 @@ NOT_CALLED = [
 def test_a_method_that_would_not_be_called_is_an_error_before_the_run(kind, message, small, monkeypatch):
     monkeypatch.setattr("recurrl.build.factory", lambda *_: kind)
     config = small(*OPTIONS)
-    assert error_of(make_algorithm, config, fresh_policy(config)) == message
+    assert error_of(make_algorithm, config, fresh_policy(config)) == f"The algorithm {message}"
 
 
 def test_parameters_that_are_frozen_or_a_loss_without_them_are_an_error(small):
@@ -119,67 +108,45 @@ def test_parameters_that_are_frozen_or_a_loss_without_them_are_an_error(small):
         algorithm.update(batches[1], 0.25)
 
 
-def test_a_gradient_of_zero_is_an_error_unless_the_loss_is_zero(small):
-    def without(self, slices_SK, output):
-        losses = PPO.loss(self, slices_SK, output)
-        return losses._replace(terms={name: term.detach() + 0 * term for name, term in losses.terms.items()})
+def changing(change):
+    """PPO with a change of the losses of each minibatch."""
+    return altered(loss=lambda self, slices_SK, output: change(PPO.loss(self, slices_SK, output), slices_SK))
 
-    algorithm, batches = made(small)
-    algorithm.loss = MethodType(without, algorithm)
+
+def without_gradient(losses, _):
+    return losses._replace(terms={name: term.detach() + 0 * term for name, term in losses.terms.items()})
+
+
+def test_a_gradient_of_zero_is_an_error_unless_the_loss_is_zero(small):
+    algorithm, batches = made(small, changing(without_gradient))
     with pytest.raises(RunError, match="has a gradient of exactly zero in all steps of an iteration"):
         algorithm.update(batches[0], 0.0)
     nothing = ("algorithm=grpo", "algorithm.group_size=2", "algorithm.drop_flat_groups=false")
-    config = small(*OPTIONS, *nothing, "env.max_episode_steps=1")
-    policy = fresh_policy(config)
-    (batch,) = rollouts(config, policy)
-    metrics = make_algorithm(config, policy).update(batch, 0.0)
+    algorithm, batch = with_rollout(small(*OPTIONS, *nothing, "env.max_episode_steps=1"))
+    metrics = algorithm.update(batch, 0.0)
     assert (metrics["optim/grad_norm"], metrics["loss/objective"]) == (0.0, 0.0)
 
 
-class Predicting(PPO):
-    """Has parameters of its own, which predict rewards from the features."""
-
-    def __init__(self, *arguments):
-        super().__init__(*arguments)
-        self.predictor = nn.Linear(self.config.cell.hidden_size, 1)
-
-    def prepare(self, rows_NT, reward_NT):
-        rows_NT.set("reward_now", reward_NT.unsqueeze(-1))
-        return super().prepare(rows_NT, reward_NT)
-
-    def loss(self, slices_SK, output):
-        losses = super().loss(slices_SK, output)
-        error = nn.functional.mse_loss(self.predictor(output.features), slices_SK["reward_now"])
-        return losses._replace(terms={**losses.terms, "prediction": error})
-
-
-def test_an_algorithms_own_parameters_are_optimised_saved_and_restored(small, tmp_path):
-    algorithm, batches = made(small, Predicting)
-    before = deepcopy(algorithm.predictor.state_dict())
-    metrics = [algorithm.update(batch, 0.0) for batch in batches]
-    assert metrics[-1]["loss/prediction"] < metrics[0]["loss/prediction"] / 2
-    assert all(not torch.equal(value, before[name]) for name, value in algorithm.predictor.state_dict().items())
+def test_an_algorithms_own_parameters_and_buffers_are_saved_and_restored(small, tmp_path):
+    algorithm, batches = made(small, Counting)
+    before = deepcopy(algorithm.norm.state_dict())
+    assert "loss/extra" in algorithm.update(batches[0], 0.0)
+    assert all(not torch.equal(value, before[name]) for name, value in algorithm.norm.state_dict().items())
     path = checkpoint.save(tmp_path, 64, {}, checkpoint.components(algorithm))
-    loaded, _ = made(small, Predicting, "seed=1")
+    loaded, _ = made(small, Counting, "seed=1")
     checkpoint.Checkpoint(path).load(checkpoint.components(loaded), {"seed": 0})
-    torch.testing.assert_close(loaded.state_dict(), algorithm.state_dict(), rtol=0, atol=0)
-    torch.testing.assert_close(loaded.optimizer.state_dict(), algorithm.optimizer.state_dict(), rtol=0, atol=0)
+    states = ((each.state_dict(), each.optimizer.state_dict()) for each in (loaded, algorithm))
+    torch.testing.assert_close(*states, rtol=0, atol=0)
 
 
 def holding(name, make):
     """PPO that holds something more."""
 
-    class Holding(PPO):
-        def __init__(self, *arguments):
-            super().__init__(*arguments)
-            setattr(self, name, make())
+    def init(self, *arguments):
+        PPO.__init__(self, *arguments)
+        setattr(self, name, make())
 
-    return Holding
-
-
-def altered(**methods):
-    """PPO with other methods."""
-    return type("Altered", (PPO,), methods)
+    return altered(__init__=init)
 
 
 def text_metric(self, rows_NT, reward_NT):
@@ -196,6 +163,21 @@ class Late(PPO):
         return losses._replace(terms={**losses.terms, "late": self.late(output.features).square().mean()})
 
 
+def plus(metrics=(), **terms):
+    """PPO with more terms and metrics."""
+    more = {"terms": terms, "metrics": dict(metrics)}
+    return changing(lambda losses, _: losses._replace(**{of: getattr(losses, of) | more[of] for of in more}))
+
+
+def sometimes(losses, slices):
+    return losses._replace(terms={**losses.terms, "rare": ZERO}) if (slices["index"] == 0).any() else losses
+
+
+def of_every_pair(losses, _):
+    return losses._replace(log_ratio=losses.log_ratio.unsqueeze(1) * losses.log_ratio.unsqueeze(-1))
+
+
+ZERO = torch.zeros(())
 NOT_LEARNT_OR_LOGGED = [
     (holding("head", lambda: nn.Linear(2, 1)), "head.weight, head.bias of algorithm=ppo get no gradient from the loss"),
     (holding("heads", lambda: [nn.Linear(2, 1)]), "heads of algorithm=ppo are not registered"),
@@ -205,6 +187,16 @@ NOT_LEARNT_OR_LOGGED = [
     (altered(prepare=lambda *_: None), r"prepare of algorithm=ppo must return its metrics \(got None\)"),
     (altered(prepare=text_metric), r"The metric mine/phase must be a number \(got 'warmup'\)"),
     (altered(loss=lambda *of: of[-1].value.mean()), r"must be recurrl.algorithms.Losses \(got a Tensor\)"),
+    (changing(lambda losses, _: losses._replace(terms={})), "The loss of algorithm=ppo has no terms."),
+    (changing(of_every_pair), r"log_ratio of shape \(2, 8, 8\) for slices of shape \(2, 8\)"),
+    (changing(sometimes), r"returns \['loss/rare'\] for some minibatches only"),
+    (plus(aside=torch.ones(())), "returns the term aside without gradient, so it would not"),
+    (plus(foo=torch.zeros(8)), r"returns loss/foo of shape \(8,\). Return a scalar tensor"),
+    (plus(foo=0.0), "returns loss/foo of shape float. Return a scalar tensor"),
+    (plus({"policy/foo": torch.zeros(8)}), r"returns policy/foo of shape \(8,\)"),
+    (plus({"loss/critic": ZERO}), "The metric loss/critic is logged by two parts"),
+    (plus({"optim/lr": ZERO}), "The metric optim/lr is logged by two parts"),
+    (plus({"advantage/mean": ZERO}), "The metric advantage/mean is logged by two"),
 ]
 
 
@@ -237,69 +229,22 @@ def test_what_follows_the_kl_needs_it(key, small):
 def test_a_loss_that_learns_from_inserted_steps_is_an_error(small):
     algorithm, (rollout, *_) = made(small, OneTerm)
     rollout["next", "inserted"] = torch.zeros(*rollout.shape, 1, dtype=torch.bool)
-    with pytest.raises(
-        ConfigError, match=r"must leave out steps that the environment inserts .* Losses\(..., mask=mask"
-    ):
+    message = r"must leave out steps that the environment inserts .* Losses\(..., mask=mask"
+    with pytest.raises(ConfigError, match=message):
         algorithm.update(rollout, 0.0)
 
 
-class Masked(OneTerm):
+def masked(self, slices_SK, output):
     """Leaves masked steps out, by a mask alone."""
-
-    def loss(self, slices_SK, output):
-        mask = slices_SK["loss_mask"]
-        return Losses({"features": mean_of(output.features.square(), mask)}, mask=mask)
+    mask = slices_SK["loss_mask"]
+    return Losses({"features": mean_of(output.features.square(), mask)}, mask=mask)
 
 
 def test_a_mask_weights_minibatches_by_its_steps_and_without_any_no_step_is_taken(small):
-    algorithm, (rollout, *_) = made(small, Masked)
+    algorithm, (rollout, *_) = made(small, altered(OneTerm, loss=masked))
     rollout["next", "inserted"] = torch.ones(*rollout.shape, 1, dtype=torch.bool)
     rollout["next", "inserted"][0, 0] = False
     assert algorithm.update(rollout, 0.0)["optim/steps"] == algorithm.config.epochs
-
-
-ZERO = torch.zeros(())
-
-
-def plus(**terms):
-    return lambda losses, _: losses._replace(terms={**losses.terms, **terms})
-
-
-def plus_metrics(metrics):
-    return lambda losses, _: losses._replace(metrics={**losses.metrics, **metrics})
-
-
-def sometimes(losses, slices):
-    return plus(rare=ZERO)(losses, slices) if (slices["index"] == 0).any() else losses
-
-
-def of_every_pair(losses, _):
-    return losses._replace(log_ratio=losses.log_ratio.unsqueeze(1) * losses.log_ratio.unsqueeze(-1))
-
-
-ERRORS = {
-    "a term without gradient": (plus(aside=torch.ones(())), "returns the term aside without gradient, so it would not"),
-    "ratios that were broadcast": (of_every_pair, r"log_ratio of shape \(2, 8, 8\) for slices of shape \(2, 8\)"),
-    "no terms": (lambda losses, _: losses._replace(terms={}), "The loss of algorithm=ppo has no terms."),
-    "a term per slice": (plus(foo=torch.zeros(8)), r"returns loss/foo of shape \(8,\). Return a scalar tensor"),
-    "a term that is a number": (plus(foo=0.0), "returns loss/foo of shape float. Return a scalar tensor"),
-    "a metric per slice": (plus_metrics({"policy/foo": torch.zeros(8)}), r"returns policy/foo of shape \(8,\)"),
-    "a metric named as a term": (plus_metrics({"loss/critic": ZERO}), "The metric loss/critic is logged by two parts"),
-    "a metric of the optimizer": (plus_metrics({"optim/lr": ZERO}), "The metric optim/lr is logged by two parts"),
-    "a metric of the rollout": (plus_metrics({"advantage/mean": ZERO}), "The metric advantage/mean is logged by two"),
-    "terms of some minibatches only": (sometimes, r"returns \['loss/rare'\] for some minibatches only"),
-}
-
-
-@pytest.mark.parametrize(("change", "message"), ERRORS.values(), ids=ERRORS)
-def test_losses_that_cannot_be_minimised_and_logged_are_rejected(change, message, small):
-    def changed(self, slices_SK, output):
-        return change(PPO.loss(self, slices_SK, output), slices_SK)
-
-    algorithm, batches = made(small)
-    algorithm.loss = MethodType(changed, algorithm)
-    with pytest.raises(ConfigError, match=message):
-        algorithm.update(batches[0], 0.0)
 
 
 MISTAKES = [
@@ -312,14 +257,7 @@ MISTAKES = [
 @pytest.mark.parametrize(("method", "does", "error", "message"), MISTAKES)
 def test_mistakes_of_an_algorithm_without_a_critic_are_their_own_errors(method, does, error, message, small):
     config = small(*OPTIONS, "algorithm=grpo", "algorithm.group_size=2")
-    policy = fresh_policy(config)
-    (batch,) = rollouts(config, policy)
-    algorithm = type("Mistaken", (OneTerm,), {method: does})(config.algorithm, policy, config)
+    policy, batch = collected(config)
+    algorithm = altered(OneTerm, **{method: does})(config.algorithm, policy, config)
     with pytest.raises(error, match=message):
         algorithm.update(batch, 0.0)
-
-
-def test_metrics_of_several_parts_keep_their_order_and_may_not_share_a_name():
-    assert list(merged({"b": 1.0}, {"a": 2.0})) == ["b", "a"]
-    with pytest.raises(ConfigError, match=r"The metric time/learn_s is logged by two parts of the run"):
-        merged({"time/learn_s": 1.0}, {"time/learn_s": 2.0})

@@ -57,8 +57,7 @@ def only_traced(monkeypatch):
 
 
 @pytest.mark.usefixtures("only_traced")
-@pytest.mark.parametrize("compile_as", ["loss", "cudagraphs"])
-@pytest.mark.parametrize("overrides", [(), ("cell=lstm", *GRPO)], ids=["ppo", "grpo"])
+@pytest.mark.parametrize(("overrides", "compile_as"), [((), "loss"), (("cell=lstm", *GRPO), "cudagraphs")])
 def test_the_compiler_takes_the_loss_whole_and_its_gradient_is_the_same(compose, tiny, overrides, compile_as):
     check_equal(compose, (*tiny, *overrides), compile_as)
 

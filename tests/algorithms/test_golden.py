@@ -19,8 +19,7 @@ B, T, H = 4, 6, 4
 
 
 def sines(*shape, phase):
-    count = torch.Size(shape).numel()
-    return torch.sin(phase + 0.7 * torch.arange(count, dtype=torch.float64)).reshape(shape)
+    return torch.sin(phase + 0.7 * torch.arange(torch.Size(shape).numel(), dtype=torch.float64)).reshape(shape)
 
 
 def make_policy(continuous):

@@ -59,9 +59,8 @@ def plain(starts, rewards, size, gamma, kind, std, drop):
         relative = {row: [0.0] * len(values) for row, values in to_go.items()}
         for t in range(horizon):
             peers = [row for row in members if t < len(to_go[row])]
-            compared = {row: to_go[row][0 if kind == "outcome" else t] for row in peers}
-            if kind == "outcome":
-                compared = {row: to_go[row][0] for row in members}
+            at, others = (0, members) if kind == "outcome" else (t, peers)
+            compared = {row: to_go[row][at] for row in others}
             values = list(compared.values())
             if not values or max(values) == min(values):
                 continue
@@ -119,6 +118,5 @@ def test_rows_that_continue_an_episode_are_rejected():
 def test_rewards_that_differ_in_their_last_digits_alone_are_no_spread():
     batch = rows_of([[0], [0]], steps=3)
     reward = torch.tensor([[0.1, 0.2, 0.3], [0.3, 0.2, 0.1]], dtype=torch.float64)
-    metrics = add_group_advantages(batch, reward, options())
-    assert metrics["group/dropped"] == 1
+    assert add_group_advantages(batch, reward, options())["group/dropped"] == 1
     assert not batch[LOSS_MASK].any()

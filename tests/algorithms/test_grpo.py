@@ -41,8 +41,9 @@ def diagonal(outputs):
     return Independent(Normal(loc, log_scale.exp()), 1)
 
 
-def make_batch(actor, counted=0.7):
-    """Actions and log-probabilities of another policy, so that ratios lie within and without every clip range."""
+def made(kind="discrete", counted=0.7):
+    """A policy, and actions and log-probabilities of another, with ratios within and without every clip range."""
+    actor = Actor(kind)
     torch.manual_seed(1)
     batch = TensorDict({"observation": torch.randn(B, T, 3, dtype=torch.float64)}, [B, T])
     batch["loss_mask"] = torch.rand(B, T, 1) < counted
@@ -54,7 +55,7 @@ def make_batch(actor, counted=0.7):
     batch["ref_log_prob"] = log_prob + 0.5 * torch.randn_like(log_prob)
     batch["advantage"] = torch.randn(B, T, 1, dtype=torch.float64)
     batch["episode_loss_steps"] = torch.randint(1, 9, (B, T, 1))
-    return batch
+    return actor, batch
 
 
 def total(output):
@@ -67,10 +68,11 @@ ALL = {"clip_epsilon": (0.125, 0.5), "entropy_coeff": 0.25, "kl_to_ref_coeff": 0
 @pytest.mark.parametrize("kind", ["discrete", "continuous"])
 @pytest.mark.parametrize("options", [{}, ALL, {**ALL, "aggregation": "episode"}], ids=["defaults", "all", "by episode"])
 def test_the_terms_of_steps_alone_give_those_of_a_batch(options, kind):
-    """By episode a step counts as one of the steps of its own."""
-    actor = Actor(kind)
-    batch, loss = make_batch(actor), GRPOLoss(actor, **options).double()
+    """By episode a step counts as one of the steps of its own. The batch stays as it is."""
+    actor, batch = made(kind)
+    before, loss = batch.clone(), GRPOLoss(actor, **options).double()
     output = loss(batch)
+    assert (batch == before).all()
     assert set(output.keys()) == set(loss.out_keys)
     places = batch["loss_mask"].squeeze(-1).nonzero().tolist()
     steps = [loss(batch[row : row + 1, step : step + 1]) for row, step in places]
@@ -78,8 +80,7 @@ def test_the_terms_of_steps_alone_give_those_of_a_batch(options, kind):
     expected = {}
     for name in loss.out_keys:
         values = torch.stack([step[name] for step in steps])
-        by_episode = "aggregation" in options and name.startswith("loss_")
-        weights = of_episodes if by_episode else torch.ones_like(values)
+        weights = of_episodes if "aggregation" in options and name.startswith("loss_") else torch.ones_like(values)
         expected[name] = (weights * values).sum() / weights.sum()
     ratios = torch.stack([-step["kl_approx"] for step in steps]).exp()
     expected["ESS"] = ratios.sum() ** 2 / ratios.square().sum() / len(ratios)
@@ -114,8 +115,7 @@ def test_the_loss_of_the_algorithm_is_that_of_the_module_with_its_options(env, a
 
 def both_losses(counted=1.1, **options):
     """TorchRL's output and ours, and the gradients of both."""
-    actor = Actor()
-    batch = make_batch(actor, counted)
+    actor, batch = made(counted=counted)
     outputs, gradients = [], []
     for make in (TheirGRPOLoss, GRPOLoss):
         loss = make(actor, **options).double()
@@ -143,11 +143,10 @@ LOSSES = {
 @pytest.mark.parametrize("options", LOSSES.values(), ids=LOSSES)
 def test_losses_equal_torchrls(options):
     theirs, ours, expected, gradients = both_losses(**options)
-    for name in FIELDS:
-        a, b = getattr(theirs, name), getattr(ours, name)
-        assert (a is None) == (b is None), name
-        if a is not None:
-            torch.testing.assert_close(b, a.reshape(b.shape), **EQUAL, msg=lambda m, n=name: f"{n}: {m}")
+    fields = {name: getattr(theirs, name) for name in FIELDS if getattr(theirs, name) is not None}
+    assert {name for name in FIELDS if getattr(ours, name) is not None} == fields.keys()
+    for name, value in fields.items():
+        torch.testing.assert_close(getattr(ours, name), value.reshape(getattr(ours, name).shape), **EQUAL)
     torch.testing.assert_close(gradients, expected, **EQUAL)
 
 
@@ -161,7 +160,7 @@ def test_losses_over_masked_steps_equal_torchrls():
 
 def test_statistics_are_means_over_the_steps_that_count():
     theirs, ours, *_ = both_losses(0.6, kl_to_ref_coeff=0.2)
-    counted = make_batch(Actor(), 0.6)["loss_mask"].double().mean()
+    counted = made(counted=0.6)[1]["loss_mask"].double().mean()
     assert 0 < counted < 1
     for name in ("clip_fraction", "kl_approx", "kl_to_ref", "loss_kl_to_ref"):
         torch.testing.assert_close(getattr(ours, name) * counted, getattr(theirs, name), **EQUAL)
@@ -190,9 +189,9 @@ def test_a_kl_without_weight_is_left_out():
 
 @pytest.mark.parametrize("entry", ["action", "action_log_prob", "ref_log_prob", "advantage"])
 def test_a_missing_entry_is_a_key_error(entry):
-    actor = Actor()
+    actor, batch = made()
     with pytest.raises(KeyError, match=f"GRPOLoss needs the entry '{entry}'"):
-        GRPOLoss(actor, kl_to_ref_coeff=0.1)(make_batch(actor, 1.1).exclude(entry))
+        GRPOLoss(actor, kl_to_ref_coeff=0.1)(batch.exclude(entry))
 
 
 def test_the_output_is_torchrls_class():
@@ -200,28 +199,21 @@ def test_the_output_is_torchrls_class():
     assert isinstance(ours, GRPOLossOutput)
     assert isinstance(ours, GRPOLoss(Actor()).output_type)
     assert ours["loss_objective"] == ours.loss_objective == ours.get("loss_objective")
-    assert ours.kl >= 0
     assert set(ours.keys()) == {*theirs.keys(), "kl"}
 
 
 @pytest.mark.parametrize("make", [TheirGRPOLoss, GRPOLoss])
-def test_the_device_is_that_of_the_coefficients(make):
+def test_the_device_is_that_of_the_coefficients_and_neither_loss_has_a_critic(make):
     loss = make(Actor(), device="meta")
     assert {value.device.type for value in loss.buffers()} == {"meta"}
     assert {value.device.type for value in loss.parameters()} == {"cpu"}
-
-
-@pytest.mark.parametrize("make", [TheirGRPOLoss, GRPOLoss])
-def test_neither_loss_has_a_critic_or_a_value_estimator(make):
-    loss = make(Actor())
     assert not hasattr(loss, "loss_critic")
     with pytest.raises(NotImplementedError):
         loss.make_value_estimator()
 
 
 def test_an_entropy_without_a_closed_form_is_estimated_from_samples():
-    actor = Actor("squashed")
-    batch = make_batch(actor)
+    actor, batch = made("squashed")
     torch.manual_seed(2)
     entropy = GRPOLoss(actor, samples_mc_entropy=2000)(batch)["entropy"]
     # Of a squashed variable: that of the normal, and the mean of log |d tanh(u) / du|.
@@ -233,8 +225,7 @@ def test_an_entropy_without_a_closed_form_is_estimated_from_samples():
 
 
 def test_keys_can_be_set():
-    actor = Actor()
-    batch = make_batch(actor)
+    actor, batch = made()
     expected = GRPOLoss(actor, kl_to_ref_coeff=1.0, aggregation="episode")(batch)
     names = ("advantage", "action", "action_log_prob", "ref_log_prob", "loss_mask", "episode_loss_steps")
     loss = GRPOLoss(actor, kl_to_ref_coeff=1.0, aggregation="episode", advantage_key="a")
@@ -247,23 +238,20 @@ def test_keys_can_be_set():
 
 
 def test_it_can_be_called_with_tensors_instead_of_a_tensordict():
-    actor = Actor()
-    batch = make_batch(actor).exclude("loss_mask")
+    actor, batch = made()
     loss = GRPOLoss(actor, kl_to_ref_coeff=1.0, aggregation="episode")
+    expected = loss(batch.exclude("loss_mask"))
     loss.select_out_keys("loss_objective", "ESS")
     objective, ess = loss(**{key: batch[key] for key in loss.in_keys})
-    expected = GRPOLoss(actor, kl_to_ref_coeff=1.0, aggregation="episode")(batch)
     assert (objective, ess) == (expected["loss_objective"], expected["ESS"])
 
 
 def test_a_minibatch_in_which_nothing_counts_has_no_loss_and_no_gradient():
-    actor = Actor()
-    batch = make_batch(actor)
+    actor, batch = made()
     batch["loss_mask"][:] = False
     output = GRPOLoss(actor, kl_to_ref_coeff=1.0, aggregation="episode")(batch)
-    gradient = torch.autograd.grad(total(output), list(actor.parameters()))
     assert all(value.isfinite().all() for value in output.values())
-    assert all(g.abs().max() == 0 for g in gradient)
+    assert not any(each.any() for each in torch.autograd.grad(total(output), list(actor.parameters())))
 
 
 OUT_OF_RANGE = [
@@ -277,12 +265,3 @@ OUT_OF_RANGE = [
 def test_options_out_of_range_are_rejected(options, message):
     with pytest.raises(ValueError, match=message):
         GRPOLoss(Actor(), **options)
-
-
-def test_the_loss_does_not_change_its_input():
-    actor = Actor()
-    batch = make_batch(actor)
-    before = batch.clone()
-    GRPOLoss(actor)(batch)
-    assert set(batch.keys()) == set(before.keys())
-    assert (batch == before).all()

@@ -8,7 +8,6 @@ from collected import with_rollout
 from tensordict import TensorDict
 from tensordict.nn import TensorDictModuleBase
 from torch.distributions import Normal
-from torch.nn import functional
 from torchrl.objectives import ClipPPOLoss
 
 from recurrl.algorithms.advantages import gae, next_values, standardized
@@ -36,11 +35,9 @@ def make(small, *overrides):
     with torch.no_grad():
         distribution, value, *_ = policy.sequence(*policy.inputs(batch))
         batch["action"] = distribution.sample()
-    log_prob = distribution.log_prob(batch["action"])
-    batch["action_log_prob"] = log_prob + 0.3 * random()
+    batch["action_log_prob"] = distribution.log_prob(batch["action"]) + 0.3 * random()
     batch["state_value"] = value + 0.5 * random(1)
-    algorithm = make_algorithm(config, policy)
-    return algorithm, policy, batch
+    return make_algorithm(config, policy), policy, batch
 
 
 def loss_of(algorithm, batch):
@@ -69,14 +66,11 @@ def test_a_policy_with_a_log_probability_for_each_part_of_an_action_is_rejected(
 
 def test_encoder_and_cell_run_once_a_minibatch(small, monkeypatch):
     algorithm, policy, batch = make(small)
-    calls = []
-    linear, run = functional.linear, RecurrentModule.run
-    monkeypatch.setattr(functional, "linear", lambda x, w, b: (calls.append(w), linear(x, w, b))[1])
+    calls, run = [], RecurrentModule.run
+    policy.trunk.encoder.register_forward_hook(lambda *_: calls.append("encoder"))
     monkeypatch.setattr(RecurrentModule, "run", lambda *a, **k: (calls.append("cell"), run(*a, **k))[1])
     algorithm.backward(batch)
-    encoder = next(policy.trunk.encoder.parameters())
-    assert sum(call is encoder for call in calls) == 1
-    assert calls.count("cell") == 1
+    assert calls == ["encoder", "cell"]
 
 
 class Critic(TensorDictModuleBase):
@@ -114,19 +108,8 @@ def test_losses_and_gradients_are_those_of_torchrl(overrides, env, small):
     witness.set_keys(value="state_value", sample_log_prob="action_log_prob")
     losses, expected = flat(algorithm, loss_of(algorithm, batch)), witness(batch)
     names = ("loss_objective", "loss_critic", "loss_entropy", "entropy", "clip_fraction")
-    ours, theirs = ({name: of[name] for name in names} for of in (losses, expected))
+    ours, theirs = ([*(of[name] for name in names), *gradients(of, policy)] for of in (losses, expected))
     torch.testing.assert_close(ours, theirs, rtol=1e-7, atol=1e-9)
-    torch.testing.assert_close(gradients(losses, policy), gradients(expected, policy), rtol=1e-7, atol=1e-9)
-
-
-OF_THE_LOSS = {name: each for name, each in CASES.items() if each and "critic" not in name}
-
-
-@pytest.mark.parametrize("overrides", OF_THE_LOSS.values(), ids=OF_THE_LOSS)
-def test_each_option_changes_the_losses_that_are_compared(overrides, small):
-    (algorithm, _, batch), (plain, *_) = make(small, *overrides), make(small)
-    changed, unchanged = loss_of(algorithm, batch).total, loss_of(plain, batch).total
-    assert not torch.isclose(changed, unchanged, rtol=1e-3)
 
 
 def collected(batch, value_scale):
@@ -173,8 +156,7 @@ def test_the_discount_follows_the_length_of_episodes_if_it_hardly_differs(overri
     scale = ((1 - expected**2) / (1 - gamma**2)) ** 0.5 if gamma < 1 else 1.0
     after = next_values(rows, algorithm.policy)
     advantage, target = gae(scale * reward, rows["state_value"], after, done, expected, config.algorithm.lmbda)
-    torch.testing.assert_close(rows["advantage"], advantage)
-    torch.testing.assert_close(rows["value_target"], target)
+    torch.testing.assert_close((rows["advantage"], rows["value_target"]), (advantage, target))
     resumed = make_algorithm(config, algorithm.policy)
     resumed.load_state_dict(algorithm.state_dict())
     done.zero_()
@@ -190,6 +172,7 @@ def test_a_step_that_the_environment_inserts_is_no_reward_of_zero(small):
     assert algorithm.prepare(rows, after["reward"].squeeze(-1))["advantage/discount"] == 0.96
 
 
+WITH_A_BONUS = ("buffer=on_policy", "algorithm.entropy_coeff=0.5")
 UNITS = [("none", [0.5, 50.0]), ("batch", [0.5, 0.5]), ("minibatch", [0.5, 0.5])]
 
 
@@ -198,8 +181,7 @@ def test_the_entropys_weight_is_in_units_of_the_advantages(normalize, expected, 
     reward = torch.randn(B, T, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     coefficients = []
     for size in (1.0, 100.0):
-        overrides = ("buffer=on_policy", "algorithm.entropy_coeff=0.5", f"algorithm.normalize_advantage={normalize}")
-        algorithm, _, batch = make(small, *overrides)
+        algorithm, _, batch = make(small, *WITH_A_BONUS, f"algorithm.normalize_advantage={normalize}")
         rows = collected(batch, size)
         algorithm.prepare(rows, size * reward)
         unit = 1.0 if normalize != "none" else rows["advantage"].square().mean().sqrt().item() / size
@@ -208,7 +190,7 @@ def test_the_entropys_weight_is_in_units_of_the_advantages(normalize, expected, 
 
 
 def test_without_advantages_there_is_no_entropy_bonus(small):
-    algorithm, _, batch = make(small, "buffer=on_policy", "algorithm.entropy_coeff=0.5")
+    algorithm, _, batch = make(small, *WITH_A_BONUS)
     algorithm.prepare(collected(batch, 0.0), torch.zeros(B, T, dtype=torch.float64))
     assert algorithm.entropy_coeff == 0.0
 

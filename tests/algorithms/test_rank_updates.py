@@ -22,8 +22,7 @@ class Routed(nn.Module):
     def forward(self, x_BX):
         features_BF, chosen_B = x_BX.new_zeros(len(x_BX), 8), torch.bucketize(x_BX[:, 0], self.bounds)
         for number in chosen_B.unique().tolist():
-            at = (chosen_B == number).nonzero().squeeze(-1)
-            features_BF = features_BF.index_copy(0, at, self.experts[number](x_BX[at]))
+            features_BF[chosen_B == number] = self.experts[number](x_BX[chosen_B == number])
         return features_BF
 
 
@@ -48,20 +47,15 @@ def algorithm_of(config):
 def learned(algorithm, batches, order):
     """What becomes of an algorithm after two iterations, and its gradients as clipped."""
     algorithm.buffer.order = lambda _: order
-    gradients = []
-    step = algorithm.optimizer.step
-
-    def noting():
-        gradients.append(torch.cat([parameter.grad.flatten() for parameter in algorithm.policy.parameters()]))
-        step()
-
-    algorithm.optimizer.step = noting
+    gradients, parameters = [], list(algorithm.policy.parameters())
+    algorithm.optimizer.register_step_pre_hook(
+        lambda *_: gradients.append(torch.cat([each.grad.flatten() for each in parameters]))
+    )
     metrics = [algorithm.update(batch.clone(), progress=0.1 * number) for number, batch in enumerate(batches)]
-    state = {name: value.clone() for name, value in algorithm.policy.state_dict().items()}
     scaler = algorithm.reward_scaler.state_dict()
     del scaler["discounted_return"]
-    lr = algorithm.optimizer.param_groups[0]["lr"]
-    return {"metrics": metrics, "gradients": gradients, "policy": state, "scaler": scaler, "lr": lr}
+    states = {"policy": algorithm.policy.state_dict(), "scaler": scaler}
+    return {"metrics": metrics, "gradients": gradients, "lr": algorithm.optimizer.param_groups[0]["lr"], **states}
 
 
 @pytest.mark.parametrize("overrides", ALGORITHMS.values(), ids=ALGORITHMS.keys())
@@ -119,8 +113,7 @@ def test_a_step_that_is_not_finite_on_one_rank_is_skipped_by_all(small, where):
     config = small("algorithm.normalize_advantage=none")
 
     def of_a_rank():
-        share = config_of_rank(config, world())
-        algorithm, batch = with_rollout(share)
+        algorithm, batch = with_rollout(config_of_rank(config, world()))
         before = weights_of(algorithm.policy)
         backward = algorithm.backward
 
@@ -131,8 +124,7 @@ def test_a_step_that_is_not_finite_on_one_rank_is_skipped_by_all(small, where):
             return losses, total * (torch.inf if world().rank == 1 and where == "loss" else 1.0)
 
         algorithm.backward = broken
-        metrics = algorithm.update(batch, 0.0)
-        return metrics["optim/skipped_steps"], before, weights_of(algorithm.policy)
+        return algorithm.update(batch, 0.0)["optim/skipped_steps"], before, weights_of(algorithm.policy)
 
     for skipped, before, after in in_ranks(2, met(of_a_rank)):
         assert skipped == config.epochs * 2
@@ -145,8 +137,7 @@ def test_ranks_take_a_step_if_any_step_counts_on_any_of_them(small, masked, opti
     config = small("algorithm=grpo", "algorithm.group_size=2", f"optimizer={optimizer}")
 
     def of_a_rank():
-        share = config_of_rank(config, world())
-        algorithm, batch = with_rollout(share)
+        algorithm, batch = with_rollout(config_of_rank(config, world()))
         algorithm.update(batch, 0.0)  # the optimizer then has momentum
         before = weights_of(algorithm.policy)
         (slices, *_) = algorithm.buffer.minibatches(algorithm.rows)

@@ -4,7 +4,7 @@ from itertools import pairwise
 
 import pytest
 import torch
-from collected import collected, weights_of
+from collected import with_rollout
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensordict import TensorDict
@@ -12,7 +12,7 @@ from tensordict import TensorDict
 from recurrl.algorithms.advantages import next_values, reevaluate
 from recurrl.algorithms.states import SliceStates
 from recurrl.buffers.on_policy import SliceBuffer
-from recurrl.build import make_algorithm, make_policy_for
+from recurrl.build import make_policy_for
 from recurrl.config import BufferConfig
 from recurrl.config.plugins import options_class
 from recurrl.config.run import STATE_MODES
@@ -41,8 +41,7 @@ def cut_rows(draw):
     """Rows, slices per row, steps per slice, and where episodes start."""
     rows, per_row, slice_len = draw(st.integers(1, 3)), draw(st.integers(2, 3)), draw(st.integers(2, 4))
     count = rows * per_row * slice_len
-    resets = draw(st.lists(st.booleans(), min_size=count, max_size=count))
-    return rows, per_row, slice_len, resets
+    return rows, per_row, slice_len, draw(st.lists(st.booleans(), min_size=count, max_size=count))
 
 
 def rows_of(policy, rows, per_row, slice_len, resets):
@@ -60,22 +59,21 @@ def rows_of(policy, rows, per_row, slice_len, resets):
     return TensorDict(entries | states, [rows, steps])
 
 
+def stored_at(policy, row, t):
+    return {key: row[key][t : t + 1] for key in policy.state_keys}
+
+
 def one_by_one(policy, row, entering):
     """Runs the steps of a row one after the other; an episode's start takes the state stored there."""
     done = []
     for t in range(row.shape[0]):
         step = row[t : t + 1].select(OBSERVATION, ACTION)
-        stored = {key: row[key][t : t + 1] for key in policy.state_keys}
-        state = stored if t > 0 and bool(row["is_init"][t]) else entering
+        state = stored_at(policy, row, t) if t > 0 and bool(row["is_init"][t]) else entering
         state = {**state, PREVIOUS_ACTION: row[PREVIOUS_ACTION][t : t + 1]}  # recorded, whatever the weights
         _, _, step[VALUE], entering, distribution, _ = policy.step(step[OBSERVATION], state)
         step[LOG_PROB], step["next"] = distribution.log_prob(step[ACTION]), TensorDict(entering, [1])
         done.append(step)
     return done, entering
-
-
-def stored_at(policy, row, t):
-    return {key: row[key][t : t + 1] for key in policy.state_keys}
 
 
 def expected_start(policy, state, slice_len, row, begin):
@@ -91,14 +89,7 @@ def expected_start(policy, state, slice_len, row, begin):
 
 def plain_loss(steps):
     value = torch.cat([step[VALUE].flatten() for step in steps])
-    log_prob = torch.cat([step[LOG_PROB].flatten() for step in steps])
-    return (value**2).sum() + log_prob.sum()
-
-
-def sequence_loss(policy, slices):
-    output = policy.sequence(*policy.inputs(slices))
-    log_prob = output.distribution.log_prob(slices[ACTION])
-    return plain_loss([TensorDict({VALUE: output.value, LOG_PROB: log_prob}, slices.batch_size)])
+    return (value**2).sum() + torch.cat([step[LOG_PROB].flatten() for step in steps]).sum()
 
 
 def gradients(policy, loss):
@@ -128,7 +119,8 @@ def test_losses_and_gradients_are_those_of_a_loop_from_a_constant_state(policy, 
             expected = expected + plain_loss(one_by_one(policy, row[begin : begin + slice_len], detached)[0])
     minibatch = slices_of(SliceStates(policy, state, slice_len), rows, slice_len)
     assert not any(minibatch[key].requires_grad for key in policy.state_keys)
-    loss = sequence_loss(policy, minibatch)
+    output = policy.sequence(*policy.inputs(minibatch))
+    loss = (output.value**2).sum() + output.distribution.log_prob(minibatch[ACTION]).sum()
     torch.testing.assert_close(loss, expected, rtol=1e-9, atol=1e-9)
     torch.testing.assert_close(gradients(policy, loss), gradients(policy, expected), rtol=1e-8, atol=1e-9)
 
@@ -145,8 +137,7 @@ def test_values_and_bootstraps_are_reevaluated_with_the_current_weights(policy, 
         with torch.no_grad():
             steps, _ = one_by_one(policy, row, stored_at(policy, row, 0))
         values, log_probs = (torch.cat([step[key] for step in steps]) for key in (VALUE, LOG_PROB))
-        torch.testing.assert_close(rows[VALUE][n], values, rtol=1e-9, atol=1e-9)
-        torch.testing.assert_close(rows[LOG_PROB][n], log_probs, rtol=1e-9, atol=1e-9)
+        torch.testing.assert_close((rows[VALUE][n], rows[LOG_PROB][n]), (values, log_probs), rtol=1e-9, atol=1e-9)
         for t, step in enumerate(steps):
             if not (bool(row["next", "done"][t]) or t == row.shape[0] - 1):
                 torch.testing.assert_close(bootstraps[n, t], values[t + 1], rtol=1e-9, atol=1e-9)
@@ -154,7 +145,7 @@ def test_values_and_bootstraps_are_reevaluated_with_the_current_weights(policy, 
             after = row[t : t + 1].select(ACTION, *policy.state_keys)
             after.update(row["next"][t : t + 1].select(OBSERVATION, PREVIOUS_ACTION))
             with torch.no_grad():
-                (last,), _ = one_by_one(policy, after, {key: step["next", key] for key in policy.state_keys})
+                (last,), _ = one_by_one(policy, after, dict(step["next"]))
             torch.testing.assert_close(bootstraps[n, t], last[VALUE][0], rtol=1e-9, atol=1e-9)
     of_another = rows.clone().set(VALUE, 3 * rows[VALUE])
     torch.testing.assert_close(next_values(of_another, policy, lambda output: 3 * output.value), 3 * bootstraps)
@@ -165,34 +156,18 @@ def test_values_and_bootstraps_are_reevaluated_with_the_current_weights(policy, 
 OPTIONS = ("frames_per_batch=128", "slice_len=8", "minibatch_slices=16", "backend=pad")
 
 
-def test_each_state_policy_learns_something_else(small):
-    weights, drifts = {}, {}
-    for state in STATE_MODES:
-        config = small(*OPTIONS, f"state={state}")
-        policy, batch = collected(config)
-        drifts[state] = make_algorithm(config, policy).update(batch, progress=0.0)["state/drift"]
-        weights[state] = weights_of(policy)
-    assert len({tuple(weight.tolist()) for weight in weights.values()}) == len(STATE_MODES)
-    assert all(0 < drift < 1 for drift in drifts.values()), drifts
-    assert drifts["zero"] > drifts["stored"]
-
-
 def test_the_norm_of_each_state_is_logged_as_it_was_collected(small):
-    config = small(*OPTIONS, "cell=lstm", "state=refresh")
-    policy, batch = collected(config)
+    algorithm, batch = with_rollout(small(*OPTIONS, "cell=lstm", "state=refresh"))
     before = batch.clone()
-    metrics = make_algorithm(config, policy).update(batch, progress=0.0)
-    for name in ("h", "c"):
-        state_NT = before[f"recurrent_state_{name}"].squeeze(2)
-        expected = state_NT.square().sum(-1).sqrt().mean().item()
+    metrics = algorithm.update(batch, progress=0.0)
+    for name in ("recurrent_state_h", "recurrent_state_c"):
+        expected = before[name].squeeze(2).square().sum(-1).sqrt().mean().item()
         assert expected > 0
-        assert metrics[f"state/recurrent_state_{name}_norm"] == pytest.approx(expected, rel=1e-5)
+        assert metrics[f"state/{name}_norm"] == pytest.approx(expected, rel=1e-5)
 
 
 def test_states_are_refreshed_before_each_epoch_and_nothing_else_is(small, monkeypatch):
-    config = small(*OPTIONS, "state=refresh", "epochs=3")
-    policy, batch = collected(config)
-    algorithm = make_algorithm(config, policy)
+    algorithm, batch = with_rollout(small(*OPTIONS, "state=refresh", "epochs=3"))
     begin_epoch, seen = algorithm.states.begin_epoch, []
 
     def spy(rows):
@@ -202,7 +177,7 @@ def test_states_are_refreshed_before_each_epoch_and_nothing_else_is(small, monke
     monkeypatch.setattr(algorithm.states, "begin_epoch", spy)
     algorithm.update(batch, progress=0.0)
     assert len(seen) == 3
-    (key,) = policy.state_keys
+    (key,) = algorithm.policy.state_keys
     for earlier, later in pairwise(seen):
         steps = (earlier[key] != later[key]).flatten(2).any(-1).any(0).nonzero().flatten()
         assert steps.tolist() == list(range(8, batch.shape[1], 8))  # the starts of slices but the first of a row
@@ -228,6 +203,5 @@ def test_drift_is_the_relative_distance_of_current_states_from_recorded_ones(pol
 
 
 def test_a_policy_without_memory_has_no_drift(small):
-    config = small(*OPTIONS, "cell=none")
-    policy, batch = collected(config)
-    assert "state/drift" not in make_algorithm(config, policy).update(batch, progress=0.0)
+    algorithm, batch = with_rollout(small(*OPTIONS, "cell=none"))
+    assert "state/drift" not in algorithm.update(batch, progress=0.0)

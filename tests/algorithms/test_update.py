@@ -4,15 +4,16 @@ import itertools
 import math
 import threading
 from copy import deepcopy
+from functools import partial
 
 import pytest
 import torch
-from collected import fresh_policy, rollouts, weights_of, with_rollout
+from collected import assert_replays, fresh_policy, rollouts, weights_of, with_rollout
 from counting_env import Counting
 
 from recurrl import checkpoint
 from recurrl.algorithms.ppo import PPO
-from recurrl.build import make_algorithm, make_collector, make_policy_for
+from recurrl.build import make_algorithm, make_collector
 from recurrl.errors import ConfigError, NonFiniteError
 
 OPTIONS = ("frames_per_batch=64", "slice_len=8", "epochs=3")
@@ -59,6 +60,15 @@ def test_schedules_fall_with_the_inverse_square_root_of_frames_in_long_runs(over
     assert algorithm.annealed(0.01, algorithm.config.lr_final_fraction) == pytest.approx(expected)
 
 
+def test_the_next_rollout_acts_with_the_weights_as_they_are_then(small):
+    config = small(*OPTIONS, "lr=0.05")
+    policy = fresh_policy(config, std=0.5)
+    algorithm = make_algorithm(config, policy)
+    for batch in rollouts(config, policy, 3):
+        assert_replays(policy, batch)
+        algorithm.update(batch, progress=0.0)
+
+
 def test_target_kl_stops_the_epochs(small):
     _, metrics = learn(small, "lr=0.1", "algorithm.target_kl=1e-6")
     assert metrics["optim/steps"] < 3 * (64 // 8 // 4)
@@ -77,14 +87,14 @@ def test_an_adaptive_learning_rate_falls_after_large_steps_and_else_rises(overri
     assert metrics["optim/lr"] == pytest.approx(expected)
 
 
-def masked(algorithm, slices):
+def masked(algorithm, slices, output):
     """A minibatch in which nothing counts."""
     slices["loss_mask"] = torch.zeros_like(slices["is_init"])
-    return PPO.loss(algorithm, slices, algorithm.policy.sequence(*algorithm.policy.inputs(slices)))
+    return PPO.loss(algorithm, slices, output)
 
 
-def not_finite(algorithm, slices):
-    losses = PPO.loss(algorithm, slices, algorithm.policy.sequence(*algorithm.policy.inputs(slices)))
+def not_finite(algorithm, slices, output):
+    losses = PPO.loss(algorithm, slices, output)
     losses.terms["objective"] = losses.terms["objective"] * torch.nan
     return losses
 
@@ -94,12 +104,8 @@ def not_finite(algorithm, slices):
 def test_minibatches_without_a_step_change_neither_the_learning_rate_nor_the_metrics(loss, spoilt, small, monkeypatch):
     config = small(*OPTIONS, "minibatch_slices=4", "lr=1e-4", "lr_schedule=adaptive", "desired_kl=100")
     algorithm, batch = with_rollout(config)
-    made, numbers = algorithm.loss, itertools.count()
-
-    def loss_of(slices, output):
-        return loss(algorithm, slices) if next(numbers) in spoilt else made(slices, output)
-
-    monkeypatch.setattr(algorithm, "loss", loss_of)
+    made, spoiling, numbers = algorithm.loss, partial(loss, algorithm), itertools.count()
+    monkeypatch.setattr(algorithm, "loss", lambda *of: (spoiling if next(numbers) in spoilt else made)(*of))
     metrics = algorithm.update(batch, progress=0.0)
     taken = 6 - len(spoilt)
     assert metrics["optim/steps"] == taken
@@ -122,7 +128,7 @@ def test_a_minibatch_without_a_step_leaves_weights_and_optimizer_as_they_are(los
     algorithm.gradient_step(slices)
     assert not torch.equal(weights_of(algorithm.policy), before)
     before, state = weights_of(algorithm.policy), deepcopy(algorithm.optimizer.state_dict())
-    monkeypatch.setattr(algorithm, "loss", lambda slices, _: loss(algorithm, slices))
+    monkeypatch.setattr(algorithm, "loss", partial(loss, algorithm))
     algorithm.gradient_step(slices)
     assert torch.equal(weights_of(algorithm.policy), before)
     torch.testing.assert_close(algorithm.optimizer.state_dict(), state, rtol=0, atol=0)
@@ -232,35 +238,24 @@ def test_the_reference_policy_is_part_of_a_checkpoint(small, tmp_path):
     options = (*GRPO, "algorithm.kl_to_ref_coeff=0.1", "algorithm.ref_refresh_iterations=2")
     trained, _ = learn(small, *options)
     path = checkpoint.save(tmp_path, 64, {}, checkpoint.components(trained))
-    config = small(*OPTIONS, *options, "seed=1")
-    loaded = make_algorithm(config, fresh_policy(config))
+    loaded, _ = with_rollout(small(*OPTIONS, *options, "seed=1"))
     checkpoint.Checkpoint(path).load(checkpoint.components(loaded), {"seed": 0})
     assert loaded.iterations == trained.iterations == 1
     assert torch.equal(weights_of(loaded.reference), weights_of(trained.reference))
     assert not torch.equal(weights_of(loaded.reference), weights_of(trained.policy))
 
 
-def _spoilt(algorithm, monkeypatch):
-    """Makes the loss of the next gradient steps NaN."""
-    monkeypatch.setattr(algorithm, "loss", lambda slices, _: not_finite(algorithm, slices))
-
-
-def _batch(small, algorithm):
-    (batch,) = rollouts(small(*OPTIONS), algorithm.policy)
-    return batch
-
-
 @pytest.mark.parametrize("of", ["state_value", "loss/objective", "the gradient"])
 def test_too_many_non_finite_steps_in_a_row_end_the_run_and_change_nothing(small, monkeypatch, of):
-    algorithm, _ = learn(small, "buffer=on_policy", "epochs=3", "minibatch_slices=2")
-    before, batch = weights_of(algorithm.policy), _batch(small, algorithm)
+    algorithm, batch = with_rollout(small(*OPTIONS, "buffer=on_policy", "minibatch_slices=2"))
+    algorithm.update(batch.clone(), progress=0.0)
+    before = weights_of(algorithm.policy)
     if of == "loss/objective":
-        _spoilt(algorithm, monkeypatch)
+        monkeypatch.setattr(algorithm, "loss", partial(not_finite, algorithm))
     elif of == "state_value":
         batch["state_value"].fill_(torch.nan)
     else:
-        bias = algorithm.get_parameter("policy.actor_head.network.bias")
-        bias.register_hook(lambda gradient: gradient * torch.nan)
+        algorithm.get_parameter("policy.actor_head.network.bias").register_hook(lambda gradient: gradient * torch.nan)
     with pytest.raises(NonFiniteError, match=rf"a non-finite loss or gradient and were skipped \(not finite: .*{of}"):
         algorithm.update(batch, progress=0.5)
     assert torch.equal(weights_of(algorithm.policy), before)
@@ -268,14 +263,13 @@ def test_too_many_non_finite_steps_in_a_row_end_the_run_and_change_nothing(small
 
 def test_skipped_steps_in_a_row_are_counted_across_a_resume(small, monkeypatch, tmp_path):
     # Six to eight steps per iteration, of the ten in a row that end a run.
-    options = ("minibatch_slices=2", "epochs=2")
-    first, _ = learn(small, *options)
-    _spoilt(first, monkeypatch)
-    first.update(_batch(small, first), progress=0.5)
+    made = [with_rollout(small(*OPTIONS, "minibatch_slices=2", "epochs=2")) for _ in range(2)]
+    (first, batch), (second, _) = made
+    first.update(batch.clone(), progress=0.0)
+    for algorithm, _ in made:
+        monkeypatch.setattr(algorithm, "loss", partial(not_finite, algorithm))
+    first.update(batch.clone(), progress=0.5)
     path = checkpoint.save(tmp_path, 64, {}, checkpoint.components(first))
-    config = small(*OPTIONS, *options)
-    second = make_algorithm(config, make_policy_for(config))
     checkpoint.Checkpoint(path).load(checkpoint.components(second), {"seed": 0})
-    _spoilt(second, monkeypatch)
     with pytest.raises(NonFiniteError, match="the last 12 gradient steps"):
-        second.update(_batch(small, second), progress=0.5)
+        second.update(batch, progress=0.5)

@@ -4,13 +4,10 @@ from collections import Counter
 
 import pytest
 import torch
-from collected import fresh_policy, rollouts
 from tensordict import TensorDict
 
 from recurrl.buffers.replay import ReplayBuffer
 from recurrl.config.collector import ReplayConfig
-from recurrl.consistency import check_consistency
-from recurrl.errors import ConsistencyError
 from recurrl.runtime.serialization import from_bytes, to_bytes
 
 STEPS = 8
@@ -45,6 +42,14 @@ def buffer_of(rollouts=4, ratio=2, least=1, slice_len=4, minibatch=1):
     return ReplayBuffer(options, slice_len, minibatch)
 
 
+def filled(count, simulated, **options):
+    """A buffer that has the next rollouts."""
+    buffer = buffer_of(**options)
+    for _ in range(count):
+        buffer.extend(simulated.rows(), NOISE)
+    return buffer
+
+
 @pytest.mark.parametrize("envs", [1, 3])
 @pytest.mark.parametrize(("rollouts", "ratio"), [(1, 2), (2, 3), (4, 2), (4, 5)])
 def test_earlier_rows_come_again_as_they_were_collected(rollouts, ratio, envs):
@@ -69,11 +74,9 @@ def test_earlier_rows_come_again_as_they_were_collected(rollouts, ratio, envs):
     ("least", "ratios"), [(1, (5, 4, 3, 2, 1)), (3, (5, 5, 4, 4, 3)), (5, (5, 5, 5, 5, 5))], ids=["1", "3", "always"]
 )
 def test_the_noisier_gradients_are_the_more_rows_come_again(least, ratios):
-    buffer, simulated = buffer_of(ratio=5, least=least), Simulated(seed=0)
-    for _ in range(4):
-        buffer.extend(simulated.rows(), NOISE)
-    seen = [len(buffer.extend(simulated.rows(), signal)) / 3 for signal in (0.0, 0.05, 0.25, 0.5, 1.0)]
-    assert seen == list(ratios)
+    simulated = Simulated(seed=0)
+    buffer = filled(4, simulated, ratio=5, least=least)
+    assert [len(buffer.extend(simulated.rows(), signal)) / 3 for signal in (0.0, 0.05, 0.25, 0.5, 1.0)] == list(ratios)
 
 
 @pytest.mark.parametrize(("dtype", "most"), [(torch.bool, 4), (torch.int64, 4), (torch.float32, 1)])
@@ -88,12 +91,9 @@ def test_without_a_number_no_rows_come_again_with_continuous_actions(dtype, most
 
 def test_all_earlier_rows_are_drawn_equally_often():
     torch.manual_seed(0)
-    draws, counts = 2000, Counter()
-    buffer, simulated = buffer_of(rollouts=4), Simulated(seed=0)
-    for _ in range(4):
-        buffer.extend(simulated.rows(), NOISE)
-    state = buffer.state_dict()
-    new = simulated.rows()
+    draws, counts, simulated = 2000, Counter(), Simulated(seed=0)
+    buffer = filled(4, simulated)
+    state, new = buffer.state_dict(), simulated.rows()
     for _ in range(draws):
         buffer.load_state_dict(state)
         counts.update(buffer.extend(new, NOISE)["place"][3:, 0].tolist())
@@ -105,9 +105,7 @@ def test_all_earlier_rows_are_drawn_equally_often():
 @pytest.mark.parametrize("iterations", [0, 1, 2, 3, 5])
 def test_a_restored_buffer_draws_the_same_rows_and_goes_on_equally(iterations):
     simulated = Simulated(seed=1)
-    first, second = (buffer_of(rollouts=2, ratio=3) for _ in range(2))
-    for _ in range(iterations):
-        first.extend(simulated.rows(), NOISE)
+    first, second = (filled(count, simulated, rollouts=2, ratio=3) for count in (iterations, 0))
     second.load_state_dict(from_bytes(to_bytes(first.state_dict())))
     assert second.state_dict().keys() == first.state_dict().keys()
     for _ in range(4):
@@ -121,26 +119,21 @@ def test_a_restored_buffer_draws_the_same_rows_and_goes_on_equally(iterations):
 @pytest.mark.parametrize(("envs", "drawn"), [(1, 2), (2, 4), (4, 4), (9, 0)])
 def test_a_buffer_goes_on_with_another_number_of_environments(envs, drawn):
     """Six earlier rows serve a rollout of any number of rows, a multiple of which is drawn."""
-    simulated, buffer = Simulated(seed=1), buffer_of(rollouts=2, ratio=3)
-    for _ in range(2):
-        buffer.extend(simulated.rows(), NOISE)
     restored = buffer_of(rollouts=2, ratio=3)
-    restored.load_state_dict(buffer.state_dict())
+    restored.load_state_dict(filled(2, Simulated(seed=1), rollouts=2, ratio=3).state_dict())
     assert len(restored.extend(Simulated(seed=2, envs=envs).rows(), NOISE)) == envs + drawn
 
 
 def test_a_buffer_of_fewer_rollouts_goes_on_with_the_newest():
-    simulated, buffer, smaller = Simulated(seed=1), buffer_of(), buffer_of(rollouts=1)
-    for _ in range(4):
-        buffer.extend(simulated.rows(), NOISE)
-    smaller.load_state_dict(buffer.state_dict())
+    simulated, smaller = Simulated(seed=1), buffer_of(rollouts=1)
+    smaller.load_state_dict(filled(4, simulated).state_dict())
     assert sorted(smaller.extend(simulated.rows(), NOISE)["place"][3:, 0].tolist()) == [9, 10, 11]
 
 
 @pytest.mark.parametrize("change", ["steps", "entry", "shape", "dtype"])
 def test_rows_of_a_checkpoint_that_do_not_fit_are_dropped_with_a_warning(change, caplog):
-    simulated, buffer = Simulated(seed=1), buffer_of()
-    buffer.extend(simulated.rows(), NOISE)
+    simulated = Simulated(seed=1)
+    buffer = filled(1, simulated)
     new = simulated.rows(steps=STEPS // 2 if change == "steps" else STEPS)
     if change == "entry":
         new.set("more", new["state"])
@@ -169,17 +162,3 @@ def test_epochs_take_turns_until_each_slice_was_learned_from_once():
             together = torch.cat(epochs[first : first + sizes[-1]])
             assert together.sort().values.tolist() == list(range(count))
     assert sizes == [1, 2, 3]
-
-
-@pytest.mark.parametrize("cell", ["gru", "lstm"])
-def test_with_unchanged_weights_earlier_rows_replay_as_collected(cell, compose):
-    """Rows of earlier rollouts of real environments pass the consistency check of a run."""
-    config = compose(f"cell={cell}", "cell.hidden_size=8", "env.num_envs=8", "frames_per_batch=128", "slice_len=8")
-    policy, buffer = fresh_policy(config), buffer_of(rollouts=2, ratio=3)
-    *_, rows = (buffer.extend(batch, NOISE) for batch in rollouts(config, policy, 3))
-    assert not rows["is_init"][8:, 0].all()
-    line = check_consistency(policy, rows, config, resumed=True)
-    assert f"{3 * 128} frames" in line
-    rows[policy.state_keys[0]][-1, 0] += 1.0
-    with pytest.raises(ConsistencyError):
-        check_consistency(policy, rows, config, resumed=True)

@@ -60,16 +60,14 @@ def test_in_a_long_run_it_is_due_after_a_half_or_at_the_end_after_a_quarter(titl
     of, ill = make_diagnosis(iterations=200), HEALTHY | ILL[title]
     at_the_end = ill | NO_BETTER
     for iteration in range(1, 110):
-        due = titles(of.update(ill))
-        assert due == ([title] if iteration == 100 else [])
+        assert titles(of.update(ill)) == ([title] if iteration == 100 else [])
         assert list(of.warnings(at_the_end)) == ([diagnosis.RANDOM, title] if iteration >= 50 else [diagnosis.RANDOM])
 
 
 @pytest.mark.parametrize("title", sorted(set(ILL) - {diagnosis.CRITIC}))
 def test_an_iteration_in_which_it_does_not_hold_starts_the_count_again(title):
     of, ill = make_diagnosis(), HEALTHY | ILL[title]
-    history = [*warned(ill, 19, of), *warned(HEALTHY, 1, of), *warned(ill, 19, of)]
-    assert not any(history)
+    assert not any([*warned(ill, 19, of), *warned(HEALTHY, 1, of), *warned(ill, 19, of)])
     assert warned(ill, 1, of) == [[title]]
 
 

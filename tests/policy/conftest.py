@@ -36,3 +36,9 @@ def collect():
         return policy, *(batch.clone() for batch in batches)
 
     return collect
+
+
+@pytest.fixture(scope="session")
+def encoder_options(small):
+    """The options of ``encoder=mlp``, the default."""
+    return lambda *overrides: small(*overrides).encoder

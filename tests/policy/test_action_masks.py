@@ -8,26 +8,18 @@ from torchrl.data import Binary, Categorical, Composite, Unbounded
 
 from recurrl.envs import make_batched_env, make_env
 from recurrl.errors import ConfigError, EnvError
-from recurrl.evaluation import evaluate, random_metrics
+from recurrl.evaluation import random_metrics
 from recurrl.policy import LOG_PROB, OBSERVATION, VALUE, make_policy
 
 
 @pytest.mark.parametrize("action", ["discrete", "multi_discrete"])
 @pytest.mark.parametrize("where", ["info", "observation"])
-def test_what_is_not_allowed_is_not_done_at_random_or_deterministically(where, action, configure, collect):
+def test_what_is_not_allowed_is_not_done_at_random_or_to_find_out_whether_reset_seeds_are_heeded(
+    where, action, configure
+):
+    """The task rejects it; so it does in training (``test_every_kind.py``) and in use (``tests/agent``)."""
     config = configure(MASKED, f"env.action_mask_from_info={where == 'info'}".lower(), mask_in=where, action=action)
-    policy, batch = collect(config)  # the task rejects what it did not allow
-    evaluate(config.env, policy, episodes=5, seed=1)
     random_metrics(config.env, episodes=5, seed=1)
-    mask = batch[OBSERVATION, "action_mask"]
-    assert mask.any(-1).all()
-    assert not batch["next", OBSERVATION, "action_mask"][batch["next", "done"].squeeze(-1)].any()  # after the last step
-    assert (mask.sum(-1) == 3).all()
-
-
-@pytest.mark.parametrize("action", ["discrete", "multi_discrete"])
-def test_whether_reset_seeds_are_heeded_is_found_by_actions_that_are_allowed(action, configure):
-    config = configure(MASKED, mask_in="observation", action=action)
     make_batched_env(config.env, 2, seed=0, group_size=2).close()
 
 

@@ -19,8 +19,7 @@ def correlation(a, b):
 @pytest.mark.parametrize("expected", [0.9, 0.0])
 def test_actions_deviate_alike_within_an_episode_and_not_across_its_end(expected, cell, small):
     overrides = (f"policy.noise_correlation={expected}", f"cell={cell}", "env.max_episode_steps=20")
-    config = small(*OPTIONS, *overrides, "frames_per_batch=5120", "slice_len=20")
-    policy, batch = collected(config)
+    policy, batch = collected(small(*OPTIONS, *overrides, "frames_per_batch=5120", "slice_len=20"))
     distribution, _, _, _ = policy.sequence(*policy.inputs(batch))
     torch.testing.assert_close(distribution.log_prob(batch["action"]), batch["action_log_prob"])
     deviation = ((batch["action"] - distribution.mean) / distribution.stddev).detach().squeeze(-1)
@@ -51,7 +50,5 @@ def test_choices_keep_their_probabilities_and_persist():
         noise = correlated(noise, drawn)
         chosen.append(distribution.action_from_noise(noise))
     for action in chosen:
-        frequencies = action.bincount() / 100_000
-        torch.testing.assert_close(frequencies, torch.tensor([0.5, 0.3, 0.2]), atol=0.006, rtol=0)
-    same = (chosen[0] == chosen[1]).double().mean().item()
-    assert same > 0.38 + 0.1  # 0.38 if they were independent
+        torch.testing.assert_close(action.bincount() / 100_000, torch.tensor([0.5, 0.3, 0.2]), atol=0.006, rtol=0)
+    assert (chosen[0] == chosen[1]).double().mean().item() > 0.38 + 0.1  # 0.38 if they were independent

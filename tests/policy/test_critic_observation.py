@@ -33,45 +33,32 @@ def critic(request):
     return f"algorithm.critic={request.param}"
 
 
-def changed(observation, names):
-    """An observation with other values of some entries."""
-    other = observation.clone()
-    for name in names:
-        other[name] = torch.randn_like(other[name])
-    return other
-
-
 @pytest.mark.parametrize("task", TASKS.values(), ids=TASKS)
 def test_the_actor_does_not_see_what_only_the_critic_does(task, critic, small, collect):
     policy, batch = collect(small(*task, critic))
     slices = batch.reshape(-1, 8)
     observation, state, is_init = policy.inputs(slices)
-    other = changed(observation, policy.critic_only)
+    other = observation.clone()
+    for name in policy.critic_only:
+        other[name] = torch.randn_like(other[name])
     with torch.no_grad():
         before, value, states, _ = policy.sequence(observation, state, is_init)
         after, other_value, other_states, _ = policy.sequence(other, state, is_init)
     assert torch.equal(before.log_prob(slices["action"]), after.log_prob(slices["action"]))
     assert not torch.isclose(value, other_value).any()
-    for key in policy.trunk.state_keys:
-        assert torch.equal(states[key], other_states[key])
-    flat = batch.reshape(-1)
-    _, state, is_init = policy.inputs(flat)
+    assert all(torch.equal(states[key], other_states[key]) for key in policy.trunk.state_keys)
+    _, state, is_init = policy.inputs(batch.reshape(-1))
     one, another = (policy.step(each.reshape(-1), state, is_init) for each in (observation, other))
-    assert torch.equal(one[0], another[0])
-    assert torch.equal(one[1], another[1])
+    assert all(map(torch.equal, one[:2], another[:2]))  # the action and its log-probability
 
 
 def test_the_bootstrap_of_a_truncation_is_the_value_of_all_the_critic_sees(critic, small, collect):
     policy, batch = collect(small(*TASKS["masked vector"], critic))
     cut = batch["next", "truncated"].squeeze(-1)
     assert cut.any()
-
-    def advantages(of):
-        return next_values(of, policy).squeeze(-1)
-
     other = batch.clone()
     other["next", "observation", "hidden"] = torch.randn_like(other["next", "observation", "hidden"])
-    differs = advantages(batch.clone()) != advantages(other)
+    differs = (next_values(batch.clone(), policy) != next_values(other, policy)).squeeze(-1)
     ends = cut.clone()
     ends[:, -1] = ~batch["next", "terminated"].squeeze(-1)[:, -1]  # a row's end is bootstrapped, too
     assert torch.equal(differs, ends)
@@ -85,16 +72,15 @@ def test_every_way_of_learning_takes_it(way, critic, small):
     config = small(*TASKS["masked vector"], critic, *way)
     policy, batch = collected(config)
     before = [value.clone() for value in policy.parameters()]
-    metrics = make_algorithm(config, policy).update(batch, progress=0.0)
-    assert np.isfinite(list(metrics.values())).all()
+    assert np.isfinite(list(make_algorithm(config, policy).update(batch, progress=0.0).values())).all()
     assert not any(map(torch.equal, before, policy.parameters()))
     counted = [value for name, value in policy.named_buffers() if name.endswith("moments.count")]
     assert [float(count) for count in counted] == [64.0, 64.0, 64.0]  # the actor's entry, and the critic's two
 
 
 @pytest.mark.parametrize("task", TASKS.values(), ids=TASKS)
-def test_acting_needs_no_entry_of_the_critics(task, critic, small, collect):
-    config = small(*task, critic)
+def test_acting_needs_no_entry_of_the_critics(task, small, collect):
+    config = small(*task, "algorithm.critic=recurrent")
     policy, _ = collect(config)
     agent = Agent(policy, config.env)
     env = agent.make_env()
@@ -104,10 +90,8 @@ def test_acting_needs_no_entry_of_the_critics(task, critic, small, collect):
     action, _ = agent.act(observation, agent.initial_state())
     batched = make_env(config.env, 1, 3, policy).reset()
     if not isinstance(observation, dict) and "hidden" in policy.critic_only and config.env.mask:
-        seen = np.delete(observation, config.env.mask)
-        batched["observation", "observation"] = torch.from_numpy(seen)[None]
-        expected = policy.step(*policy.inputs(batched))[0]
-        assert int(action) == int(expected)
+        batched["observation", "observation"] = torch.from_numpy(np.delete(observation, config.env.mask))[None]
+        assert int(action) == int(policy.step(*policy.inputs(batched))[0])
     assert env.action_space.contains(action)
     assert evaluate(config.env, policy, 2, seed=0)
 
@@ -119,28 +103,24 @@ def test_an_exported_policy_has_no_input_for_them(small, collect, tmp_path):
     assert [name for name in inputs if name.startswith("observation")] == ["observation.more.symbol"]
 
 
-def test_memory_tasks_show_what_they_hide():
-    def shown(task):
-        plain = task.observe()
-        task.show_hidden()
-        observation = task.reset_tensors(torch.zeros(2, 1, dtype=torch.bool))
-        assert torch.equal(observation["observation"], plain)
-        both = observation["hidden"]
-        assert both.shape == task.observation_spec["hidden"].shape
-        return both[0].tolist()
+def shown(task, **state):
+    """What a task shows the critic, after its first environment was brought into a state."""
+    task.reset_tensors(None)
+    for name, value in state.items():
+        getattr(task, name)[0, ...] = torch.tensor(value)
+    plain = task.observe()
+    task.show_hidden()
+    observation = task.reset_tensors(torch.zeros(2, 1, dtype=torch.bool))
+    assert torch.equal(observation["observation"], plain)
+    assert observation["hidden"].shape == task.observation_spec["hidden"].shape
+    return observation["hidden"][0].tolist()
 
-    maze = TMaze(2, length=4)
-    maze.reset_tensors(None)
-    maze.way[0], maze.position[0] = 3, 3
-    assert shown(maze) == [1.0, 0.75]
-    chain = MemoryChain(2, length=5, bits=3)
-    chain.reset_tensors(None)
-    chain.context[0], chain.query[0] = torch.tensor([0, 1, 1]), 2
-    assert shown(chain) == [2.0, -1.0, 1.0, 1.0]
+
+def test_memory_tasks_show_what_they_hide():
+    assert shown(TMaze(2, length=4), way=3, position=3) == [1.0, 0.75]
+    assert shown(MemoryChain(2, length=5, bits=3), context=[0, 1, 1], query=2) == [2.0, -1.0, 1.0, 1.0]
     cards = RepeatPrevious(2, k=2)
-    cards.reset_tensors(None)
-    cards.cards[0, :3] = torch.tensor([3, 1, 0])
-    assert shown(cards) == [0.0, 0.0, 0.0, 0.0]  # the first action answers nothing
+    assert shown(cards, cards=[3, 1, 0, *[0] * (cards.cards.shape[1] - 3)]) == [0.0] * 4  # the first action: no answer
     cards.step_tensors(torch.zeros(2, dtype=torch.int64))
     assert cards.hidden()[0].tolist() == [0.0, 0.0, 0.0, 1.0]
 

@@ -33,6 +33,10 @@ REPLAYED = [
         for critic in ("shared", "recurrent", "feedforward")
         if (cell, critic) != ("none", "recurrent")
     ),
+    *(
+        pytest.param(CUE, {"delay": 9}, (f"backend={backend}", f"cell={cell}"), id=f"{backend}, {cell}")
+        for backend, cell in (("scan", "gru"), ("pad", "lstm"), ("triton", "gru"), ("triton", "lstm"))
+    ),
     pytest.param("CartPole-v1", {}, ("env.mask=[1,3]", "algorithm.critic=feedforward", SEES), id="a critic that sees"),
     *(
         pytest.param(MASKED, {"mask_in": where, "action": kind}, (*options, *PREVIOUS), id=f"{kind} masked in {where}")
@@ -48,11 +52,9 @@ def test_replayed_log_probs_and_values_equal_the_rollouts(env_id, kwargs, overri
     assert_replays(policy, batch.reshape(8, 8))
 
 
-@pytest.mark.parametrize("kind", [*OBSERVATIONS])
-@pytest.mark.parametrize("previous", [(), PREVIOUS], ids=["alone", "with previous step"])
+@pytest.mark.parametrize(("kind", "previous"), [*((kind, ()) for kind in OBSERVATIONS), ("dict", PREVIOUS)])
 def test_what_is_seen_is_what_the_spec_says(kind, previous, configure):
-    env = make_env(configure(CUE, *previous, observation=kind, action="dict").env, 2, seed=0)
-    check_env_specs(env)
+    check_env_specs(make_env(configure(CUE, *previous, observation=kind, action="dict").env, 2, seed=0))
 
 
 def test_squashing_is_rejected_where_some_entries_lack_a_bound(configure):
@@ -93,8 +95,13 @@ def test_statistics_leave_out_the_steps_that_an_environment_inserts(kind, config
     assert (seen[1] == seen[0].apply(lambda entry: entry[kept])).all()
 
 
-@pytest.mark.parametrize("overrides", [(), ("cell=none",), ("encoder.layer_norm=true",)], ids=["gru", "none", "norm"])
-@pytest.mark.parametrize("kind", [*OBSERVATIONS])
+REPLACED = [
+    *((kind, ()) for kind in OBSERVATIONS),
+    *((kind, (other,)) for kind in ("vector", "dict") for other in ("cell=none", "encoder.layer_norm=true")),
+]
+
+
+@pytest.mark.parametrize(("kind", "overrides"), REPLACED)
 def test_a_policy_stays_as_it_is_when_statistics_are_replaced(kind, overrides, configure, collect):
     policy, batch = collect(configure(CUE, "algorithm.critic=feedforward", *overrides, observation=kind))
     normalizers = [module for module in policy.modules() if isinstance(module, ObservationNormalizer)]

@@ -2,11 +2,9 @@
 
 import pytest
 import torch
-from rejections import error_of
 from torch import nn
 from torchrl.data import Bounded, Unbounded
 
-from recurrl.config import MLPConfig
 from recurrl.errors import ConfigError
 from recurrl.policy.encoders.images import image_network, make_image_network
 from recurrl.policy.encoders.mlp import Bits, make
@@ -63,27 +61,17 @@ CHOSEN = {
 
 
 @pytest.mark.parametrize(("spec", "kind"), [(spec, kind) for kind, specs in CHOSEN.items() for spec in specs])
-def test_the_network_is_chosen_by_the_size(spec, kind):
+def test_the_network_is_chosen_by_the_size(spec, kind, encoder_options):
     assert image_network("auto", spec) == kind
     assert image_network("nature", spec) == "nature"
-    options = MLPConfig(name="mlp", sizes=[16], layer_norm=False, activation="tanh", images="auto")
-    layers = [type(module) for module in make(options, spec).modules()]
+    layers = [type(module) for module in make(encoder_options("encoder.images=auto"), spec).modules()]
     assert (Bits in layers) == (kind == "bits")
     assert (nn.Conv2d in layers) == (kind != "bits")
 
 
-def test_bits_are_those_of_each_byte_in_order():
+def test_bits_are_those_of_each_byte_in_order(encoder_options):
     pixels = torch.randint(256, (4, 7, 6, 3), dtype=torch.uint8)
     bits = Bits()(pixels).reshape(4, -1, 8)
     assert torch.equal((bits * 2 ** torch.arange(8)).sum(-1).byte(), pixels.flatten(1))
-    options = MLPConfig(name="mlp", sizes=[], layer_norm=False, activation="tanh", images="bits")
     with pytest.raises(ConfigError, match=r"encoder.images must be nature or impala for torch.float32 \(got bits\)"):
-        make(options, Bounded(0, 1, (7, 7, 3), dtype=torch.float32))
-
-
-def test_an_image_that_is_too_small_is_rejected():
-    assert error_of(make_image_network, "nature", image(35, 80, 3)) == (
-        "An image of 35×80 pixels is too small for encoder.images=nature, which needs 36×36. Choose "
-        "encoder.images=impala, which takes any size, or enlarge the images, for example with "
-        "gymnasium.wrappers.ResizeObservation."
-    )
+        make(encoder_options("encoder.images=bits"), Bounded(0, 1, (7, 7, 3), dtype=torch.float32))
