@@ -2,7 +2,6 @@
 
 import os
 import sys
-from types import SimpleNamespace
 
 import pytest
 from hostile_runs import PACKAGE
@@ -43,25 +42,14 @@ def stranger(tmp_path, monkeypatch):
 
 
 @pytest.fixture(scope="session")
-def in_a_folder(tmp_path_factory):
-    """Calls a command in a new folder, one that many tests can look at: the folder, and what the command came to."""
-
-    def in_a_folder(command, *arguments):
-        folder = tmp_path_factory.mktemp("anywhere")
-        return SimpleNamespace(folder=folder, outcome=command(*arguments, cwd=folder))
-
-    return in_a_folder
-
-
-@pytest.fixture(scope="session")
-def console_call(in_a_folder, console, tiny):
-    """A run by the console command in a process of its own, in a folder that is not the repository."""
-    return in_a_folder(console, "recurrl-train", *tiny, "cell=lstm", "seed=1")
+def console_call(console, tiny, tmp_path_factory):
+    """A run by the console command in a process of its own, in a folder that is not the repository; what it printed."""
+    folder = tmp_path_factory.mktemp("anywhere")
+    return folder, console("recurrl-train", *tiny, "cell=lstm", "seed=1", cwd=folder).succeeded().out
 
 
 @pytest.fixture(scope="session")
 def console_run(console_call):
     """Its run directory."""
-    console_call.outcome.succeeded()
-    (run,) = console_call.folder.glob("outputs/*/*")
+    (run,) = console_call[0].glob("outputs/*/*")
     return run

@@ -2,15 +2,13 @@
 
 # ruff: noqa: SIM905 (lists of words)
 
-import hashlib
 import json
 import os
 import pickle
 import random
 import shutil
-import socket
+import stat
 from pathlib import Path
-from typing import NamedTuple
 
 import yaml
 from checkpoint_files import Code, resealed
@@ -35,6 +33,7 @@ VALUES = (
     *("${oc.env:HOME}", "${${x}:y}", [], [1, 2], [[1]], {}, {"a": 1}, "\ud800", "a\nb", "x" * 10_000, b"bytes"),
 )
 WITH_CODE = (
+    *({"packages": names} for names in ([PACKAGE], [PACKAGE, "os"], [f"{PACKAGE}.sub"], ["popgym", PACKAGE])),
     {"id": f"{PACKAGE}:Some-v0"},
     {"id": "GymV26Environment-v0", "kwargs": {"env_id": f"{PACKAGE}:Some-v0"}},
     {"source": PACKAGE},
@@ -42,13 +41,6 @@ WITH_CODE = (
 )
 """Environments whose code is a stranger's."""
 OURS = ("config.yaml", "metrics.csv", "summary.json", "learning_curve.png")
-
-
-class Hostile(NamedTuple):
-    """What was made: the changes by name, and what is not the run's, which nobody may touch."""
-
-    changes: list[str]
-    foreign: list[Path]
 
 
 class Drawn:
@@ -68,8 +60,7 @@ class Drawn:
     def place(self):
         """A folder in the run directory."""
         folders = [path for path in (self.run, *self.run.rglob("*")) if path.is_dir() and not path.is_symlink()]
-        inside = [path for path in folders if ".hydra" not in path.parts]
-        return self.draws.choice([self.run, self.run / "checkpoints", *inside])
+        return self.draws.choice([self.run, self.run / "checkpoints", *folders])
 
     def new(self, path):
         """A place for something foreign, which is noted."""
@@ -94,13 +85,12 @@ class Drawn:
 
     def ours(self):
         """A file of the run, of its checkpoints too."""
-        parts = [path for path in self.run.rglob("*") if path.is_file() and ".hydra" not in path.parts]
-        return self.draws.choice([self.run / name for name in OURS] + parts)
+        return self.draws.choice([*(self.run / name for name in OURS), *filter(Path.is_file, self.run.rglob("*"))])
 
     def checkpoint(self):
         """A checkpoint, most often the newest."""
         checkpoints = files.checkpoints_in(self.run / "checkpoints")
-        return checkpoints[-1] if self.draws.random() < 0.7 else checkpoints[0]
+        return self.draws.choice((checkpoints[0], checkpoints[-1], checkpoints[-1]))
 
 
 def foreign_file(drawn):
@@ -121,52 +111,34 @@ def foreign_link(drawn):
 
 
 def foreign_special(drawn):
-    path = drawn.named()
-    if drawn.draws.random() < 0.5:
-        os.mkfifo(path)
-        return
-    with socket.socket(socket.AF_UNIX) as bound:
-        # The path of a socket is short.
-        folder = os.open(path.parent, os.O_RDONLY)
-        try:
-            bound.bind(f"/proc/self/fd/{folder}/s")
-            os.rename("s", path.name, src_dir_fd=folder, dst_dir_fd=folder)
-        finally:
-            os.close(folder)
+    os.mknod(drawn.named(), 0o600 | drawn.draws.choice((stat.S_IFIFO, stat.S_IFSOCK)))
 
 
 def ours_is_something_else(drawn):
     path = drawn.ours()
     path.unlink(missing_ok=True)
-    kind = drawn.draws.choice(("link", "link", "folder", "fifo"))
-    drawn.foreign.append(path)
+    drawn.foreign += (path, path / "theirs")
+    kind = drawn.draws.choice(("link", "link", "folder", "pipe", "nothing"))
     if kind == "link":
         path.symlink_to(drawn.target())
     elif kind == "folder":
-        path.mkdir()
-        (path / "theirs").touch()
-        drawn.foreign.append(path / "theirs")
-    else:
+        (path / "theirs").mkdir(parents=True)
+    elif kind == "pipe":
         os.mkfifo(path)
 
 
 def ours_is_malformed(drawn):
     path = drawn.ours()
-    if path.is_symlink() or (path.exists() and not path.is_file()):
+    if os.path.lexists(path) and (path.is_symlink() or not path.is_file()):
         return  # something else by an earlier change; opening a pipe would wait
-    if drawn.draws.random() < 0.5 and path.is_file():
-        data = path.read_bytes()
-        path.write_bytes(data[: drawn.draws.randrange(len(data) + 1)])
-    elif drawn.draws.random() < 0.2:
-        path.unlink(missing_ok=True)
-    else:
-        path.write_bytes(drawn.draws.choice(TEXTS))
+    data = path.read_bytes() if path.exists() else b""
+    cut_off = data[: drawn.draws.randrange(len(data) + 1)]
+    path.write_bytes(drawn.draws.choice((cut_off, drawn.draws.choice(TEXTS))))
 
 
 def folder_is_something_else(drawn):
     path = drawn.run / drawn.draws.choice(("checkpoints", "tensorboard"))
-    if path.exists():
-        shutil.rmtree(path)
+    shutil.rmtree(path, ignore_errors=True)
     drawn.foreign.append(path)
     if drawn.draws.random() < 0.5:
         path.write_bytes(b"theirs")
@@ -177,13 +149,7 @@ def folder_is_something_else(drawn):
 def _changed(drawn, values):
     """A configuration with a value that does not fit, or one that names code."""
     if drawn.draws.random() < 0.4:
-        env = values.setdefault("env", {})
-        names = ([PACKAGE], [PACKAGE, "os"], [f"{PACKAGE}.sub"], ["popgym", PACKAGE])
-        change = {"packages": drawn.draws.choice(names)}
-        if drawn.draws.random() < 0.4:
-            change = drawn.draws.choice(WITH_CODE)
-        values["env"] = env | change
-        return values
+        return values | {"env": values.get("env", {}) | drawn.draws.choice(WITH_CODE)}
     key = drawn.draws.choice(sorted(values))
     inner = values[key]
     if isinstance(inner, dict) and inner and drawn.draws.random() < 0.8:
@@ -197,10 +163,7 @@ def _changed(drawn, values):
 
 def configuration_differs(drawn):
     path = drawn.run / "config.yaml"
-    try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8")) if path.is_file() and not path.is_symlink() else None
-    except (yaml.YAMLError, UnicodeDecodeError, RecursionError):
-        return  # malformed by an earlier change
+    values = yaml.safe_load(path.read_text(encoding="utf-8")) if path.is_file() and not path.is_symlink() else None
     if isinstance(values, dict) and values:
         path.write_text(yaml.dump(_changed(drawn, values)), encoding="utf-8", errors="surrogatepass")
 
@@ -237,15 +200,16 @@ def checkpoint_of_other_number(drawn):
         shutil.copytree(path, path.with_name(name))
 
 
+OF_CHECKPOINTS = (values_of_a_checkpoint_differ, payload_is_a_pickle, checkpoint_of_other_number)
 CHANGES = (
     *(foreign_file, foreign_folder, foreign_link, foreign_special, foreign_link, ours_is_something_else),
     *(ours_is_malformed, ours_is_malformed, configuration_differs, configuration_differs, folder_is_something_else),
-    *(values_of_a_checkpoint_differ, payload_is_a_pickle, checkpoint_of_other_number),
+    *OF_CHECKPOINTS,
 )
 
 
 def draw(seed, good, run, outside, marker):
-    """Makes a hostile run directory of a good one.
+    """Makes a hostile run directory of a good one: the changes by name, and what is not the run's, and stays untouched.
 
     Args:
         seed: the same gives the same directory.
@@ -265,23 +229,22 @@ def draw(seed, good, run, outside, marker):
     drawn = Drawn(draws, run, outside, marker)
     names = [f"run with {kept}"]
     for change in draws.choices(CHANGES, k=draws.choice((1, 1, 2, 3))):
-        needs_checkpoints = change in (values_of_a_checkpoint_differ, payload_is_a_pickle, checkpoint_of_other_number)
         # A pipe that an earlier change left there would be waited for.
         piped = any(path.is_fifo() for path in run.rglob("*"))
-        if needs_checkpoints and (piped or not files.checkpoints_in(run / "checkpoints")):
+        if change in OF_CHECKPOINTS and (piped or not files.checkpoints_in(run / "checkpoints")):
             continue
         try:
             change(drawn)
-        except (FileNotFoundError, NotADirectoryError, OSError, json.JSONDecodeError, yaml.YAMLError, UnicodeError):
+        except (OSError, ValueError, yaml.YAMLError, RecursionError):
             # An earlier change left nothing that this one could be made to.
             continue
         names.append(change.__name__)
-    return Hostile(names, [path for path in dict.fromkeys(drawn.foreign) if os.path.lexists(path)])
+    return names, [path for path in dict.fromkeys(drawn.foreign) if os.path.lexists(path)]
 
 
 def fingerprints(paths, run):
     """What must not change of each path: what it is, and what it holds; wherever its checkpoint was moved to."""
-    return {path: tuple(_fingerprint(_moved(path, run))) for path in paths}
+    return {path: _fingerprint(_moved(path, run)) for path in paths}
 
 
 def _moved(path, run):
@@ -294,11 +257,8 @@ def _moved(path, run):
 
 def _fingerprint(path):
     if not os.path.lexists(path):
-        yield "gone"
-        return
-    stat = path.lstat()
-    yield from (stat.st_ino, stat.st_mode, stat.st_uid, stat.st_gid)
-    if path.is_symlink():
-        yield os.readlink(path)
-    elif path.is_file():
-        yield from (stat.st_mtime_ns, hashlib.sha256(path.read_bytes()).hexdigest())
+        return None
+    found = path.lstat()
+    written = None if path.is_dir() else found.st_mtime_ns
+    content = os.readlink(path) if path.is_symlink() else path.is_file() and path.read_bytes()
+    return found.st_ino, found.st_mode, found.st_uid, found.st_gid, written, content

@@ -27,7 +27,6 @@ from recurrl import evaluation
 from recurrl.checkpoint import files
 from recurrl.cli import train as train_command
 
-PREFIX = len(files.PREFIX)
 ANYWHERE, CHECKPOINT, EVALUATION, LAST_EVALUATION = "anywhere", "checkpoint", "evaluation", "last evaluation"
 # Of blocks of Python's calls, an iteration or two; of the files of a checkpoint, one of which is left at least; and of
 # the steps of its evaluation; the last one is three, one after the other.
@@ -35,20 +34,13 @@ MOST = {ANYWHERE: 12, CHECKPOINT: 10, EVALUATION: 9, LAST_EVALUATION: 27}
 BLOCK = 200
 
 
-def newest(run):
-    return next(reversed(files.checkpoints_in(run / "checkpoints")), None)
-
-
 def frames_of_newest(run):
-    path = newest(run)
-    return 0 if path is None else int(path.name[PREFIX:])
+    return max(map(files.frames_of, files.checkpoints_in(run / "checkpoints")), default=0)
 
 
-def last_row(run):
-    try:
-        lines = (run / "metrics.csv").read_text(encoding="utf-8").splitlines()
-    except FileNotFoundError:
-        return 0
+def frames_of_last_row(run):
+    file = run / "metrics.csv"
+    lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
     return max((int(row["frames"]) for row in csv.DictReader(lines)), default=0)
 
 
@@ -129,9 +121,9 @@ def plan(kills, terms, draws):
 
 def check(run, most):
     """Makes sure that the newest checkpoint is whole, and returns how many frames were trained after it."""
-    path = newest(run)
-    assert path is None or files.damage(path) is None, files.damage(path)
-    unsaved = max(last_row(run) - frames_of_newest(run), 0)
+    damages = [files.damage(path) for path in files.checkpoints_in(run / "checkpoints")[-1:]]
+    assert damages in ([], [None]), damages
+    unsaved = max(frames_of_last_row(run) - frames_of_newest(run), 0)
     assert unsaved <= most, f"{unsaved} frames were lost"
     return unsaved
 

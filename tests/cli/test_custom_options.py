@@ -2,6 +2,7 @@
 
 import re
 import sys
+from functools import partial
 
 import pytest
 from hydra.core.config_store import ConfigStore
@@ -48,22 +49,24 @@ def coupled(tmp_path):
     (tmp_path / "coupled.py").write_text(PARTS, encoding="utf-8")
 
 
-@pytest.fixture
-def coupled_run(train, tiny, coupled, tmp_path):
-    """A finished run of both, and the overrides that chose them."""
-    train(*tiny, CELL, ALGORITHM, "cell.peephole=true", "hydra.run.dir=run").succeeded()
-    return tmp_path / "run"
+@pytest.fixture(scope="module")
+def resumed(recurrl_train, tiny, tmp_path_factory):
+    """Resumes a finished run of both, in the folder of their module. The run has to stay as it is."""
+    folder = tmp_path_factory.mktemp("coupled")
+    (folder / "coupled.py").write_text(PARTS, encoding="utf-8")
+    recurrl_train(*tiny, CELL, ALGORITHM, "cell.peephole=true", "hydra.run.dir=run", cwd=folder).succeeded()
+    return partial(recurrl_train, "resume=run", "total_frames=96", cwd=folder)
 
 
 # On resume
 
 
 @pytest.mark.parametrize("override", ["cell.forget_bias=3.0", "algorithm.temperature=0.5"])
-def test_an_option_of_a_custom_part_is_changed_on_resume(train, coupled_run, override):
-    train(f"resume={coupled_run}", override, "total_frames=96").succeeded()
+def test_an_option_of_a_custom_part_is_changed_on_resume(resumed, tmp_path, override):
+    resumed(override, f"hydra.run.dir={tmp_path / 'run'}").succeeded()
     key, _, value = override.partition("=")
     group, _, name = key.partition(".")
-    assert settings(coupled_run)[group][name] == float(value)
+    assert settings(tmp_path / "run")[group][name] == float(value)
 
 
 WRONG_ON_RESUME = [
@@ -75,22 +78,19 @@ WRONG_ON_RESUME = [
 
 
 @pytest.mark.parametrize(("override", "error"), WRONG_ON_RESUME)
-def test_a_wrong_option_of_a_custom_part_is_rejected_on_resume_without_blaming_the_file(
-    train, coupled_run, override, error
-):
-    assert train(f"resume={coupled_run}", override, "total_frames=96").error.startswith(error)
+def test_a_wrong_option_of_a_custom_part_is_rejected_on_resume_without_blaming_the_file(resumed, override, error):
+    assert resumed(override).error.startswith(error)
 
 
-@pytest.mark.parametrize("name", ["lstm", "lru"])
-def test_a_name_whose_options_the_run_does_not_have_is_answered_with_the_choice(train, coupled_run, name):
-    assert train(f"resume={coupled_run}", f"cell.name={name}").error == (
-        f"cell.name={name} does not accept the options that this run has for coupled:Coupled. "
-        f"Choose cell={name}, which starts from the defaults of {name}."
+def test_a_name_whose_options_the_run_does_not_have_is_answered_with_the_choice(resumed):
+    assert resumed("cell.name=lru").error == (
+        "cell.name=lru does not accept the options that this run has for coupled:Coupled. "
+        "Choose cell=lru, which starts from the defaults of lru."
     )
 
 
-def test_an_option_that_another_cell_does_not_have_is_absent(train, coupled_run):
-    error = train(f"resume={coupled_run}", "cell=lstm", "cell.hidden_size=9", "total_frames=96").error
+def test_an_option_that_another_cell_does_not_have_is_absent(resumed):
+    error = resumed("cell=lstm", "cell.hidden_size=9").error
     for change in ("cell.forget_bias is absent and was 1.0", "cell.peephole is absent and was True"):
         assert change in error
 
@@ -102,7 +102,6 @@ WRONG = [
     ("cell.zzz=3", "Unknown configuration key 'cell.zzz'. cell has: hidden_size, num_layers, forget_bias, peephole."),
     ("cell.peephole=2", "cell.peephole must be true or false (got 2)."),
     ("cell.forget_bias=null", "cell.forget_bias must be a number from 0 to 1_000_000 (got null)."),
-    ("cell.forget_bias=-1", "cell.forget_bias must be a number from 0 to 1_000_000 (got -1.0)."),
     (
         "algorithm.nested.a=x",
         "algorithm.nested.a has a value that cannot be used (Value 'x' of type 'str' could not be converted to "
@@ -160,15 +159,6 @@ def test_a_yaml_needs_the_name_only_and_has_the_values_of_the_choice_by_name(own
     assert plain(with_defaults(by_yaml))[group] == options  # what the run saves
 
 
-def test_a_run_by_a_yaml_saves_what_that_leaves_out_and_is_resumed_without_it(train, tiny, coupled, yamls, tmp_path):
-    yamls("cell", "short", name="coupled:Coupled", peephole=True)
-    train("--config-dir", "mine", *tiny, "cell=short", "hydra.run.dir=run").succeeded()
-    saved = {"name": "coupled:Coupled", "hidden_size": 8, "num_layers": 1, "forget_bias": 1.0, "peephole": True}
-    assert settings(tmp_path / "run")["cell"] == saved
-    train("resume=run", "cell.forget_bias=2.0", "total_frames=96").succeeded()
-    assert settings(tmp_path / "run")["cell"] == saved | {"forget_bias": 2.0}
-
-
 CHOICES = ["env=torchrl", "cell=lmu", "encoder=mlp", "algorithm=ppo", "collector=ray", "buffer=replay", "logger=wandb"]
 
 
@@ -195,5 +185,4 @@ def test_an_experiment_takes_a_custom_choice_by_a_yaml_as_its_error_says(own_cho
         f"{group} with the line '{key}: {name}'."
     )
     yamls("experiment", "mine", defaults=[{f"override /{group}": "short"}])
-    composed = compose(["experiment=mine"], tmp_path / "mine")
-    assert as_schema(composed) == as_schema(compose([f"{group}={name}"]))
+    assert as_schema(compose(["experiment=mine"], tmp_path / "mine")) == as_schema(compose([f"{group}={name}"]))

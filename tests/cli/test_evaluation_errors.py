@@ -1,5 +1,6 @@
 """Evaluations that a signal ends, or an environment: the policy is saved before them, and nothing is lost."""
 
+import itertools
 import os
 import signal
 
@@ -8,52 +9,45 @@ from failing_env import FAILING
 from run_files import ended, lasting, metrics, summary, without_times
 
 from recurrl import evaluation
-from recurrl.evaluation import KEPT, SHUFFLED, ZEROED
+from recurrl.evaluation import KEPT, ZEROED
 
 OPTIONS = (*FAILING, "env.max_episode_steps=60", "checkpoint.keep_last=1", "hydra.run.dir=run")
 AFTER = 40
 """The steps of an environment's life after which it fails; those that are trained in have 16."""
 
 
-@pytest.fixture
-def signalled_in_evaluation(monkeypatch):
+def signal_in_evaluation(monkeypatch, which, kind):
     """Sends a signal to this process once, at the fifth step of an evaluation of a kind; returns the steps after it."""
+    evaluate, begun, after = evaluation.evaluate, [], []
 
-    def signalled_in_evaluation(which, kind):
-        evaluate = evaluation.evaluate
-        begun, after = [], []
+    def watched(config, policy, episodes, seed, states, stopped):
+        begun.extend([] if policy is None else [states])
+        steps = itertools.count(1)
 
-        def watched(config, policy, episodes, seed, states, stopped):
-            begun.extend([] if policy is None else [states])
-            steps = []
+        def counting():
+            if next(steps) == 5 and begun.count(kind) == which and not after:
+                os.kill(os.getpid(), signal.SIGTERM)
+                after.append(0)
+            elif after:
+                after[0] += 1
+            return stopped()
 
-            def counting():
-                steps.append(1)
-                if after:
-                    after[0] += 1
-                elif begun.count(kind) == which and len(steps) == 5:
-                    os.kill(os.getpid(), signal.SIGTERM)
-                    after.append(0)
-                return stopped()
+        return evaluate(config, policy, episodes, seed, states, counting)
 
-            return evaluate(config, policy, episodes, seed, states, counting)
-
-        monkeypatch.setattr(evaluation, "evaluate", watched)
-        return after
-
-    return signalled_in_evaluation
+    monkeypatch.setattr(evaluation, "evaluate", watched)
+    return after
 
 
-WHEN = {"mid-run": (1, KEPT, 32), "the last": (2, KEPT, 64), "zeroed": (1, ZEROED, 64), "shuffled": (1, SHUFFLED, 64)}
+WHEN = {"mid-run": (1, KEPT, 32), "the last": (2, KEPT, 64), "without memory": (1, ZEROED, 64)}
 
 
 @pytest.mark.parametrize(("which", "kind", "frames"), WHEN.values(), ids=WHEN)
-def test_a_signal_ends_an_evaluation_at_a_step_and_a_resumed_run_repeats_it(
-    train, tiny, tmp_path, signalled_in_evaluation, monkeypatch, which, kind, frames
+def test_a_signal_ends_an_evaluation_that_a_resumed_run_repeats(
+    train, tiny, tmp_path, monkeypatch, which, kind, frames
 ):
     arguments = (*tiny, "evaluation.every_frames=32", "resume=auto")
     train(*arguments, "hydra.run.dir=whole").succeeded()
-    steps_after = signalled_in_evaluation(which, kind)
+    steps_after = signal_in_evaluation(monkeypatch, which, kind)
     outcome = train(*arguments, "hydra.run.dir=parts")
     monkeypatch.undo()
     assert outcome.code == 143
@@ -88,8 +82,7 @@ def test_an_environment_that_fails_in_the_last_evaluation_costs_no_policy(failin
     assert summary(tmp_path / "run")["status"] == "completed"
 
 
-@pytest.mark.parametrize("by", ["raising", "hanging"])
-@pytest.mark.parametrize("every_frames", [32, "null"], ids=["in mid-run", "at the end"])
+@pytest.mark.parametrize(("every_frames", "by"), [(32, "raising"), ("null", "hanging")], ids=["mid-run", "at the end"])
 def test_with_restart_an_evaluation_is_repeated_in_new_environments(failing, train, tmp_path, by, every_frames):
     restart = ("collector.on_env_error=restart", "collector.timeout_s=0.5", f"evaluation.every_frames={every_frames}")
     outcome = failing(f"by: {by}, marker: {tmp_path / 'failed'}", *restart).succeeded()

@@ -1,7 +1,6 @@
 """Runs that a signal ends, and runs that resume."""
 
 import signal
-from pathlib import Path
 
 import pytest
 from run_files import ended, metrics, state_in, without_times
@@ -41,7 +40,7 @@ def test_a_second_signal_ends_the_run_at_once_which_resume_auto_starts_from_scra
     assert interrupted == whole
 
 
-EXTENDING = Path(__file__).parents[2] / "examples" / "extending"
+REFERENCE = ("algorithm.kl_to_ref_coeff=0.1", "algorithm.ref_refresh_iterations=2")
 EXACTLY = {
     "gru": (),
     "lstm": ("cell=lstm", "env=pendulum_no_velocity"),
@@ -50,13 +49,9 @@ EXACTLY = {
     "learning rate adapted": ("lr_schedule=adaptive",),
     "separate critic": ("algorithm.critic=recurrent",),
     "a critic that sees more": ("algorithm.critic=recurrent", "algorithm.critic_observation=[hidden]"),
-    "a matrix as state": (f"--config-dir={EXTENDING / 'configs'}", "cell=fast_weight", "cell.num_layers=2"),
     "on-policy": ("algorithm.critic=feedforward", "buffer=on_policy", "optimizer=adamw"),
     "workers": ("collector=multi_sync",),
-    "groups": (
-        *("algorithm=grpo", "algorithm.group_size=2", "env.max_episode_steps=8"),
-        *("algorithm.kl_to_ref_coeff=0.1", "algorithm.ref_refresh_iterations=2"),
-    ),
+    "groups": ("algorithm=grpo", "algorithm.group_size=2", "env.max_episode_steps=8", *REFERENCE),
 }
 
 

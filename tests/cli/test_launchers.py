@@ -37,5 +37,4 @@ def test_the_preset_for_slurm_composes(train):
 @pytest.mark.parametrize("launcher", ["joblib", "submitit_slurm"])
 def test_a_launcher_that_is_not_installed_is_named_with_its_extra(launcher):
     error = MissingConfigException("", missing_cfg_file=f"hydra/launcher/{launcher}", options=["basic"])
-    extra = launcher.partition("_")[0]
-    assert message(error).endswith(f"pip install 'recurrl[{extra}]'")
+    assert message(error).endswith(f"pip install 'recurrl[{launcher.partition('_')[0]}]'")

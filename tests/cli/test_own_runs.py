@@ -63,9 +63,7 @@ def own_run(train, tiny, imported, tmp_path):
 
 @pytest.mark.parametrize("known", [True, False], ids=["known", "not known"])
 @pytest.mark.parametrize("kind", OWN)
-def test_the_command_that_an_interrupted_run_prints_resumes_it(
-    train, tiny, imported, tmp_path, signalled, capfd, kind, known
-):
+def test_the_printed_command_resumes_the_run(train, tiny, imported, tmp_path, signalled, capfd, kind, known):
     if not known:
         (tmp_path / "state").touch()
     options = OWN[kind][:2] if OWN[kind][0].startswith("-") else ()
@@ -81,20 +79,17 @@ def test_the_command_that_an_interrupted_run_prints_resumes_it(
     assert [row["frames"] for row in metrics(tmp_path / "my runs" / "the 'first'")] == ["32", "64"]
 
 
-PASSED = [
-    ({"callbacks": []}, "callbacks"),
-    ({"env": lambda: gymnasium.make("CartPole-v1")}, "env"),
-    ({"env": lambda: gymnasium.make("CartPole-v1"), "callbacks": []}, "env and callbacks"),
-]
+class Idle:
+    def on_iteration(self, metrics, policy):
+        pass
 
 
-@pytest.mark.parametrize(("passed", "named"), PASSED)
-def test_of_a_run_that_no_command_line_can_name_the_call_is_printed(tiny, tmp_path, signalled, capfd, passed, named):
-    class Idle:
-        def on_iteration(self, metrics, policy):
-            pass
+FROM_PYTHON = {"env": lambda: gymnasium.make("CartPole-v1"), "callbacks": [Idle()]}
 
-    arguments = passed | ({"callbacks": [Idle()]} if "callbacks" in passed else {})
+
+@pytest.mark.parametrize("named", ["callbacks", "env", "env and callbacks"])
+def test_of_a_run_that_no_command_line_can_name_the_call_is_printed(tiny, tmp_path, signalled, capfd, named):
+    arguments = {name: FROM_PYTHON[name] for name in named.split(" and ")}
     signalled(2)
     with pytest.raises(KeyboardInterrupt):
         recurrl.train(tiny, run_dir=tmp_path / "run", **arguments)
@@ -106,9 +101,7 @@ def test_of_a_run_that_no_command_line_can_name_the_call_is_printed(tiny, tmp_pa
     assert (resumed.directory, resumed.summary["frames"]) == (tmp_path / "run", 64)
 
 
-def test_commands_take_a_run_of_this_user_without_further_permission(
-    train, evaluate, own_run, imported, tmp_path, not_installed
-):
+def test_commands_take_a_run_of_this_user_without_permission(train, evaluate, own_run, tmp_path, not_installed):
     for path in (own_run, own_run / "checkpoints" / "frames_000000000064"):
         assert evaluate(path).code == 0
     (tmp_path / "link").symlink_to(own_run)  # the same folder

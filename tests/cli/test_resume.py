@@ -71,14 +71,12 @@ def test_an_extended_run_follows_an_explicit_schedule(train, finished_run, tmp_p
 
 LAST, FIRST = "checkpoints/frames_000000000064", "checkpoints/frames_000000000032"
 PLACES = {
-    "its directory": ("", "run", ""),
+    "its directory": ("", "run"),
     "its directory, explicit": ("", "run", "hydra.run.dir=run"),
-    "an absolute path": ("", "{folder}/run", ""),
-    "a link": ("", "link", ""),
-    "a variable": ("", "${oc.env:RUN}", ""),
-    "itself": ("run", ".", ""),
-    "a checkpoint": ("", f"run/{LAST}", ""),
-    "a checkpoint, from its folder": (f"run/{LAST}/..", Path(LAST).name, ""),
+    "a link": ("", "link"),
+    "a variable": ("", "${oc.env:RUN}"),
+    "itself": ("run", "."),
+    "a checkpoint, from its folder": (f"run/{LAST}/..", Path(LAST).name),
 }
 
 
@@ -87,14 +85,11 @@ def test_a_run_is_resumed_in_its_own_directory(recurrl_train, finished_run, tmp_
     (tmp_path / "link").symlink_to("run")
     monkeypatch.setenv("RUN", "run")
     within, resume, *explicit = PLACES[place]
-    resume = resume.format(folder=tmp_path) if "{folder}" in resume else resume
-    overrides = (f"resume={resume}", "total_frames=96", *filter(None, explicit))
-    recurrl_train(*overrides, cwd=tmp_path / within).succeeded()
+    recurrl_train(f"resume={resume}", "total_frames=96", *explicit, cwd=tmp_path / within).succeeded()
     changed = {"total_frames": 96, "schedule_frames": 64, "resume": resume.replace("${oc.env:RUN}", "run")}
     assert settings(run) == settings(finished_run) | changed
     assert yaml.safe_load((run / ".hydra" / "config.yaml").read_text(encoding="utf-8")) == settings(run)
-    how = ended(run, "frames", "checkpoint", "cell")
-    assert how == ("completed", 96, "checkpoints/frames_000000000096", "lstm")
+    assert ended(run, "frames", "checkpoint", "cell") == ("completed", 96, "checkpoints/frames_000000000096", "lstm")
     assert [row["frames"] for row in metrics(run)] == ["32", "64", "96"]
     assert without_times(metrics(run))[:2] == without_times(metrics(finished_run))
     assert not list(tmp_path.rglob("outputs"))
@@ -180,35 +175,27 @@ def test_resuming_with_another_network_is_rejected_and_changes_nothing(train, fi
     assert not list(tmp_path.iterdir())
 
 
-def test_resuming_where_nothing_can_be_written_is_rejected(rejected, finished_run, monkeypatch):
-    def read_only(*_):
-        raise PermissionError(13, "Permission denied", "run.lock")
-
-    monkeypatch.setattr("recurrl.runs.directories.locked", read_only)
-    assert "Set a writable directory with hydra.run.dir=..." in rejected(f"resume={finished_run}", "total_frames=96")
-
-
-WITHOUT_EFFECT = [
-    ((), "seed=7", "its random number generators are restored"),
-    (("lr_schedule=adaptive",), "lr=1e-5", "lr_schedule=adaptive resumes from its last"),
-    ((), "init_from=run", ", where it was null: its weights are restored. "),
-    ((), "optimizer=adamw", ", where it was adam: its optimizer is restored. "),
-    (("env=pendulum_no_velocity",), "policy.initial_std=0.1", ", where it was 0.6: its weights are restored. "),
-]
-
-
-@pytest.mark.parametrize(("before", "change", "reason"), WITHOUT_EFFECT)
-def test_a_change_that_would_change_nothing_is_rejected(train, tiny, before, change, reason):
-    assert train(*tiny, *before, "hydra.run.dir=run").code == 0
-    outcome = train("resume=run", "total_frames=96", change).failed()
-    assert outcome.error.startswith(f"{change.replace('1e-5', '1e-05')} has no effect in a resumed run")
-    assert reason in outcome.error
-    advice = f"Leave it out, or start a new run with these weights: init_from=run/{LAST} instead of resume."
-    assert outcome.error.endswith(advice)
-
-
 GRPO = ("algorithm=grpo", "algorithm.group_size=2", "env.max_episode_steps=8")
 PENDULUM = ("env=pendulum_no_velocity",)
+WITHOUT_EFFECT = {
+    "seed=7": "its random number generators are restored",
+    "lr=1e-05": "lr_schedule=adaptive resumes from its last",
+    "init_from=run": ", where it was null: its weights are restored. ",
+    "optimizer=adamw": ", where it was adam: its optimizer is restored. ",
+    "policy.initial_std=0.1": ", where it was 0.6: its weights are restored. ",
+}
+
+
+def test_a_change_that_would_change_nothing_is_rejected(train, tiny):
+    train(*tiny, *PENDULUM, "lr_schedule=adaptive", "hydra.run.dir=run").succeeded()
+    advice = f"Leave it out, or start a new run with these weights: init_from=run/{LAST} instead of resume."
+    for change, reason in WITHOUT_EFFECT.items():
+        error = train("resume=run", "total_frames=96", change).failed().error
+        assert error.startswith(f"{change} has no effect in a resumed run")
+        assert reason in error
+        assert error.endswith(advice)
+
+
 MISFITS = [
     (PENDULUM, "policy.noise_correlation=0.5", "policy.noise_correlation must be 0 in a"),
     ((*PENDULUM, "policy.noise_correlation=0.5"), "policy.noise_correlation=0", "must be above 0 in a"),
@@ -219,15 +206,12 @@ MISFITS = [
 
 
 @pytest.mark.parametrize(("before", "change", "reason"), MISFITS)
-def test_a_change_for_which_the_checkpoint_lacks_something_is_rejected_and_changes_nothing(
-    train, tiny, tmp_path, before, change, reason
-):
+def test_a_change_that_the_checkpoint_does_not_allow_is_rejected(train, tiny, tmp_path, before, change, reason):
     # Also: a run may be called like a checkpoint.
     assert train(*tiny, *before, "hydra.run.dir=frames_1").code == 0
-    unchanged = settings(tmp_path / "frames_1")
+    unchanged = contents(tmp_path / "frames_1")
     assert reason in train("resume=frames_1", "total_frames=96", change).failed().error
-    assert settings(tmp_path / "frames_1") == unchanged
-    train("resume=frames_1", "total_frames=96").succeeded()
+    assert contents(tmp_path / "frames_1") == unchanged
 
 
 def test_resuming_with_an_experiment_is_rejected(train, finished_run, yamls):

@@ -69,6 +69,8 @@ def test_a_search_in_the_same_folder_continues_to_its_number_of_trials(search, t
     assert search("hydra.sweeper.n_trials=2").code == 0
     assert len(study_in(tmp_path / "sweep").trials) == 3
     assert search("hydra.sweeper.n_trials=3", "seed=1").error.startswith(f"{tmp_path / 'sweep'} holds a search with")
+    another = search("hydra.sweeper.n_trials=3", "lr=1e-3,1e-4").error
+    assert another.startswith("The study was begun with another search space: ")
 
 
 def test_a_failed_trial_fails_alone(search, tmp_path):
@@ -91,9 +93,8 @@ def test_trials_run_in_parallel_with_joblib(search, tmp_path):
 
 def test_hydras_syntax_of_sweeps_describes_the_space():
     gamma, falling = "algorithm.gamma=interval(0.9,1.0)", "minibatch_slices=range(3,1,-1)"
-    fixed, space = _space(
-        ["lr=interval(1,2)", "cell=gru", LR, "epochs=range(1,5)", "slice_len=8,16", falling, gamma, "seed=1"]
-    )
+    overrides = ["lr=interval(1,2)", "cell=gru", LR, "epochs=range(1,5)", "slice_len=8,16", falling, gamma, "seed=1"]
+    fixed, space = _space(overrides)
     assert fixed == ["cell=gru", "seed=1"]
     assert space == {
         "lr": FloatDistribution(1e-4, 1e-2, log=True),
@@ -127,8 +128,7 @@ IMPOSSIBLE = [
 
 @pytest.mark.parametrize(("overrides", "error"), IMPOSSIBLE)
 def test_a_search_that_cannot_be_is_rejected(train, tmp_path, overrides, error):
-    outcome = train("-m", "hydra/sweeper=optuna", "hydra.sweep.dir=sweep", *overrides)
-    assert outcome.error.startswith(error)
+    assert train("-m", "hydra/sweeper=optuna", "hydra.sweep.dir=sweep", *overrides).error.startswith(error)
     assert not (tmp_path / "sweep" / "study.db").exists()
 
 

@@ -12,17 +12,11 @@ from slow_cases import slow
 
 PROGRAM = Path(__file__).with_name("killed_again_and_again.py")
 
-
+REPLAY = ["buffer=replay", "buffer.rollouts=4", "buffer.replay_ratio=2", "buffer.min_replay_ratio=2"]
 RUNS = [
     pytest.param([], 3, 1, 16, id="single"),
     slow(["collector=multi_sync"], 100, 20, 160, id="multi_sync"),  # seven minutes on two cores that others use too
-    slow(
-        ["buffer=replay", "buffer.rollouts=4", "buffer.replay_ratio=2", "buffer.min_replay_ratio=2"],
-        3,
-        1,
-        20,
-        id="replay",
-    ),
+    slow(REPLAY, 3, 1, 20, id="replay"),
 ]
 
 
@@ -49,7 +43,8 @@ def test_a_run_ended_at_random_moments_ends_bit_for_bit_as_one_that_was_not(
     assert _weights(killed, frames) == _weights(whole, frames)
     assert {path.name for path in killed.rglob(".*")} == {".hydra"}
     assert set(report["shared_memory"]) <= before
-    assert not _processes_with(str(killed))
+    processes = output_of(["ps", "-eo", "pid,args"]).splitlines()
+    assert not [line for line in processes if str(killed) in line and " ps " not in line]
 
 
 def _weights(run, frames):
@@ -57,8 +52,3 @@ def _weights(run, frames):
     states = {str(path.relative_to(folder)): state_in(path) for path in folder.glob("state-*.pt")}
     assert len(states) > 3
     return {name: state for name, state in states.items() if "policy" in name or "optimizer" in name}
-
-
-def _processes_with(argument):
-    lines = output_of(["ps", "-eo", "pid,args"]).splitlines()
-    return [line for line in lines if argument in line and " ps " not in line]

@@ -12,15 +12,16 @@ from recurrl.returns import return_format
 
 
 def test_the_console_command_writes_a_run_directory_below_its_folder(console_run, console_call):
-    place = console_run.relative_to(console_call.folder).as_posix()
+    folder, _ = console_call
+    place = console_run.relative_to(folder).as_posix()
     assert re.fullmatch(r"outputs/\d{4}-\d\d-\d\d/\d\d-\d\d-\d\d-\d{6}", place)
-    assert [path.name for path in console_call.folder.iterdir()] == ["outputs"]
+    assert [path.name for path in folder.iterdir()] == ["outputs"]
     contents = {path.name for path in console_run.iterdir()}
     assert contents >= {".hydra", "config.yaml", "metrics.csv", "checkpoints", "learning_curve.png", "summary.json"}
 
 
 def test_a_run_says_what_it_runs_and_what_came_out(console_call, console_run):
-    out = console_call.outcome.out
+    _, out = console_call
     result = summary(console_run)
     assert "CartPole-v1, 4 environments; lstm 8 by backend auto on cpu" in out
     assert f"backend auto is {result['backend']}" in out

@@ -43,8 +43,7 @@ def test_what_does_not_fit_stays_as_initialised_and_is_named_with_both_shapes(sm
     train(*tiny, "cell=lstm", blind, f"hydra.run.dir={source}").succeeded()
     # Observations of 4 numbers instead of 2, and 3 actions instead of 2.
     other = ("env=gym", "env.id=Acrobot-v1", "env.mask=[4,5]")
-    config = small("cell=lstm", blind, *other, "algorithm.critic=feedforward")
-    policy = make_policy_for(config)
+    policy = make_policy_for(small("cell=lstm", blind, *other, "algorithm.critic=feedforward"))
     before = {name: value.clone() for name, value in policy.state_dict().items()}
     loaded, differing, lacking = copy_weights(policy, source)
     assert loaded.endswith("frames_000000000064: trunk.core.lstm, critic_head")
@@ -59,9 +58,7 @@ def test_what_does_not_fit_stays_as_initialised_and_is_named_with_both_shapes(sm
         assert torch.equal(value, expected[name]), name
 
 
-def test_what_is_in_the_checkpoint_only_is_named_by_parameter_where_the_rest_of_its_layer_is_taken(
-    small, finished_run, monkeypatch
-):
+def test_what_is_in_the_checkpoint_only_is_named_by_parameter_if_its_layer_is_taken(small, finished_run, monkeypatch):
     more = dict.fromkeys(("trunk.core.lstm.peephole_l0", "auxiliary.weight", "auxiliary.bias"), torch.ones(3))
     saved = state_of(finished_run) | more
     monkeypatch.setattr(files, "state", lambda *_: saved)
@@ -94,7 +91,6 @@ def test_a_resumed_run_does_not_take_the_weights_again(train, tiny, run, tmp_pat
     assert stopped.code == 143
     assert "init_from: taken from" in stopped.out
     shutil.rmtree(run)
-    resumed = train(*arguments, "hydra.run.dir=parts").succeeded()
-    assert "init_from: " not in resumed.out
+    assert "init_from: " not in train(*arguments, "hydra.run.dir=parts").succeeded().out
     assert summary(tmp_path / "parts")["frames"] == 96
     assert without_times(metrics(tmp_path / "parts")) == without_times(metrics(tmp_path / "whole"))

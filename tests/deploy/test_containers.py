@@ -1,7 +1,6 @@
 """Files for containers: valid, without root, with a root file system that is only read, and with commands that run."""
 
 import fnmatch
-import importlib.util
 import os
 import re
 import shlex
@@ -28,11 +27,6 @@ def documents(path):
     return {each["kind"]: each for each in yaml.safe_load_all(path.read_text(encoding="utf-8"))}
 
 
-def settings(words):
-    """The settings of a run in the arguments of ``recurrl-train`` or torchrun."""
-    return words[words.index("recurrl") + 1 :] if "recurrl" in words else words
-
-
 def test_what_the_image_copies_is_not_ignored():
     lines = (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines()
     allowed = [line.removeprefix("!") for line in lines if line.startswith("!")]
@@ -43,18 +37,14 @@ def test_what_the_image_copies_is_not_ignored():
 
 @by_name
 def test_kubernetes_takes_the_file(path):
-    if importlib.util.find_spec("kubernetes_validate") is None:
-        pytest.skip("needs Kubernetes' schemas: pip install kubernetes-validate")
-    import kubernetes_validate
-
+    validation = pytest.importorskip("kubernetes_validate", reason="needs pip install kubernetes-validate")
     for document in documents(path).values():
-        kubernetes_validate.validate(document, kubernetes_validate.latest_version(), strict=True)
+        validation.validate(document, validation.latest_version(), strict=True)
 
 
 @by_name
 def test_a_pod_has_no_root_writes_to_its_volumes_only_and_limits_its_gpu(path):
-    job = documents(path)["Job"]["spec"]
-    pod = job["template"]["spec"]
+    pod = documents(path)["Job"]["spec"]["template"]["spec"]
     (container,) = pod["containers"]
     assert pod["securityContext"]["runAsNonRoot"] is True
     assert pod["securityContext"]["fsGroup"] == pod["securityContext"]["runAsGroup"]
@@ -98,7 +88,9 @@ def test_the_pods_of_an_indexed_job_find_the_first():
 @by_name
 def test_the_arguments_of_a_pod_configure_a_run(recurrl_train, tmp_path, path):
     (container,) = documents(path)["Job"]["spec"]["template"]["spec"]["containers"]
-    recurrl_train(*settings(container["args"]), "--cfg", "job", cwd=tmp_path).succeeded()
+    words = container["args"]
+    settings = words[words.index("recurrl") + 1 :] if "recurrl" in words else words  # after those of torchrun
+    recurrl_train(*settings, "--cfg", "job", cwd=tmp_path).succeeded()
 
 
 @by_service
@@ -132,8 +124,7 @@ def test_commands_need_no_other_place_to_write_to(tiny, tmp_path, finished_run, 
         shutil.copytree(finished_run, outputs / "run")
     else:
         words += [*tiny, "backend=native", "hydra.run.dir=outputs/run"]
-    images = re.findall(rf"(\w+)={HOME}(\S*)", DOCKERFILE)
-    variables = {name: f"{home}{place}" for name, place in images}
+    variables = {name: f"{home}{place}" for name, place in re.findall(rf"(\w+)={HOME}(\S*)", DOCKERFILE)}
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("RECURRL_", "XDG_"))}
     env = kept | variables | {"OMP_NUM_THREADS": "1"}
     output_of([*_read_only_but(outputs, home), *words], cwd=tmp_path, env=env, timeout=300)

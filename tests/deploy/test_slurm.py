@@ -55,13 +55,10 @@ def test_shellcheck_finds_nothing(script):
     assert done.returncode == 0, done.stdout
 
 
+IN_AN_ARRAY = {"SLURM_ARRAY_JOB_ID": "6", "SLURM_ARRAY_TASK_ID": "3"}
 COMMANDS = [
     (RUN, {}, ["recurrl-train", "resume=auto", "hydra.run.dir=outputs/slurm/7", "seed=4"]),
-    (
-        RUN,
-        {"SLURM_ARRAY_JOB_ID": "6", "SLURM_ARRAY_TASK_ID": "3"},
-        ["recurrl-train", "resume=auto", "hydra.run.dir=outputs/slurm/6/3", "seed=3", "seed=4"],
-    ),
+    (RUN, IN_AN_ARRAY, ["recurrl-train", "resume=auto", "hydra.run.dir=outputs/slurm/6/3", "seed=3", "seed=4"]),
     (TORCHRUN, {}, ["--nnodes=2", "--nproc-per-node=2"]),
     (TORCHRUN, {"SLURM_GPUS_ON_NODE": "8"}, ["--nnodes=2", "--nproc-per-node=8"]),
     (TORCHRUN, {}, ["-m", "recurrl", "resume=auto", "hydra.run.dir=outputs/slurm/7", "seed=4"]),

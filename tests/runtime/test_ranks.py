@@ -27,22 +27,20 @@ TENSORS = {
 @pytest.mark.parametrize("size", [2, 3])
 def test_every_kind_of_tensor_is_gathered_and_summed(size):
     def exchanged():
-        own = {name: make(world().rank) for name, make in TENSORS.items()}
-        gathered = {name: world().gathered(tensor) for name, tensor in own.items()}
-        summed = {name: world().sum_(tensor.clone()) for name, tensor in own.items() if tensor.dtype != torch.bool}
-        both = {"gathered": gathered, "summed": summed}
-        return {name: [tensor.numpy() for tensor in of_kind.values()] for name, of_kind in both.items()}
+        own = [make(world().rank) for make in TENSORS.values()]
+        gathered = [world().gathered(tensor).numpy() for tensor in own]
+        return gathered, [world().sum_(tensor.clone()).numpy() for tensor in own if tensor.dtype != torch.bool]
 
     of_ranks = in_ranks(size, met(exchanged))
-    for of_rank in of_ranks:
-        for made, gathered in zip(TENSORS.values(), of_rank["gathered"], strict=True):
-            expected = torch.stack([made(rank) for rank in range(size)])
-            assert gathered.dtype == expected.numpy().dtype
-            assert (gathered == expected.numpy()).all()
-        summable = [made for made in TENSORS.values() if made(0).dtype != torch.bool]
-        for made, summed, first in zip(summable, of_rank["summed"], of_ranks[0]["summed"], strict=True):
-            torch.testing.assert_close(torch.from_numpy(summed), sum(made(rank) for rank in range(size)))
-            assert (summed == first).all()
+    expected = [torch.stack([make(rank) for rank in range(size)]) for make in TENSORS.values()]
+    sums = [tensors.sum(0) for tensors in expected if tensors.dtype != torch.bool]
+    for gathered, summed in of_ranks:
+        for tensors, each in zip(expected, gathered, strict=True):
+            assert each.dtype == tensors.numpy().dtype
+            assert (each == tensors.numpy()).all()
+        for total, each, first in zip(sums, summed, of_ranks[0][1], strict=True):
+            torch.testing.assert_close(torch.from_numpy(each), total)
+            assert (each == first).all()
 
 
 def test_values_reach_those_they_are_for():

@@ -3,18 +3,34 @@
 import errno
 import fcntl
 import os
+import re
+import time
 
 import pytest
+from in_ranks import start
 from rejections import error_of
 
 from recurrl.errors import ConfigError
 from recurrl.runtime.run_directory import LOCK, locked
 
 
-def test_a_directory_is_locked_for_one_process_and_the_other_hears_which(tmp_path, holder):
-    other = holder(tmp_path)
-    with pytest.raises(ConfigError, match=rf"is in use by process {other.pid} on \S+ since \d{{4}}-.*hydra.run.dir="):
-        locked(tmp_path).__enter__()
+def test_of_ten_processes_at_once_one_gets_the_directory_and_the_others_hear_of_it_at_once(tmp_path):
+    def tried():
+        deadline = time.monotonic() + 60
+        try:
+            with locked(tmp_path):
+                while len(list(tmp_path.glob("rejected*"))) < 9 and time.monotonic() < deadline:
+                    time.sleep(0.01)
+                return None
+        except ConfigError as error:
+            (tmp_path / f"rejected {os.getpid()}").touch()
+            return str(error)
+
+    started = start(10, tried)
+    messages = dict(zip(started.processes, started.end(), strict=True))
+    (holder,) = [process for process, message in messages.items() if message is None]
+    said = rf"is in use by (process {holder} on|another process)"  # which may not have written its name yet
+    assert all(re.search(said, message) for process, message in messages.items() if process != holder)
 
 
 @pytest.mark.parametrize("arguments", [[], ["fork"]], ids=["alone", "with a child that lives on"])

@@ -22,28 +22,6 @@ def test_a_signal_interrupts_at_once_with_the_exit_code_that_shells_use(number):
     assert caught.value.exit_code == 128 + number
 
 
-@pytest.mark.parametrize("number", SIGNALS, ids=lambda number: number.name)
-def test_a_deferred_signal_interrupts_when_the_block_ends(number):
-    done = []
-
-    def work(request):
-        assert not request.number
-        send(number)
-        assert request.number
-        done.append("what was under way")
-
-    with pytest.raises(Interrupted) as caught, stop_request() as request, request.deferred():
-        work(request)
-    assert done
-    assert caught.value.exit_code == 128 + number
-
-
-def test_a_second_signal_interrupts_at_once():
-    with pytest.raises(Interrupted) as caught, stop_request() as request, request.deferred():
-        send(signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
-    assert caught.value.exit_code == 130
-
-
 def test_a_signal_that_torchrun_passes_on_again_is_no_second_one(monkeypatch):
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
     before = [signal.getsignal(number) for number in SIGNALS]
@@ -97,10 +75,3 @@ def test_an_error_within_the_block_is_not_hidden_by_the_signal():
 
     with pytest.raises(ZeroDivisionError), stop_request() as request, request.deferred():
         fail()
-
-
-def test_the_handlers_before_are_put_back():
-    before = [signal.getsignal(number) for number in SIGNALS]
-    with stop_request():
-        assert [signal.getsignal(number) for number in SIGNALS] != before
-    assert [signal.getsignal(number) for number in SIGNALS] == before

@@ -28,13 +28,13 @@ def leave_free(disk, kib):
     return filler.unlink
 
 
-def result_of(outcome, run):
-    """What a command came to, and in which state the files are."""
+def train(arguments, run):
+    """What a run came to, and in which state the files are."""
+    outcome = run_in_process(train_command.main, "recurrl-train", arguments, Path("/"))
     checkpoints = files.checkpoints_in(run / "checkpoints")
     return {
         "code": outcome.code,
         "error": outcome.error,
-        "err": outcome.err,
         "traceback": "Traceback" in outcome.err + outcome.out,
         "damaged": [str(path) for path in checkpoints if files.damage(path) is not None],
         "frames": [path.name for path in checkpoints],
@@ -54,11 +54,9 @@ def main():
     run = Path(disk) / "run"
     for kib in map(int, sizes.split(",")):
         free = leave_free(Path(disk), kib)
-        full = result_of(run_in_process(train_command.main, "recurrl-train", tuple(arguments), Path("/")), run)
+        full = train(arguments, run)
         free()
-        after = None
-        if full["frames"]:
-            after = result_of(run_in_process(train_command.main, "recurrl-train", tuple(arguments), Path("/")), run)
+        after = train(arguments, run) if full["frames"] else None
         sys.stdout.write(json.dumps({"free": kib, "full": full, "after": after}) + "\n")
         for entry in Path(disk).iterdir():
             shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
