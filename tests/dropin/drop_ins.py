@@ -10,10 +10,15 @@ B, T, IN, H = 3, 6, 4, 5
 KINDS = ("gru", "lstm")
 
 
+def of_kind(kind, package=recurrent):
+    """The class of a package's modules."""
+    return getattr(package, f"{kind.upper()}Module")
+
+
 def made(kind, package=recurrent, **options):
-    """The module of a package, with the same weights each time that it is ours."""
+    """A module of a package, ours with the same weights each time."""
     torch.manual_seed(0)
-    return getattr(package, f"{kind.upper()}Module")(IN, H, **{"in_key": "x", "out_key": "y", **options})
+    return of_kind(kind, package)(IN, H, **{"in_key": "x", "out_key": "y", **options})
 
 
 def batch_of(module, *shape):
