@@ -1,13 +1,14 @@
 """The triton kernels match the reference, under triton's interpreter without a GPU."""
 
+from itertools import product
+
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from parity import batch, outputs_and_gradients, relative_errors, resets
+from parity import batch, outputs_and_gradients, relative_errors, resets, sequence
 from triton_layers import CELLS, SIGNIFICANT_BITS, WAYS, assert_within, errors, every_pattern, make, small_tiles
 
-from recurrl.recurrent import set_recurrent_mode
 from recurrl.recurrent.backends.triton import tiles
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
@@ -69,19 +70,9 @@ def test_the_largest_size_equals_the_reference(cell):
     assert_within(module, batch(module, resets("random", 2, 2)), TOLERANCE)
 
 
-@pytest.mark.parametrize("shape", [(1, 1), (1, 9), (4, 1), (33, 3)], ids=str)
-def test_any_number_of_rows_and_steps(cell, shape):
-    assert_within(make(cell, 6), batch(make(cell, 6), resets("random", *shape)), TOLERANCE)
-
-
 @pytest.mark.parametrize("options", [{"num_layers": 2}, {"bias": False, "bidirectional": True}], ids=str)
 def test_layers_directions_and_no_bias(cell, options):
     assert_within(make(cell, 6, **options), batch(make(cell, 6, **options), resets("random", 5, 7)), TOLERANCE)
-
-
-def test_layers_directions_and_no_bias_step_by_step(cell, one_launch_a_step):
-    module = make(cell, 17, num_layers=2, bias=False, bidirectional=True, **WAYS["full"])
-    assert_within(module, batch(module, resets("random", 2, 3)), TOLERANCE)
 
 
 def test_a_projection_is_not_possible():
@@ -92,22 +83,18 @@ def test_a_projection_is_not_possible():
 @pytest.mark.parametrize("precision", ["tf32", "bf16"])
 def test_all_ways_to_compute_a_layer_round_the_same_operands(cell, precision, monkeypatch):
     """They differ only in the order of float32 sums, far less than by differently rounded operands."""
-    data = batch(make(cell, 24), resets("random", 3, 4))
     results = []
-    for configuration in (tiles.configuration, small_tiles):
+    for configuration, way in product((tiles.configuration, small_tiles), WAYS.values()):
         monkeypatch.setattr(tiles, "configuration", configuration)
-        for way in WAYS.values():
-            module = make(cell, 24, precision=precision, **way)
-            results.append(outputs_and_gradients(module, data))
+        module = make(cell, 24, precision=precision, **way)
+        results.append(outputs_and_gradients(module, batch(module, resets("random", 3, 4))))
     for other in results[1:]:
         assert max(relative_errors(other, results[0]).values()) < 2e-5
 
 
 def test_a_loss_of_the_output_alone_has_its_gradients(cell):
-    module, truth = make(cell, 6), make(cell, 6, "scan")
-    data = batch(module, resets("random", 5, 7))
-    for each in (module, truth):
-        with set_recurrent_mode(True):
-            each(data.clone())["y"].square().sum().backward()
-    gradients, expected = ([parameter.grad for parameter in each.parameters()] for each in (module, truth))
+    modules = make(cell, 6), make(cell, 6, "scan")
+    data = batch(modules[0], resets("random", 5, 7))
+    losses = [sequence(module, data)["y"].square().sum() for module in modules]
+    gradients, expected = map(torch.autograd.grad, losses, [list(module.parameters()) for module in modules])
     torch.testing.assert_close(gradients, expected, rtol=1e-4, atol=1e-5)
