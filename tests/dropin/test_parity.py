@@ -3,6 +3,7 @@
 import copy
 import pickle
 from itertools import product
+from operator import attrgetter
 
 import pytest
 import torch
@@ -116,22 +117,17 @@ def test_what_torchrl_rejects_is_rejected(kind, options, message):
         made(kind, **options)
 
 
+NAMED = (
+    *("in_keys", "out_keys", "canonical_keys", "DEFAULT_IN_KEYS", "DEFAULT_OUT_KEYS", "recurrent_mode"),
+    *("recurrent_compute_dtype", "recurrent_recompute", "recurrent_matmul_precision"),
+)
 ATTRIBUTES = {
-    "in_keys": lambda m: m.in_keys,
-    "out_keys": lambda m: m.out_keys,
-    "canonical_keys": lambda m: m.canonical_keys,
-    "DEFAULT_IN_KEYS": lambda m: m.DEFAULT_IN_KEYS,
-    "DEFAULT_OUT_KEYS": lambda m: m.DEFAULT_OUT_KEYS,
-    "recurrent_mode": lambda m: m.recurrent_mode,
-    "recurrent_compute_dtype": lambda m: m.recurrent_compute_dtype,
-    "recurrent_recompute": lambda m: m.recurrent_recompute,
-    "recurrent_matmul_precision": lambda m: m.recurrent_matmul_precision,
+    **{name: attrgetter(name) for name in NAMED},
     "state_dict": lambda m: list(m.state_dict()),
     "parameters": lambda m: [name for name, _ in m.named_parameters()],
     "primer": lambda m: dict(m.make_tensordict_primer().primers.items(True, True)),
     "submodules": lambda m: [name for name, _ in m.named_modules()],
-    "is an nn.GRU": lambda m: any(isinstance(each, nn.GRU) for each in m.modules()),
-    "is an nn.LSTM": lambda m: any(isinstance(each, nn.LSTM) for each in m.modules()),
+    "of torch": lambda m: [isinstance(each, nn.GRU | nn.LSTM) for each in m.modules()],
     "pickled": lambda m: list(pickle.loads(pickle.dumps(m)).state_dict()),
     "copied": lambda m: list(copy.deepcopy(m).state_dict()),
     "moved to float16": lambda m: {p.dtype for p in m.half().parameters()},
