@@ -5,10 +5,10 @@ import logging
 import pytest
 import torch
 from found import CELLS
+from parity import batch, resets, sequence
 from rejections import error_of
-from tensordict import TensorDict
 
-from recurrl.recurrent import RecurrentModule, auto, set_recurrent_mode
+from recurrl.recurrent import RecurrentModule, auto
 from recurrl.recurrent.backends import Options
 from recurrl.recurrent.backends.native import library
 from recurrl.recurrent.cells import make_cell
@@ -19,18 +19,15 @@ def _nothing_logged_before():
     auto._log_once.cache_clear()
 
 
-def run(cell, *, double=False, **options):
+def run(cell, *, dtype=torch.float32, **options):
     """The backend that ran."""
-    module = RecurrentModule(cell, 3, 5, in_key="x", out_key="y", **options)
-    dtype = torch.float64 if double else torch.float32
-    data = TensorDict({"x": torch.randn(4, 8, 3, dtype=dtype), "is_init": torch.rand(4, 8, 1) < 0.3}, [4, 8])
-    with set_recurrent_mode(True):
-        module.to(dtype)(data)
+    module = RecurrentModule(cell, 3, 5, in_key="x", out_key="y", **options).to(dtype)
+    sequence(module, batch(module, resets("random", 4, 8)))
     return module.backend_in_use
 
 
 CHOSEN = [
-    *(("gru", options, "native") for options in ({}, {"double": True}, {"recurrent_recompute": "full"})),
+    *(("gru", options, "native") for options in ({}, {"dtype": torch.float64}, {"recurrent_recompute": "full"})),
     ("lstm", {"proj_size": 2}, "scan"),
     ("mingru", {}, "native"),
 ]

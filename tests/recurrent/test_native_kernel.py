@@ -58,6 +58,12 @@ def small_layer():
     return module, batch(module, resets("random", 2, 3))
 
 
+def both(cell, size, other="reference"):
+    """Two layers in float32, of this backend and of another, and rows for them."""
+    modules = [layers_of(cell, backend, "none", size).float() for backend in ("native", other)]
+    return *modules, batch(modules[0], resets("random", *size[:2]))
+
+
 def messages(caplog):
     with caplog.at_level(logging.INFO):
         library.kernel.cache_clear()
@@ -212,9 +218,7 @@ def test_sizes_around_its_tiles_and_panels(cell, sizes):
 
 
 def test_large_memory_of_which_it_asks_for_large_pages():
-    sizes = (70, 128, 8, 256)
-    module, other = (layers_of("gru", backend, "none", sizes).float() for backend in ("native", "scan"))
-    data = batch(module, resets("random", *sizes[:2]))
+    module, other, data = both("gru", (70, 128, 8, 256), "scan")
     results, expected = (outputs_and_gradients(each, data) for each in (module, other))
     assert all(error < 1e-5 for error in relative_errors(results, expected).values())
 
@@ -230,11 +234,8 @@ def test_what_does_not_fit_the_weights_is_rejected(cell):
 
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
 def test_what_is_not_finite_is_passed_on_up_to_the_next_reset(cell, bad):
-    size = (3, 9, 4, 19)
-    module, reference = (layers_of(cell, backend, "none", size).float() for backend in ("native", "reference"))
-    is_init = torch.zeros(3, 9, dtype=torch.bool)
-    is_init[:, 6] = True
-    data = batch(module, is_init)
+    module, reference, data = both(cell, (3, 9, 4, 19))
+    data["is_init"][:] = torch.arange(9) == 6
     data["x"][1, 2] = bad
     results, expected = (outputs_and_gradients(each, data)["y"] for each in (module, reference))
     torch.testing.assert_close(results, expected, rtol=1e-5, atol=1e-6, equal_nan=True)
@@ -265,9 +266,7 @@ def test_gradients_of_any_layout_give_the_same(cell, layout):
 
 
 def test_extreme_gates_are_exact_enough():
-    size = (2, 4, 3, 17)
-    module, reference = (layers_of("lstm", backend, "none", size).float() for backend in ("native", "reference"))
-    data = batch(module, resets("none", 2, 4))
+    module, reference, data = both("lstm", (2, 4, 3, 17))
     data["x"] *= 1000
     results, expected = (outputs_and_gradients(each, data) for each in (module, reference))
     torch.testing.assert_close(results, expected, rtol=1e-4, atol=1e-5)

@@ -1,15 +1,27 @@
-"""The triton kernels match the reference, under triton's interpreter without a GPU."""
+"""The triton kernels match the reference and round as they say, under triton's interpreter without a GPU."""
 
 from itertools import product
 
 import pytest
 import torch
+import triton
+import triton.language as tl
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from parity import batch, outputs_and_gradients, relative_errors, resets, sequence
-from triton_layers import CELLS, SIGNIFICANT_BITS, WAYS, assert_within, errors, every_pattern, make, small_tiles
+from triton_layers import (
+    CELLS,
+    SIGNIFICANT_BITS,
+    WAYS,
+    assert_within,
+    errors,
+    every_pattern,
+    make,
+    small_tiles,
+    to_significant_bits,
+)
 
-from recurrl.recurrent.backends.triton import tiles
+from recurrl.recurrent.backends.triton import loop, maths, tiles
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
 
@@ -97,3 +109,30 @@ def test_a_loss_of_the_output_alone_has_its_gradients(cell):
     losses = [sequence(module, data)["y"].square().sum() for module in modules]
     gradients, expected = map(torch.autograd.grad, losses, [list(module.parameters()) for module in modules])
     torch.testing.assert_close(gradients, expected, rtol=1e-4, atol=1e-5)
+
+
+@triton.jit
+def round_256(x, out, PRECISION):
+    k = tl.arange(0, 256)
+    tl.store(out + k, maths.rounded(tl.load(x + k), PRECISION))
+
+
+@pytest.mark.parametrize("precision", ["tf32", "bf16 emulated"])
+def test_weights_and_states_are_rounded_to_nearest_and_what_is_not_finite_stays(precision):
+    x, out = torch.randn(256, generator=torch.Generator().manual_seed(0)), torch.zeros(256)
+    x[0] = -torch.inf
+    x[1:4] = torch.tensor([0x7FC00000, 0x7FFFFFFF, -1]).int().view(torch.float32)  # NaN: torch's, a GPU's, negative
+    round_256[(1,)](x, out, PRECISION=precision)
+    torch.testing.assert_close(loop.rounded(x, precision), out, rtol=0, atol=0, equal_nan=True)
+    assert out[0] == -torch.inf
+    assert out[1:4].isnan().all()
+    bits = SIGNIFICANT_BITS[precision.removesuffix(" emulated")]
+    assert torch.equal(out[4:], to_significant_bits(x[4:], bits))
+
+
+def test_the_compute_dtype_selects_the_precision():
+    module = make("gru", 6, precision="ieee", recurrent_compute_dtype=torch.bfloat16)
+    rounded = make("gru", 6, precision="bf16")
+    data = batch(module, resets("random", 5, 7))
+    results, expected = (outputs_and_gradients(each, data) for each in (module, rounded))
+    torch.testing.assert_close(results, expected, rtol=0, atol=0)
