@@ -37,6 +37,7 @@ SIZES = {  # B, T, I, H
 
 COSTLY = [run for run in RUNS if run[1] == "triton" and run[0] != "mingru"]
 """Linear cells share triton's kernels, for which the interpreter takes seconds: one cell has all fast tests of them."""
+AFFORDABLE = [slow(*run) if run in COSTLY else run for run in RUNS]
 
 
 def grid(runs):
@@ -81,11 +82,8 @@ def by_the_reference(cell, size, is_init, **options):
     return {name: value.detach() for name, value in results.items()}
 
 
-STACKED = [slow(*run) if run in COSTLY else run for run in RUNS]
-
-
 @pytest.mark.parametrize("options", [{"num_layers": 3}, {"num_layers": 2, "bidirectional": True}], ids=str)
-@pytest.mark.parametrize(("cell", "backend", "recompute"), STACKED)
+@pytest.mark.parametrize(("cell", "backend", "recompute"), AFFORDABLE)
 def test_stacked_layers_equal_the_reference(cell, backend, recompute, options):
     size = SIZES["ordinary"]
     assert_equals_the_reference(cell, backend, recompute, size, resets("random", *size[:2]), **options)
@@ -149,7 +147,7 @@ def movements(reference, data, expected):
     return moved
 
 
-@pytest.mark.parametrize(("cell", "backend", "recompute"), RUNS)
+@pytest.mark.parametrize(("cell", "backend", "recompute"), AFFORDABLE)
 def test_unread_stored_states_may_hold_anything(cell, backend, recompute):
     size = SIZES["ordinary"]
     module = layers_of(cell, backend, recompute, size)

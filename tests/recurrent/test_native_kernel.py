@@ -71,6 +71,7 @@ def messages(caplog):
     return caplog.text
 
 
+@pytest.mark.usefixtures("copying_compiler")
 def test_it_is_built_once_in_a_private_folder(folder):
     built = build()
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700

@@ -1,10 +1,12 @@
 """The triton custom operators: autograd, memory, torch.compile, graph capture, autocast."""
 
+from itertools import product
+
 import pytest
 import torch
 from parity import batch, outputs_and_gradients, resets, sequence
 from torch.utils._python_dispatch import TorchDispatchMode
-from triton_layers import CELLS, WAYS, make, small_tiles
+from triton_layers import WAYS, make, small_tiles
 
 from recurrl.recurrent.backends.triton import loop, tiles
 from recurrl.recurrent.backends.triton.recurrence import TritonRecurrence
@@ -50,7 +52,7 @@ def recurrence_and_inputs(numbers):
 
 
 STARTS = torch.tensor([[1, 0, 0, 1, 0, 0], [1, 0, 1, 0, 0, 0]]).bool()
-COMPUTED = [(layer_and_inputs, cell) for cell in CELLS] + [(recurrence_and_inputs, each) for each in (REAL, COMPLEX)]
+COMPUTED = [*product([layer_and_inputs], tiles.CELLS), *product([recurrence_and_inputs], (REAL, COMPLEX))]
 
 
 @pytest.mark.parametrize(("make_kernel", "of"), COMPUTED)

@@ -8,18 +8,8 @@ import triton
 import triton.language as tl
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from parity import batch, outputs_and_gradients, relative_errors, resets, sequence
-from triton_layers import (
-    CELLS,
-    SIGNIFICANT_BITS,
-    WAYS,
-    assert_within,
-    errors,
-    every_pattern,
-    make,
-    small_tiles,
-    to_significant_bits,
-)
+from parity import PATTERNS, batch, outputs_and_gradients, relative_errors, resets, sequence
+from triton_layers import SIGNIFICANT_BITS, WAYS, assert_within, errors, make, small_tiles, to_significant_bits
 
 from recurrl.recurrent.backends.triton import loop, maths, tiles
 
@@ -36,6 +26,11 @@ TOLERANCES = {
     "tf32x3": TOLERANCE,
     **{precision: (TOLERANCE / 2 * 2.0 ** (1 - bits)) ** 0.5 for precision, bits in SIGNIFICANT_BITS.items()},
 }
+
+
+def every_pattern(steps):
+    """Reset flags with one row per pattern, including random resets."""
+    return torch.cat([resets(pattern, 1, steps) for pattern in PATTERNS])
 
 
 SIZES = [24, *(pytest.param(size, marks=pytest.mark.slow) for size in (1, 17, 50, 64, 96, 128, 200, 256, 512))]
@@ -65,7 +60,7 @@ def test_one_launch_a_step_equals_the_reference(cell, recompute, one_launch_a_st
 @settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data(), rows=st.integers(1, 4), steps=st.integers(1, 4), recompute=st.sampled_from(list(WAYS)))
 def test_any_resets_in_any_size(data, rows, steps, recompute, monkeypatch):
-    module = make(data.draw(st.sampled_from(CELLS)), 17, **WAYS[recompute])
+    module = make(data.draw(st.sampled_from(tiles.CELLS)), 17, **WAYS[recompute])
     inputs = batch(module, resets("none", rows, steps))
     flags = data.draw(st.lists(st.booleans(), min_size=rows * steps, max_size=rows * steps))
     inputs["is_init"] = torch.tensor(flags).reshape(rows, steps, 1)
