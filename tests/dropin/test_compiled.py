@@ -32,12 +32,11 @@ ONE_GRAPH = [case if case == FAST else slow(*case) for case in product(KINDS, FO
 
 
 @pytest.mark.parametrize(("kind", "form"), ONE_GRAPH)
-def test_a_module_is_one_graph(kind, form, monkeypatch):
-    monkeypatch.setattr(torch._dynamo.config, "allow_rnn", False)
-    module = made(kind, default_recurrent_mode=True, **FORMS[form])
-    torch._dynamo.config.allow_rnn = False
-    check_equal(torch.compile(module, fullgraph=True, backend="aot_eager"), module)
-    assert not torch._dynamo.config.allow_rnn  # restored
+def test_a_module_is_one_graph(kind, form):
+    with torch._dynamo.config.patch(allow_rnn=False):
+        module = made(kind, default_recurrent_mode=True, **FORMS[form])
+        check_equal(torch.compile(module, fullgraph=True, backend="aot_eager"), module)
+        assert not torch._dynamo.config.allow_rnn  # restored
 
 
 @pytest.mark.slow
