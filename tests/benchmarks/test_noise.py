@@ -55,14 +55,13 @@ def search(env):
         finds = {i: 1 + (env.steps - max(at, distance)) // distance for i, distance in rest}
         return max((n + best((*left[:i], left[i] - 1, *left[i + 1 :])) for i, n in finds.items()), default=0)
 
-    returns = []
-    for goal in env.cells:
-        value = dict.fromkeys([(0, 0), *env.cells], 0.0)
-        for _ in range(env.steps):
-            after = {**value, goal: 1 + value[0, 0]}
-            value = {cell: fmean(after[env.moved(cell, action)] for action in range(4)) for cell in value}
-        returns.append(value[0, 0])
-    return best(tuple(distances[key] for key in sorted(distances))) / len(env.cells), fmean(returns)
+    cells = [(0, 0), *env.cells]
+    reached = np.array([[cells.index(env.moved(cell, action)) for action in range(4)] for cell in cells])
+    goals, value = np.arange(1, len(cells)), np.zeros((len(env.cells), len(cells)))  # of each goal and cell
+    for _ in range(env.steps):
+        value[goals - 1, goals] = 1 + value[:, 0]
+        value = value[:, reached].mean(2)
+    return best(tuple(distances[key] for key in sorted(distances))) / len(env.cells), value[:, 0].mean()
 
 
 EXACT = [

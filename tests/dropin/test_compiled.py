@@ -3,29 +3,22 @@
 import os
 import sys
 import textwrap
+from itertools import product
 
 import pytest
 import torch
 from commands import output_of
-from tensordict import TensorDict
+from drop_ins import IN, KINDS, B, H, T, batch_of, made
+from slow_cases import slow
 from torch import nn
 
-from recurrl.recurrent import GRUModule, LSTMModule
+from recurrl.recurrent import GRUModule
 
-MODULES = {"gru": GRUModule, "lstm": LSTMModule}
 FORMS = {"default": {}, "python": {"python_based": True}, "scan": {"recurrent_backend": "scan", "bidirectional": True}}
-
-ONE_GRAPH = [(kind, form) for kind in MODULES for form in FORMS]
-
-
-def make(kind, **options):
-    return MODULES[kind](4, 5, in_key="x", out_key="y", default_recurrent_mode=True, **options)
 
 
 def check_equal(compiled, module):
-    torch.manual_seed(0)
-    data = TensorDict({"x": torch.randn(3, 6, 4), "is_init": torch.rand(3, 6, 1) < 0.3}, [3, 6])
-    outputs = []
+    data, outputs = batch_of(module, B, T).select("x", "is_init"), []
     for run in (compiled, module):
         x = data["x"].clone().requires_grad_()
         returned = run(data.clone().set("x", x))
@@ -34,28 +27,27 @@ def check_equal(compiled, module):
     torch.testing.assert_close(outputs[0], outputs[1], rtol=1e-5, atol=1e-5)
 
 
-RUNS = [pytest.param(*item, marks=() if item == ("lstm", "default") else pytest.mark.slow) for item in ONE_GRAPH]
+FAST = ("lstm", "default")
+ONE_GRAPH = [case if case == FAST else slow(*case) for case in product(KINDS, FORMS)]
 
 
-@pytest.mark.parametrize(("kind", "form"), RUNS)
+@pytest.mark.parametrize(("kind", "form"), ONE_GRAPH)
 def test_a_module_is_one_graph(kind, form):
-    allowed, torch._dynamo.config.allow_rnn = torch._dynamo.config.allow_rnn, False
-    module = make(kind, **FORMS[form])
-    torch._dynamo.config.allow_rnn = False
-    check_equal(torch.compile(module, fullgraph=True, backend="aot_eager"), module)
-    assert not torch._dynamo.config.allow_rnn  # restored
-    torch._dynamo.config.allow_rnn = allowed
+    with torch._dynamo.config.patch(allow_rnn=False):
+        module = made(kind, default_recurrent_mode=True, **FORMS[form])
+        check_equal(torch.compile(module, fullgraph=True, backend="aot_eager"), module)
+        assert not torch._dynamo.config.allow_rnn  # restored
 
 
 @pytest.mark.slow
 def test_a_wrapped_module_of_torch_is_one_graph():
-    module = GRUModule(gru=nn.GRU(4, 5, batch_first=True), in_key="x", out_key="y", default_recurrent_mode=True)
+    module = GRUModule(gru=nn.GRU(IN, H, batch_first=True), in_key="x", out_key="y", default_recurrent_mode=True)
     check_equal(torch.compile(module, fullgraph=True, backend="aot_eager"), module)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("compiler", ["native", "scan"])
-@pytest.mark.parametrize("kind", MODULES)
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_module_compiles_as_a_newcomer_constructs_it(kind, compiler, tmp_path):
     """In a new process, with torch's default compiler: with and without a C compiler for the kernel of ``native``."""
     script = f"""

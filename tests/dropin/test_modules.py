@@ -1,8 +1,11 @@
 """Compatibility with TorchRL's and torch's recurrent modules."""
 
+import re
+
 import pytest
 import torch
 import torchrl.modules
+from drop_ins import IN, KINDS, H, batch_of, made, of_kind, sequence
 from tensordict import TensorDict
 from tensordict.nn import TensorDictModule, TensorDictSequential
 from torch import nn
@@ -11,43 +14,21 @@ from torchrl.envs.libs.gym import GymEnv
 from torchrl.modules.utils import get_primers_from_module
 
 import recurrl.recurrent
-from recurrl.recurrent import GRUModule, LSTMModule, RecurrentModule, canonicalize_rnn_subset, set_recurrent_mode
+from recurrl.recurrent import RecurrentModule, canonicalize_rnn_subset, set_recurrent_mode
 
-MODULES = {"gru": GRUModule, "lstm": LSTMModule}
-PUBLIC = (
-    *("GRU", "LSTM", "GRUCell", "LSTMCell", "GRUModule", "LSTMModule", "canonicalize_rnn_subset", "recurrent_mode"),
-    *("set_recurrent_mode", "set_recurrent_matmul_precision", "get_recurrent_matmul_precision"),
-)
 TORCH = {"gru": nn.GRU, "lstm": nn.LSTM}
 PYTHON = {"gru": torchrl.modules.GRU, "lstm": torchrl.modules.LSTM}
 
 
-@pytest.fixture(params=MODULES)
+@pytest.fixture(params=KINDS)
 def name(request):
     return request.param
 
 
-def make(name, *sizes, **options):
-    torch.manual_seed(0)
-    return MODULES[name](*sizes, in_key="x", out_key="y", **options)
-
-
-def batch(module, *shape):
-    torch.manual_seed(1)
-    data = TensorDict({"x": torch.randn(*shape, 3), "is_init": torch.rand(*shape, 1) < 0.3}, shape)
-    specs = module.make_tensordict_primer().primers
-    return data.update({key: torch.randn(*shape, *specs[key].shape) for key in module.state_keys})
-
-
-def sequence(module, data):
-    with set_recurrent_mode(True):
-        return module(data.clone())
-
-
 def test_every_public_torchrl_name_exists():
-    for name in PUBLIC:
-        assert hasattr(torchrl.modules, name), name
-        assert name in recurrl.recurrent.__all__, name
+    theirs = {name for name in dir(torchrl.modules) if re.search("^GRU|^LSTM|rnn|recurrent", name)}
+    assert len(theirs) >= 11
+    assert theirs <= {*recurrl.recurrent.__all__}
 
 
 def test_the_mode_is_torchrls_own():
@@ -55,36 +36,33 @@ def test_the_mode_is_torchrls_own():
 
 
 def test_a_torch_module_can_be_wrapped(name):
-    wrapped = TORCH[name](3, 5, num_layers=2, batch_first=True)
-    module = MODULES[name](in_key="x", out_key="y", **{name: wrapped})
+    wrapped = TORCH[name](IN, H, num_layers=2, batch_first=True)
+    module = of_kind(name)(in_key="x", out_key="y", **{name: wrapped})
     assert getattr(module, name) is wrapped
-    own = make(name, 3, 5, num_layers=2)
+    own = made(name, num_layers=2)
     getattr(own, name).load_state_dict(wrapped.state_dict())
-    data = batch(module, 4, 7)
+    data = batch_of(module, 4, 7)
     torch.testing.assert_close(sequence(module, data), sequence(own, data))
 
 
 EXCLUSIVE = [
-    ({"input_size": 3, "wrap": {}}, "takes sizes or a .* to wrap, not both"),
-    ({"wrap": {"batch_first": False}}, "batch_first=False is not possible"),
-    ({"input_size": 3}, "needs input_size and hidden_size"),
+    ({"input_size": 3}, True, "takes sizes or a .* to wrap, not both"),
+    ({}, False, "batch_first=False is not possible"),
+    ({"input_size": 3}, None, "needs input_size and hidden_size"),
 ]
 
 
-@pytest.mark.parametrize(("options", "message"), EXCLUSIVE)
-def test_a_wrapped_module_and_sizes_exclude_each_other(name, options, message):
-    options = dict(options)
-    wrap = options.pop("wrap", None)
-    if wrap is not None:
-        options[name] = TORCH[name](3, 5, **{"batch_first": True, **wrap})
+@pytest.mark.parametrize(("options", "batch_first", "message"), EXCLUSIVE)
+def test_a_wrapped_module_and_sizes_exclude_each_other(name, options, batch_first, message):
+    wrapped = None if batch_first is None else TORCH[name](IN, H, batch_first=batch_first)
     with pytest.raises(ValueError, match=message):
-        MODULES[name](in_key="x", out_key="y", **options)
+        of_kind(name)(in_key="x", out_key="y", **options, **{name: wrapped})
 
 
 def test_converting_the_submodule_keeps_its_parameters(name):
-    module = make(name, 3, 5, num_layers=2, dropout=0.5).eval()
+    module = made(name, num_layers=2, dropout=0.5).eval()
     before = dict(module.named_parameters())
-    data = batch(module, 4, 7)
+    data = batch_of(module, 4, 7)
     expected = sequence(module, data)
     for change, kind, python in (("make_cudnn_based", TORCH, False), ("make_python_based", PYTHON, True)):
         assert getattr(module, change)() is module
@@ -104,42 +82,42 @@ def test_a_projection_is_rejected_by_layers_without_one():
 @pytest.mark.parametrize("options", [{}, {"python_based": True}, {"python_based": True, "recurrent_backend": "pad"}])
 def test_the_module_runs_inside_vmap(name, options):
     """Any module for a step, one in plain Python for sequences."""
-    module = make(name, 3, 5, **options)
+    module = made(name, **options)
     shape, run = ((4, 7), sequence) if options else ((4,), type(module).forward)
-    data = batch(module, *shape)
+    data = batch_of(module, *shape)
 
     def outputs(x):
         return run(module, data.copy().set("x", x))["y"]
 
-    x = torch.randn(2, *shape, 3)
+    x = torch.randn(2, *shape, IN)
     torch.testing.assert_close(torch.vmap(outputs)(x), torch.stack([outputs(one) for one in x]))
 
 
 def test_tensors_can_be_passed_without_a_tensordict(name):
-    module = make(name, 3, 5)
-    data = batch(module, 4)
+    module = made(name)
+    data = batch_of(module, 4)
     output, *_ = module(**{key: data[key] for key in module.in_keys})
     torch.testing.assert_close(output, module(data.clone())["y"])
 
 
 def test_keys_may_be_nested(name):
-    states = [("memory", key) for key in make(name, 3, 5).state_keys]
-    in_keys = [("agents", "x"), *states, ("agents", "is_init")]
-    module = MODULES[name](3, 5, in_keys=in_keys, out_keys=[("agents", "y"), *(("next", *key) for key in states)])
-    data = batch(make(name, 3, 5), 4, 7)
-    nested = TensorDict({"agents": {"x": data["x"], "is_init": data["is_init"]}}, [4, 7])
-    nested.update({("memory", key[1]): data[key[1]] for key in states})
-    returned = sequence(module, nested)
-    plain = make(name, 3, 5)
-    plain.load_state_dict(module.state_dict())
+    plain = made(name)
+    states = [("memory", key) for key in plain.state_keys]
+    keys = {"in_keys": [("agents", "x"), *states, ("agents", "is_init")]}
+    keys |= {"out_keys": [("agents", "y"), *(("next", *key) for key in states)]}
+    module = made(name, in_key=None, out_key=None, **keys)
+    data = batch_of(plain, 4, 7)
     expected = sequence(plain, data)
+    of_agents = data.select("x", "is_init")
+    returned = sequence(module, TensorDict({"agents": of_agents, "memory": data.select(*plain.state_keys)}, [4, 7]))
     torch.testing.assert_close(returned["agents", "y"], expected["y"])
     torch.testing.assert_close(returned["next", *states[0]], expected["next", states[0][1]])
     assert set(module.make_tensordict_primer().primers.keys(True, True)) == set(states)
 
 
 def test_the_primer_adds_states_to_an_environment(name):
-    module = MODULES[name](3, 5, num_layers=2, bidirectional=True, in_key="observation", out_key="features")
+    sizes = {"num_layers": 2, "bidirectional": True}
+    module = of_kind(name)(3, H, **sizes, in_key="observation", out_key="features")
     policy = TensorDictSequential(module, TensorDictModule(nn.Linear(10, 1), ["features"], ["action"]))
     primer = get_primers_from_module(policy)
     assert isinstance(primer, TensorDictPrimer)
@@ -151,24 +129,22 @@ def test_the_primer_adds_states_to_an_environment(name):
 
 
 def test_one_of_two_states_is_not_enough():
-    module = make("lstm", 3, 5)
+    module = made("lstm")
     with pytest.raises(KeyError, match=r"some of its states but not \['recurrent_state_c'\]"):
-        module(batch(module, 4).exclude("recurrent_state_c"))
+        module(batch_of(module, 4).exclude("recurrent_state_c"))
 
 
-def test_the_mode_can_be_passed_but_not_set(name):
-    module = make(name, 3, 5, default_recurrent_mode=True)
+def test_the_mode_can_be_passed(name):
+    module = made(name, default_recurrent_mode=True)
     assert module.recurrent_mode
     with set_recurrent_mode(False):
         assert not module.recurrent_mode
-    with pytest.raises(RuntimeError, match="Use the context manager set_recurrent_mode"):
-        module.recurrent_mode = False
 
 
 @pytest.mark.parametrize("inplace", [True, False])
 def test_canonicalizing_affects_only_the_modules_entries(name, inplace):
-    module = make(name, 3, 5)
-    gaps = torch.randn(5, 4, 3).transpose(0, 1)
+    module = made(name)
+    gaps = torch.randn(5, 4, IN).transpose(0, 1)
     data = TensorDict({"x": gaps, "reward": gaps}, [4, 5])
     by_function = canonicalize_rnn_subset(data, [module], inplace=inplace)
     for result in (module.canonicalize(data, inplace=inplace), by_function):
@@ -180,8 +156,8 @@ def test_canonicalizing_affects_only_the_modules_entries(name, inplace):
 
 @pytest.mark.parametrize("backend", ["reference", "pad", "scan", "triton"])
 def test_under_autocast_the_layer_computes_in_the_dtype_of_its_weights(name, backend):
-    module = make(name, 3, 5, recurrent_backend=backend)
-    data = batch(module, 4, 7)
+    module = made(name, recurrent_backend=backend)
+    data = batch_of(module, 4, 7)
     rounded = data.clone().set("x", data["x"].bfloat16())
     with torch.autocast("cpu", torch.bfloat16):
         output = sequence(module, rounded)["y"]
@@ -191,8 +167,8 @@ def test_under_autocast_the_layer_computes_in_the_dtype_of_its_weights(name, bac
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int64, torch.float32])
 def test_resets_may_be_numbers_and_rows_none(name, dtype):
-    module = make(name, 3, 5)
-    data = batch(module, 4, 7)
+    module = made(name)
+    data = batch_of(module, 4, 7)
     numbers = data.clone().set("is_init", data["is_init"].to(dtype))
     for rows in (slice(None), slice(0)):
         assert torch.equal(sequence(module, numbers[rows])["y"], sequence(module, data[rows])["y"])
@@ -200,7 +176,7 @@ def test_resets_may_be_numbers_and_rows_none(name, dtype):
 
 @pytest.mark.parametrize("backend", ["reference", "pad", "scan"])
 def test_mixed_dtypes_without_autocast_raise(name, backend):
-    module = make(name, 3, 5, recurrent_backend=backend)
-    data = batch(module, 4, 7)
+    module = made(name, recurrent_backend=backend)
+    data = batch_of(module, 4, 7)
     with pytest.raises(RuntimeError, match="dtype"):
         sequence(module, data.set("x", data["x"].double()))

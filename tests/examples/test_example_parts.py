@@ -44,14 +44,17 @@ def test_a_run_with_an_encoder_resumes_as_if_it_had_not_stopped(chosen, previous
     evaluated(resumed).succeeded()
 
 
-def test_an_encoder_of_numbers_rejects_other_observations(error):
+def test_an_encoder_of_numbers_rejects_other_observations(recurrl_train, extending, tmp_path):
+    overrides = (*FOURIER, "env=gym", "env.id=FrozenLake-v1", "device=cpu", f"hydra.run.dir={tmp_path / 'rejected'}")
     message = "encoder=my_package.fourier_encoder:make takes continuous observations, not torch.int64."
-    assert error(*FOURIER, "env=gym", "env.id=FrozenLake-v1", "device=cpu").startswith(message)
+    assert recurrl_train(*overrides, cwd=extending).failed().error.startswith(message)
+    assert not (tmp_path / "rejected").exists()
 
 
-def test_options_are_explained(explained):
-    assert "  frequencies: 32                   # random frequencies, each of which gives a" in explained(*FOURIER)
-    assert "  only: []                          # beginnings of the metrics to log" in explained(LINES)
+def test_options_are_explained(recurrl_train, extending):
+    explained = recurrl_train(*FOURIER, LINES, "--cfg", "job", cwd=extending).out
+    assert "  frequencies: 32                   # random frequencies, each of which gives a" in explained
+    assert "  only: []                          # beginnings of the metrics to log" in explained
 
 
 LOGGERS = [

@@ -16,20 +16,14 @@ from commands import output_of
 from rejections import error_of
 from slow_cases import slow
 from tasks import CUE, MASKED, PREVIOUS
-from torch import nn
 
 import recurrl
 from recurrl.errors import ConfigError
 from recurrl.export.checking import examples, largest_difference, recorded_inputs
-from recurrl.export.export import export, load_onnx, load_pt2
+from recurrl.export.export import export, load_pt2
 from recurrl.recurrent.cells import cell_names
 
 IN_INFO = "env.action_mask_from_info=true"
-DIFFERENT = [
-    (1.01, CUE, (), {}),
-    (math.nan, CUE, (), {}),
-    (1.01, MASKED, (IN_INFO,), {"mask_in": "info", "action": "discrete"}),
-]
 RUNNER = Path(__file__).parent.parent.parent / "examples" / "deployment" / "act.py"
 WITHOUT_TORCH = "import sys, runpy; sys.modules.update(torch=None, recurrl=None, gymnasium=None); "
 
@@ -131,21 +125,16 @@ def test_every_kind_can_be_exported(agent_of, tmp_path, env, overrides, kwargs, 
     assert description["files"][f"policy.{form}"]["largest_difference"] <= 1e-6
 
 
-class Different(nn.Module):
-    """An encoder that computes something else when it is exported."""
-
-    def __init__(self, encoder, factor):
-        super().__init__()
-        self.encoder, self.factor = encoder, factor
-
-    def forward(self, observation):
-        return self.encoder(observation) * (self.factor if torch.compiler.is_exporting() else 1.0)
+MASK = {"mask_in": "info", "action": "discrete"}
+DIFFERENT = [(1.01, CUE, (), {}), (math.nan, CUE, (), {}), (1.01, MASKED, (IN_INFO,), MASK)]
 
 
 @pytest.mark.parametrize(("factor", "env", "overrides", "kwargs"), DIFFERENT)
 def test_what_differs_is_not_written(agent_of, tmp_path, factor, env, overrides, kwargs):
     agent, _ = agent_of(env, "cell=none", *overrides, **kwargs)
-    agent.policy.trunk.encoder = Different(agent.policy.trunk.encoder, factor)
+    agent.policy.trunk.encoder.register_forward_hook(
+        lambda _, __, features: features * (factor if torch.compiler.is_exporting() else 1.0)
+    )
     with pytest.raises(ConfigError, match=r"The policy as pt2 differs from the policy by .* Nothing was written"):
         export(agent, tmp_path / "made", {}, formats=["pt2"])
     assert not (tmp_path / "made").exists()
@@ -159,16 +148,17 @@ def test_wrong_choices_are_noticed(agent_of):
         outputs = step(inputs)
         return {**outputs, "action": (outputs["action"] + 1) % 4}
 
-    with pytest.raises(ConfigError, match="are not the policy's"):
-        largest_difference(step, wrong, islice(examples(step, recorded_inputs(agent, 10), 2), 10))
+    inputs = islice(examples(step, recorded_inputs(agent, 10), 2), 10)
+    assert "are not the policy's" in error_of(largest_difference, step, wrong, inputs)
 
 
 def test_missing_packages_are_named_with_the_command_that_installs_them(agent_of, tmp_path, monkeypatch):
     for name in ("onnxruntime", "onnxscript"):
         monkeypatch.setitem(sys.modules, name, None)
     agent, _ = agent_of(CUE)
-    with pytest.raises(ConfigError, match=r"needs onnxscript and onnxruntime.*pip install 'recurrl\[export\]'"):
-        export(agent, tmp_path, {})
+    error = error_of(export, agent, tmp_path, {})
+    assert "needs onnxscript and onnxruntime" in error
+    assert "pip install 'recurrl[export]'" in error
     assert "Choose one of: onnx, pt2" in error_of(export, agent, tmp_path, {}, formats=["h5"])
 
 
@@ -176,29 +166,8 @@ def test_missing_packages_are_named_with_the_command_that_installs_them(agent_of
 @pytest.mark.parametrize("cell", cell_names())
 def test_every_cell_is_exported(agent_of, tmp_path, cell):
     agent, _ = agent_of(CUE, f"cell={cell}", "cell.num_layers=2")
-    export(agent, tmp_path, {}, formats=["onnx"])
-    inputs = islice(examples(agent.step, recorded_inputs(agent, 20), 3), 200)
-    assert largest_difference(agent.step, load_onnx(tmp_path / "policy.onnx"), inputs) <= 1e-5
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("cell", ["gru", "lstm", "mingru"])
-@pytest.mark.parametrize("observation", ["vector", "small_image", "dict"])
-@pytest.mark.parametrize("action", ["discrete", "multi_discrete", "bounded"])
-def test_the_largest_difference_in_10_000_steps_is_rounding(agent_of, tmp_path, cell, observation, action):
-    agent, _ = agent_of(CUE, f"cell={cell}", "cell.hidden_size=64", observation=observation, action=action, delay=6)
-    export(agent, tmp_path, {})
-    pool = recorded_inputs(agent, 100)
-    # The program of torch.export calls the same operations, and is compared less.
-    for load, name, steps in ((load_onnx, "onnx", 10_000), (load_pt2, "pt2", 1000)):
-        call = load(tmp_path / f"policy.{name}")
-        inputs = (islice(examples(agent.step, pool, batch), steps) for batch in (1, 64))
-        differences = [largest_difference(agent.step, call, each) for each in inputs]
-        sys.stdout.write(f"\n{name} {cell} {observation} {action}: {differences[0]:.1e} {differences[1]:.1e}\n")
-        # From float64, a GRU is 0.6e-6 away in torch and 1.1e-6 in onnxruntime. An image passes fifteen convolutions
-        # more, and torch itself differs by 4e-6 with oneDNN and without. The slowest units of a minGRU keep what is
-        # rounded for a hundred steps: 3.0e-6 in torch, 1.4e-6 in onnxruntime.
-        assert max(differences) <= {"mingru": 5e-6}.get(cell, 3e-6 if observation == "small_image" else 2e-6)
+    description = export(agent, tmp_path, {}, formats=["onnx"])
+    assert description["files"]["policy.onnx"]["largest_difference"] <= 1e-5
 
 
 @pytest.mark.parametrize(("cell", "names"), [("gru", "h"), ("lstm", "hc")])

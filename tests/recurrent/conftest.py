@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from triton_layers import CELLS, small_tiles
+from triton_layers import small_tiles
 
 from recurrl.recurrent.backends.native import library
 from recurrl.recurrent.backends.triton import tiles
@@ -19,7 +19,7 @@ def poisoned_memory():
     torch.use_deterministic_algorithms(before)
 
 
-@pytest.fixture(params=CELLS)
+@pytest.fixture(params=tiles.CELLS)
 def cell(request):
     """Each cell with fused kernels in turn, where a test does not choose cells itself."""
     return request.param

@@ -40,6 +40,12 @@ def batch(module, is_init):
     return TensorDict(data, is_init.shape[:2])
 
 
+def sequence(module, data):
+    """What a module computes of rows, which stay as they are."""
+    with set_recurrent_mode(True):
+        return module(data.copy())
+
+
 def outputs_and_gradients(module, data, neighbours=None):
     """The output, the returned states and all gradients, in the module's dtype and on its device.
 
@@ -48,8 +54,7 @@ def outputs_and_gradients(module, data, neighbours=None):
     first = next(module.parameters())
     state_keys = [key for key in data.keys(True, True) if key not in ("x", "is_init")]
     inputs = {key: data[key].detach().to(first).requires_grad_() for key in ("x", *state_keys)}
-    with set_recurrent_mode(True):
-        result = module(data.copy().to(first.device).update(inputs))
+    result = sequence(module, data.copy().to(first.device).update(inputs))
     values = {"y": result["y"], **{f"next {key}": result["next", key] for key in state_keys}}
     generator = torch.Generator().manual_seed(2)
     # Of float32, so that modules of both precisions get the same.
@@ -69,8 +74,8 @@ def numbers_kept(module, data):
     keep = torch.autograd.graph.saved_tensors_hooks(
         lambda value: sizes.append(value.numel()) or value, lambda kept: kept
     )
-    with set_recurrent_mode(True), keep:
-        output = module(data.copy())["y"]
+    with keep:
+        output = sequence(module, data)["y"]
     kept = sum(sizes)
     output.sum().backward()
     return kept

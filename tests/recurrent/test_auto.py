@@ -5,11 +5,11 @@ import logging
 import pytest
 import torch
 from found import CELLS
+from parity import batch, resets, sequence
 from rejections import error_of
-from tensordict import TensorDict
 
-from recurrl.recurrent import RecurrentModule, auto, set_recurrent_mode
-from recurrl.recurrent.backends import Options, unsupported_reason
+from recurrl.recurrent import RecurrentModule, auto
+from recurrl.recurrent.backends import Options
 from recurrl.recurrent.backends.native import library
 from recurrl.recurrent.cells import make_cell
 
@@ -19,18 +19,15 @@ def _nothing_logged_before():
     auto._log_once.cache_clear()
 
 
-def run(cell, *, double=False, **options):
+def run(cell, *, dtype=torch.float32, **options):
     """The backend that ran."""
-    module = RecurrentModule(cell, 3, 5, in_key="x", out_key="y", **options)
-    dtype = torch.float64 if double else torch.float32
-    data = TensorDict({"x": torch.randn(4, 8, 3, dtype=dtype), "is_init": torch.rand(4, 8, 1) < 0.3}, [4, 8])
-    with set_recurrent_mode(True):
-        module.to(dtype)(data)
+    module = RecurrentModule(cell, 3, 5, in_key="x", out_key="y", **options).to(dtype)
+    sequence(module, batch(module, resets("random", 4, 8)))
     return module.backend_in_use
 
 
 CHOSEN = [
-    *(("gru", options, "native") for options in ({}, {"double": True}, {"recurrent_recompute": "full"})),
+    *(("gru", options, "native") for options in ({}, {"dtype": torch.float64}, {"recurrent_recompute": "full"})),
     ("lstm", {"proj_size": 2}, "scan"),
     ("mingru", {}, "native"),
 ]
@@ -42,13 +39,6 @@ def test_the_first_that_supports_the_layer_is_chosen(cell, options, chosen):
     assert run(cell, **options) == chosen
 
 
-def test_on_a_gpu_it_is_the_first_that_can():
-    device = torch.device("cuda")
-    assert auto.preferred(device) == "pad"
-    assert "no fused" in str(unsupported_reason("pad", make_cell("mingru", 5), Options(), device))
-    assert unsupported_reason("auto", make_cell("mingru", 5), Options(), device) is None
-
-
 WITHOUT_THE_KERNEL = [
     ("slstm", "cpu", "backend=native has no kernel for the cell slstm"),
     ("mingru", "cuda", "backend=pad does not support the cell mingru"),
@@ -58,10 +48,7 @@ WITHOUT_THE_KERNEL = [
 
 @pytest.mark.parametrize(("cell", "device", "reason"), WITHOUT_THE_KERNEL)
 def test_a_choice_that_does_not_depend_on_the_kernel_compiles_none(cell, device, reason, monkeypatch, caplog):
-    def compiles():
-        pytest.fail("The kernel was compiled.")
-
-    monkeypatch.setattr(library, "problem", compiles)
+    monkeypatch.setattr(library, "problem", lambda: pytest.fail("The kernel was compiled."))
     resolved = "auto", Options(), torch.device(device), torch.float32
     with caplog.at_level(logging.INFO):
         chosen = auto.resolve("here", make_cell(cell, 5), *resolved)

@@ -2,11 +2,9 @@
 
 import pytest
 import torch
-from parity import PATTERNS, batch, outputs_and_gradients, relative_errors, resets
+from parity import PATTERNS, batch, outputs_and_gradients, relative_errors, resets, sequence
 from tensordict import TensorDict
 from triton_layers import WAYS, assert_within, make
-
-from recurrl.recurrent import set_recurrent_mode
 
 pytestmark = pytest.mark.gpu
 
@@ -33,8 +31,7 @@ def test_the_other_backends_equal_the_reference(cell, backend):
 @pytest.mark.parametrize("cell", ["mingru", "rtu", "ffm"])
 def test_the_kernels_of_linear_cells_equal_the_reference(cell, pattern):
     module, truth = make(cell, 100, precision="auto").cuda(), make(cell, 100, "reference").double().cuda()
-    expected = outputs_and_gradients(truth, batch(truth, resets(pattern, 37, 21)))
-    found = outputs_and_gradients(module, batch(module, resets(pattern, 37, 21)))
+    found, expected = (outputs_and_gradients(each, batch(each, resets(pattern, 37, 21))) for each in (module, truth))
     assert max(relative_errors(found, expected).values()) < 2e-5
 
 
@@ -43,18 +40,16 @@ def test_a_captured_layer_follows_new_data(cell, hidden):
     module = make(cell, hidden).cuda().requires_grad_(False)
     data = batch(module, resets("random", 16, 12)).cuda()
     stream = torch.cuda.Stream()
-    with torch.cuda.stream(stream), set_recurrent_mode(True):
-        module(data.clone())
+    with torch.cuda.stream(stream):
+        sequence(module, data)
     torch.cuda.current_stream().wait_stream(stream)
     graph = torch.cuda.CUDAGraph()
-    with set_recurrent_mode(True), torch.cuda.graph(graph):
-        captured = module(data.copy())["y"]
+    with torch.cuda.graph(graph):
+        captured = sequence(module, data)["y"]
     data["x"].normal_()
     data["is_init"].bernoulli_(0.5)
     graph.replay()
-    with set_recurrent_mode(True):
-        expected = module(data.clone())["y"]
-    torch.testing.assert_close(captured, expected)
+    torch.testing.assert_close(captured, sequence(module, data)["y"])
 
 
 def test_a_non_default_stream_gives_the_same_result():
@@ -85,9 +80,7 @@ def test_offsets_beyond_32_bits_are_correct():
     entries = {key: torch.zeros(rows, steps, 1, 128, device="cuda") for key in module.state_keys}
     entries["is_init"] = torch.rand(rows, steps, 1, device="cuda") < 0.01
     data = TensorDict({**entries, "x": torch.randn(rows, steps, 4, device="cuda")}, [rows, steps])
-    with set_recurrent_mode(True):
-        whole = module(data.clone())["y"]
-        last = module(data[-64:].clone())["y"]
+    whole, last = (sequence(module, rows)["y"] for rows in (data, data[-64:]))
     torch.testing.assert_close(whole[-64:], last)
     whole.sum().backward()
     assert all(parameter.grad is not None and parameter.grad.isfinite().all() for parameter in module.parameters())

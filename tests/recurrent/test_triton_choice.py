@@ -1,11 +1,10 @@
 """When the triton backend is available, and which kernels it launches."""
 
-from itertools import product
+import re
 
 import pytest
 import torch
 
-from benchmarks import kernels
 from recurrl.recurrent import backends
 from recurrl.recurrent.backends import Options
 from recurrl.recurrent.backends.triton import tiles
@@ -24,8 +23,7 @@ UNSUPPORTED = [
 @pytest.mark.parametrize(("cell", "hidden_size", "options", "message"), UNSUPPORTED)
 def test_unsupported_options_are_rejected(cell, hidden_size, options, message):
     reason = backends.unsupported_reason("triton", make_cell(cell, hidden_size), Options(**options), CPU)
-    assert reason is not None
-    assert pytest.RaisesExc(ValueError, match=message).matches(ValueError(reason))
+    assert re.search(message, str(reason))
 
 
 def test_without_a_gpu_and_the_interpreter_the_backend_says_so(monkeypatch):
@@ -40,14 +38,6 @@ def test_an_old_gpu_is_rejected(capability, runs, monkeypatch):
     reason = backends.unsupported_reason("triton", make_cell("gru", 512), Options(), torch.device("cuda"))
     assert (reason is None) is runs
     assert runs or "needs compute capability 8.0 or above" in str(reason)
-
-
-def test_every_launch_specifies_all_arguments(cell):
-    for precision, hidden in product(tiles.PRECISIONS, [1, 64, 128, 1000]):
-        for launch in kernels.launches_of(kernels.Layer(cell, hidden, precision, 90)):
-            annotations = launch.kernel.fn.__annotations__
-            assert set(launch.constants) == set(annotations)
-            assert set(annotations.values()) == {"tl.constexpr"}
 
 
 @pytest.mark.parametrize("precision", tiles.PRECISIONS)

@@ -1,16 +1,13 @@
 """The triton custom operators: autograd, memory, torch.compile, graph capture, autocast."""
 
-import weakref
+from itertools import product
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from parity import batch, outputs_and_gradients, resets
+from parity import batch, outputs_and_gradients, resets, sequence
 from torch.utils._python_dispatch import TorchDispatchMode
-from triton_layers import CELLS, WAYS, make, small_tiles
+from triton_layers import WAYS, make, small_tiles
 
-from recurrl.recurrent import set_recurrent_mode
 from recurrl.recurrent.backends.triton import loop, tiles
 from recurrl.recurrent.backends.triton.recurrence import TritonRecurrence
 from recurrl.recurrent.cells import make_cell
@@ -18,50 +15,6 @@ from recurrl.recurrent.kernel import COMPLEX, REAL, WEIGHTS
 from recurrl.recurrent.segments import Segments
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
-
-
-def test_without_gradients_no_gates_are_kept(cell, kept_gates):
-    module = make(cell, 6)
-    data = batch(module, resets("random", 5, 7))
-    with set_recurrent_mode(True):
-        expected = module(data.clone())["y"]
-        with torch.no_grad():
-            output = module(data.clone())["y"]
-    assert kept_gates == [True, False]
-    assert torch.equal(output, expected)
-
-
-@pytest.fixture
-def kept_gates(monkeypatch):
-    """Records, for each launch of the forward kernel, whether it writes the gates."""
-    kept = []
-    run = loop.Recurrence.run
-
-    def watched(self, *arguments, **constants):
-        kept.append(constants["KEEP"])
-        run(self, *arguments, **constants)
-
-    monkeypatch.setattr(loop.Recurrence, "run", watched)
-    return kept
-
-
-@pytest.mark.parametrize(("recompute", "is_kept"), [("none", True), ("full", False)])
-def test_recomputation_keeps_no_gates(cell, recompute, is_kept, monkeypatch):
-    kept = []
-    outputs = loop.TritonLayer.outputs
-
-    def watched(*arguments):
-        made = outputs(*arguments)
-        kept.append(weakref.ref(made[-1]))
-        return made
-
-    monkeypatch.setattr(loop.TritonLayer, "outputs", watched)
-    module = make(cell, 16, **WAYS[recompute])
-    with set_recurrent_mode(True):
-        output = module(batch(module, resets("none", 2, 16)))["y"]
-    assert output.requires_grad
-    (gates,) = kept
-    assert (gates() is not None) is is_kept
 
 
 class NoLookAtTheData(TorchDispatchMode):
@@ -85,20 +38,6 @@ def test_no_data_is_read_on_the_host(cell, choose, recompute, monkeypatch):
         outputs_and_gradients(module, data)
 
 
-@settings(max_examples=30, deadline=None)
-@given(st.integers(1, 4), st.integers(1, 9), st.randoms(use_true_random=False))
-def test_lanes_are_the_segments_longest_first_and_few_enough_at_each_step(rows, steps, drawn):
-    is_init = torch.tensor([[drawn.random() < 0.4 for _ in range(steps)] for _ in range(rows)])
-    packing = Segments(is_init).packing
-    begin, length = loop._lanes(Segments(is_init).starts_BT)
-    count = len(packing.starts_N)
-    assert torch.equal(begin[:count], packing.starts_N)
-    assert torch.equal(length[:count].long(), packing.ends_N - packing.starts_N + 1)
-    assert not length[count:].any()
-    for step, running in enumerate(packing.batch_sizes):
-        assert running <= rows * steps // (step + 1)
-
-
 def layer_and_inputs(cell):
     """A layer's kernel and its inputs."""
     weights = {name: torch.randn(shape) for name, shape in make_cell(cell, 6).parameters(4).items()}
@@ -113,7 +52,7 @@ def recurrence_and_inputs(numbers):
 
 
 STARTS = torch.tensor([[1, 0, 0, 1, 0, 0], [1, 0, 1, 0, 0, 0]]).bool()
-COMPUTED = [(layer_and_inputs, cell) for cell in CELLS] + [(recurrence_and_inputs, each) for each in (REAL, COMPLEX)]
+COMPUTED = [*product([layer_and_inputs], tiles.CELLS), *product([recurrence_and_inputs], (REAL, COMPLEX))]
 
 
 @pytest.mark.parametrize(("make_kernel", "of"), COMPUTED)
@@ -145,5 +84,5 @@ def test_a_module_compiles_without_graph_breaks(cell):
 
 def test_another_dtype_is_rejected():
     module = make("gru", 6).double()
-    with set_recurrent_mode(True), pytest.raises(ValueError, match=r"computes in float32, .* torch\.float64"):
-        module(batch(module, resets("none", 2, 3)).double())
+    with pytest.raises(ValueError, match=r"computes in float32, .* torch\.float64"):
+        sequence(module, batch(module, resets("none", 2, 3)))

@@ -5,13 +5,12 @@ from functools import partialmethod
 from unittest import mock
 
 import torch
-from parity import PATTERNS, outputs_and_gradients, relative_errors, resets
+from parity import outputs_and_gradients, relative_errors
 
 from recurrl.recurrent import RecurrentModule
 from recurrl.recurrent.backends.triton import tiles
 from recurrl.recurrent.gated import GatedCell
 
-CELLS = ("gru", "lstm")
 WAYS = {"none": {}, "full": {"recurrent_recompute": "full"}}
 SIGNIFICANT_BITS = {"tf32": 11, "bf16": 8}
 """Of the recurrent matmul's operands. (The interpreter computes tf32x3 in full float32.)"""
@@ -28,11 +27,6 @@ def make(cell, hidden, backend="triton", precision="ieee", **options):
 def small_tiles(*_):
     """A configuration by which more than 16 features need several programs, and so a launch for each step."""
     return tiles.Configuration(16, 16, 16, warps=4, stages=2)
-
-
-def every_pattern(steps):
-    """Reset flags with one row per pattern, including random resets."""
-    return torch.cat([resets(pattern, 1, steps) for pattern in PATTERNS])
 
 
 def errors(module, data, rounding_of=None):

@@ -1,62 +1,12 @@
-"""Segments: their packing, and linear recurrences over them."""
+"""Linear recurrences over segments."""
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from recurrl.recurrent.backends.native import NativeRecurrence
 from recurrl.recurrent.backends.triton.recurrence import TritonRecurrence
 from recurrl.recurrent.linear_recurrence import linear_recurrence
-from recurrl.recurrent.segments import Segments, expanded
-
-
-@st.composite
-def flags(draw):
-    rows, steps = draw(st.integers(1, 5)), draw(st.integers(1, 12))
-    drawn = draw(st.lists(st.booleans(), min_size=rows * steps, max_size=rows * steps))
-    return torch.tensor(drawn).reshape(rows, steps)
-
-
-def segments_of(is_init):
-    starts = is_init.clone()
-    starts[:, 0] = True
-    return Segments(starts)
-
-
-def pieces(is_init):
-    """Flat indices of each segment, found by walking the rows."""
-    indices = []
-    for row in range(is_init.shape[0]):
-        for step in range(is_init.shape[1]):
-            if step == 0 or is_init[row, step]:
-                indices.append([])
-            indices[-1].append(row * is_init.shape[1] + step)
-    return indices
-
-
-@given(is_init=flags())
-def test_packing_lays_each_segment_in_its_own_lane_longest_first(is_init):
-    packing = segments_of(is_init).packing
-    flat = torch.arange(is_init.numel()).reshape(is_init.shape)
-    lanes = [[] for _ in range(packing.batch_sizes[0])]
-    for step in packing.pack(flat).split(packing.batch_sizes):
-        for lane, index in zip(lanes, step.tolist(), strict=False):
-            lane.append(index)
-    assert sorted(lanes) == pieces(is_init)
-    assert [len(lane) for lane in lanes] == sorted((len(lane) for lane in lanes), reverse=True)
-    assert len(packing.batch_sizes) == max(len(piece) for piece in pieces(is_init))
-    assert packing.starts_N.tolist() == [lane[0] for lane in lanes]
-    assert packing.ends_N.tolist() == [lane[-1] for lane in lanes]
-
-
-def test_equal_resets_share_a_packing_and_others_do_not():
-    is_init = torch.rand(4, 9, generator=torch.Generator().manual_seed(0)) < 0.3
-    one, same = segments_of(is_init), segments_of(is_init.clone())
-    assert one.packing is same.packing
-    is_init[1, 4] ^= True
-    assert segments_of(is_init).packing is not one.packing
-
+from recurrl.recurrent.segments import expanded
 
 FORMS = {  # the shapes of a and of a state, and the dimension of real and imaginary parts
     "a vector": ((3,), (3,), None),
@@ -66,15 +16,12 @@ FORMS = {  # the shapes of a and of a state, and the dimension of real and imagi
     "complex": ((2, 3), (2, 3), -2),
     "a complex matrix that forgets by rows": ((2, 3, 1), (2, 3, 2), -3),
 }
-
-
 OF_NATIVE = pytest.param(NativeRecurrence.recurrence, marks=pytest.mark.native)
-RECURRENCES = [linear_recurrence, OF_NATIVE, TritonRecurrence.recurrence]
 
 
 @pytest.mark.parametrize("steps", [(2, 7), ()], ids=["of each step", "of all steps"])
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS.keys())
-@pytest.mark.parametrize("recurrence", RECURRENCES, ids=["doubling", "native", "triton"])
+@pytest.mark.parametrize("recurrence", [linear_recurrence, OF_NATIVE, TritonRecurrence.recurrence])
 def test_a_linear_recurrence_equals_its_loop_and_has_its_derivatives(recurrence, form, steps):
     (of_a, of_state, pair), generator = form, torch.Generator().manual_seed(0)
     a = torch.rand((*steps, *of_a), dtype=torch.float64, generator=generator)
