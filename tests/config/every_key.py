@@ -9,6 +9,7 @@ import shutil
 import sys
 import time
 from collections.abc import Mapping
+from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import asdict, fields, is_dataclass
 from operator import attrgetter
@@ -46,7 +47,7 @@ TEXTS = {
     "env.id": ["Acrobot-v1"],
     "env.source": ["gymnasium", "memory"],
     "env.packages": [["noticed"]],
-    "env.wrappers": [["every_key_env:Doubled"]],
+    "env.wrappers": [["gymnasium.wrappers:NormalizeReward"]],
     "env.kwargs": [{"length": 4}, {"g": 5.0}, {"sutton_barto_reward": True}, {"decks": 2}],
     "device": ["cuda"],
     "logger.id": ["another-id"],
@@ -146,7 +147,7 @@ def observed(composed, run_dir, explicit=()):
     sys.modules.pop("noticed", None)
     Kind.made, seen = 0, {}
     summary, threads = RunSummary(started=time.time()), torch.get_num_threads()
-    with pytest.MonkeyPatch.context() as patch, Listener(seen):
+    with pytest.MonkeyPatch.context() as patch, _listening(seen):
         _spy(patch, seen)
         # With the epochs of that event, all gradients are taken for noise.
         patch.setattr(gradient_signal, "ENOUGH_SIGNAL", 1e9 if composed.epochs == 10 else gradient_signal.ENOUGH_SIGNAL)
@@ -195,30 +196,27 @@ def _spy(patch, seen):
     patch.setattr(os, "fsync", lambda _: None)
 
 
-class Listener(logging.Handler):
+@contextmanager
+def _listening(seen):
     """Keeps what the log says of the start-up check, wandb, and the seconds of the time limit."""
+    logger, handler = logging.getLogger("recurrl"), logging.Handler()
 
-    def __init__(self, seen):
-        super().__init__()
-        self.seen = seen
+    def emit(record):
+        message = record.getMessage()
+        if message.startswith("consistency check"):
+            seen["consistency check"] = True
+        if message.startswith("wandb run"):
+            seen["wandb"] = re.findall(r"is (\w+ \(.*?\))", message)
+        seen["limit"] = time_limit._limit.seconds
 
-    def emit(self, record):
-        if record.getMessage().startswith("consistency check"):
-            self.seen["consistency check"] = True
-        if record.getMessage().startswith("wandb run"):
-            self.seen["wandb"] = re.findall(r"is (\w+ \(.*?\))", record.getMessage())
-        self.seen["limit"] = time_limit._limit.seconds
-
-    def __enter__(self):
-        logger = logging.getLogger("recurrl")
-        self.before = logger.level
-        logger.setLevel(logging.INFO)
-        logger.addHandler(self)
-
-    def __exit__(self, *_):
-        logger = logging.getLogger("recurrl")
-        logger.removeHandler(self)
-        logger.setLevel(self.before)
+    handler.emit, before = emit, logger.level
+    logger.setLevel(logging.INFO)
+    logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(before)
 
 
 def _of_algorithm(made):

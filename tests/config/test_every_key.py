@@ -8,6 +8,7 @@ from itertools import combinations, product
 import pytest
 from every_key import EVENTS, SLOW, TINY, changed, keys, levels, observed, others
 from omegaconf import OmegaConf
+from slow_cases import slow
 
 from recurrl.config.cell import NO_CELL
 from recurrl.config.composed import typed
@@ -61,18 +62,6 @@ class Trial:
             else:
                 outcomes.add(SILENT)
         return SILENT if SILENT in outcomes else REJECTED if outcomes else ALONE
-
-
-def silent_keys(trial, counts, prefixes=("",)):
-    """The keys of a configuration of which nothing comes; counts what comes of the others."""
-    all_keys = keys(trial.composed)
-    known = {key for key, _, _ in all_keys} - ({"env.kwargs"} if trial.composed.env.id != "Kind-v0" else set())
-    for key, kind, meaning in all_keys:
-        if key.startswith(prefixes) and EVENTS.get(key, {}).keys() <= known:
-            outcome = trial.outcome(key, kind, meaning)
-            counts[outcome] += 1
-            if outcome == SILENT:
-                yield key
 
 
 def is_legal(composed, explicit=()):
@@ -145,19 +134,37 @@ def _varied(composed, drawn):
 
 def judged(trials, folder, *prefixes):
     """How many keys of configurations do what, and the silent ones."""
-    counts = Counter()
-    silent = []
+    counts, silent = Counter(), []
     for name, composed in trials:
         counts["configurations"] += 1
-        silent += [f"{name}: {key}" for key in silent_keys(Trial(composed, folder / "run"), counts, prefixes or ("",))]
+        trial, all_keys = Trial(composed, folder / "run"), keys(composed)
+        known = {key for key, _, _ in all_keys} - ({"env.kwargs"} if composed.env.id != "Kind-v0" else set())
+        for key, kind, meaning in all_keys:
+            if key.startswith(prefixes or "") and EVENTS.get(key, {}).keys() <= known:
+                outcome = trial.outcome(key, kind, meaning)
+                counts[outcome] += 1
+                if outcome == SILENT:
+                    silent.append(f"{name}: {key}")
     return counts, silent
 
 
-def test_no_option_of_the_default_network_and_algorithm_is_silent(compose_untyped, tmp_path):
-    counts, silent = judged([("defaults", compose_untyped(*TINY))], tmp_path, "algorithm.", "encoder.", "policy.")
-    assert counts[SHOWN] >= 10
-    assert counts[REJECTED] >= 5
+OF_SPACES = ("env.normalize_observation", "env.mask", "env.previous_", "encoder.", "policy.")
+OF_CHOICES = [
+    ("cell=gru", ("algorithm.", "encoder.", "policy."), {SHOWN: 10, REJECTED: 5}),
+    *(slow(f"collector={name}", ("collector.",), {SHOWN: 1}) for name in ("multi_sync", "multi_async")),
+    *(slow(f"logger={name}", ("logger.",), {SHOWN: 1}) for name in ("tensorboard", "wandb")),
+    slow("backend=triton", ("cell.", "backend.", "recompute", "precision"), {SHOWN: 1}),
+    *(slow(f"env={env}", OF_SPACES, {}) for env in yaml_names("env") if yaml_values("env", env)["id"] != "???"),
+]
+"""A choice, the beginnings of its keys, and at least how many of these do what."""
+
+
+@pytest.mark.parametrize(("choice", "prefixes", "least"), OF_CHOICES)
+def test_no_key_of_a_choice_is_silent(compose_untyped, tmp_path, monkeypatch, choice, prefixes, least):
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    counts, silent = judged([(choice, compose_untyped(*TINY, choice))], tmp_path, *prefixes)
     assert not silent
+    assert Counter(least) <= counts
 
 
 WRONG = [["/proc/nope", "Acrobot-v1"], {"nope": 1}, "/proc/nope", "Acrobot-v1"]
@@ -165,7 +172,7 @@ WRONG = [["/proc/nope", "Acrobot-v1"], {"nope": 1}, "/proc/nope", "Acrobot-v1"]
 
 
 OF_THE_WRONG_KIND = [
-    pytest.param("cell=gru", "", marks=pytest.mark.slow),
+    slow("cell=gru", ""),
     ("cell=gru", "env."),
     ("buffer=replay", "buffer."),
     ("algorithm.critic=recurrent", "algorithm."),
@@ -203,31 +210,4 @@ def test_no_key_is_silent_with_any_pair_of_choices(compose_untyped, tmp_path):
     counts, silent = judged(trials, tmp_path)
     assert counts["configurations"] >= 15
     assert counts[SHOWN] > 50 * counts["configurations"]
-    assert not silent
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("env", [name for name in yaml_names("env") if yaml_values("env", name)["id"] != "???"])
-def test_no_key_that_spaces_decide_on_is_silent_in_an_environment(compose_untyped, tmp_path, env):
-    composed = compose_untyped(*TINY, f"env={env}")
-    of_spaces = ("env.normalize_observation", "env.mask", "env.previous_", "encoder.", "policy.")
-    _, silent = judged([(env, composed)], tmp_path, *of_spaces)
-    assert not silent
-
-
-CHOICES_OF_SECONDS = [
-    ("collector=multi_sync", ("collector.",)),
-    ("collector=multi_async", ("collector.",)),
-    ("logger=tensorboard", ("logger.",)),
-    ("logger=wandb", ("logger.",)),
-    ("backend=triton", ("cell.", "backend.", "recompute", "precision")),
-]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("choice", "prefixes"), CHOICES_OF_SECONDS)
-def test_no_key_of_a_choice_that_takes_seconds_is_silent(compose_untyped, tmp_path, monkeypatch, choice, prefixes):
-    monkeypatch.setenv("WANDB_MODE", "offline")
-    counts, silent = judged([(choice, compose_untyped(*TINY, choice))], tmp_path, *prefixes)
-    assert counts[SHOWN]
     assert not silent

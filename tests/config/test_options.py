@@ -1,5 +1,4 @@
-"""Every option, of the package and of the examples, has help, a range or choices, and rejects other values with them.
-"""
+"""Every option of the package and of the examples has help, a range or choices, and rejects other values with them."""
 
 import importlib
 import math
@@ -54,7 +53,9 @@ def classes():
     modules = [importlib.import_module(f"my_package.{path.stem}") for path in sorted(EXAMPLES.glob("my_package/*.py"))]
     of_examples = [each for module in modules for each in vars(module).values() if isinstance(each, type)]
     for group in GROUPS:
-        own = [each for each in of_examples if "my_package" in each.__module__ and issubclass(each, base_options(group))]
+        own = [
+            each for each in of_examples if "my_package" in each.__module__ and issubclass(each, base_options(group))
+        ]
         yield from ((f"{group}.", options) for options in (*PACKAGED_OPTIONS[group].values(), *own))
 
 
