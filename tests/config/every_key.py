@@ -1,14 +1,12 @@
 """Changes one key of a run's configuration and looks whether anything comes of it."""
 
 import csv
-import hashlib
 import logging
 import os
 import re
 import shutil
 import sys
 import time
-from collections.abc import Mapping
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import asdict, fields, is_dataclass
@@ -23,9 +21,8 @@ from omegaconf import OmegaConf
 
 from recurrl import build, checkpoint
 from recurrl.algorithms import algorithm, gradient_signal, ppo
-from recurrl.callbacks import builtin
 from recurrl.config.composed import chosen_options, plain, typed
-from recurrl.config.keys import keys_of
+from recurrl.config.keys import flat, keys_of
 from recurrl.config.options import meaning_of
 from recurrl.config.plugins import GROUPS, choice_names, options_class, yaml_values
 from recurrl.errors import ConfigError
@@ -168,7 +165,7 @@ def observed(composed, run_dir, explicit=()):
             torch.set_num_threads(threads)
     seen |= {f"summary/{name}": value for name, value in asdict(summary).items() if "time" not in name}
     seen |= _of_algorithm(seen.pop("algorithm", None))
-    seen |= {f"logger/{name}": value for name, value in _of_trackers(seen.pop("trackers", None)).items()}
+    seen |= {f"logger/{name}": value for name, value in _of_trackers(seen.pop("trackers", {})).items()}
     seen["noticed"] = "noticed" in sys.modules
     seen["files"] = sorted({re.sub(r"[\d.]{5,}.*", "", str(path.relative_to(run_dir))) for path in run_dir.rglob("*")})
     seen["checkpoints"] = sorted(path.name for path in run_dir.glob("checkpoints/*"))
@@ -179,12 +176,13 @@ def observed(composed, run_dir, explicit=()):
 
 
 def _spy(patch, seen):
-    """Keeps the algorithm and the trackers of a run, which waits neither for the compiler nor for a disk or a plot."""
-    for name in ("make_algorithm", "make_trackers"):
-        made = getattr(build, name)
-        patch.setattr(
-            build, name, lambda *a, made=made, name=name: seen.setdefault(name.removeprefix("make_"), made(*a))
-        )
+    """Keeps the algorithm and the trackers of a run, which waits neither for the compiler nor for a disk."""
+
+    def kept(name, make):
+        return lambda *arguments: seen.setdefault(name, make(*arguments))
+
+    patch.setattr(build, "make_algorithm", kept("algorithm", build.make_algorithm))
+    patch.setattr(build, "make_trackers", kept("trackers", build.make_trackers))
 
     def compiled(loss, device, cuda_graph):
         seen["compiled"] = True
@@ -192,7 +190,6 @@ def _spy(patch, seen):
 
     patch.setattr(algorithm, "compiled", compiled)
     patch.setattr(ppo, "CRITIC_EXPLAINS", -1.0)  # a run is too short for a critic to explain returns
-    patch.setattr(builtin, "plot_learning_curve", lambda *_: None)
     patch.setattr(os, "fsync", lambda _: None)
 
 
@@ -222,23 +219,13 @@ def _listening(seen):
 def _of_algorithm(made):
     if made is None:
         return {}
-    state = {"policy": made.policy.state_dict(), "optimizer": made.optimizer.state_dict()["state"]}
+    state = flat({"policy": made.policy.state_dict(), "optimizer": made.optimizer.state_dict()["state"]})
     of_layers = attrgetter("recurrent_backend", "recurrent_recompute", "recurrent_matmul_precision")
     layers = [of_layers(module) for module in made.policy.modules() if isinstance(module, RecurrentModule)]
-    return {**{name: _digest(value) for name, value in state.items()}, "layers": layers}
-
-
-def _digest(value):
-    if isinstance(value, torch.Tensor):
-        return hashlib.sha1(value.detach().contiguous().numpy().tobytes()).hexdigest() + str(tuple(value.shape))
-    if isinstance(value, Mapping):
-        return hashlib.sha1("".join(f"{key}{_digest(value[key])}" for key in value).encode()).hexdigest()
-    return str(value)
+    return {**{name: (value.shape, value.numpy().tobytes()) for name, value in state.items()}, "layers": layers}
 
 
 def _of_trackers(made):
-    if made is None:
-        return {}
     seen = {"kinds": [type(each).__name__ for each in made.values()]}
     for run in (tracker._run for tracker in made.values() if hasattr(tracker, "_run")):
         seen |= {name: getattr(run, name) for name in ("project", "offline", "group", "tags")}

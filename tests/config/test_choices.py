@@ -12,6 +12,7 @@ import yaml
 import recurrl.configs
 from recurrl.config import plugins
 from recurrl.config.cell import NO_CELL
+from recurrl.config.composed import plain
 from recurrl.config.keys import keys_of
 from recurrl.config.plugins import GROUPS, PRESETS
 from recurrl.config.run import PRECISIONS
@@ -40,10 +41,12 @@ NOT_IN_DEV = ("ray",)
 
 
 @pytest.mark.parametrize(("group", "option"), YAMLS)
-def test_every_choice_is_valid_where_it_can_run(checked, rejection, group, option, monkeypatch):
+def test_every_choice_composes_and_is_valid_where_it_can_run(
+    compose_untyped, checked, rejection, group, option, monkeypatch
+):
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     monkeypatch.syspath_prepend(Path(__file__).parents[1] / "envs")
-    values = plugins.yaml_values(group, option)
+    values = plain(compose_untyped(f"{group}={option}")[group], resolve=False)
     assert values["name"] == option
     for package in (*values.get("packages", ()), *({option} & {"tensorboard", "mjlab", "envpool"})):
         pytest.importorskip(package)

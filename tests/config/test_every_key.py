@@ -2,6 +2,7 @@
 
 import random
 from collections import Counter
+from contextlib import suppress
 from copy import deepcopy
 from itertools import combinations, product
 
@@ -64,15 +65,6 @@ class Trial:
         return SILENT if SILENT in outcomes else REJECTED if outcomes else ALONE
 
 
-def is_legal(composed, explicit=()):
-    """True for a configuration that a run accepts."""
-    try:
-        check_config(typed(composed), explicit)
-    except ConfigError:
-        return False
-    return True
-
-
 def in_every_pair(compose, folder):
     """Configurations that together have every legal pair of choices, with some of the other values drawn at random."""
     drawn = random.Random(0)
@@ -97,9 +89,6 @@ def in_every_pair(compose, folder):
             result = changed(result, "algorithm.critic_observation", ["hidden"] if choice["env"] == "memory" else [])
         return changed(result, "algorithm.group_size", 2) if choice["algorithm"] == "grpo" else result
 
-    def explicit_keys(choice):
-        return [key for group, key in key_of.items() if choice[group] != usual_names[group]]
-
     def draft_with(pair):
         choice = {group: drawn.choice(of) for group, of in groups.items()} | pair
         # Without a cell these have no effect, and are rejected if they are explicit.
@@ -112,7 +101,8 @@ def in_every_pair(compose, folder):
         drafts.sort(key=lambda draft: -len(missing & set(combinations(draft.items(), 2))))
         for draft in drafts if pair in missing else ():
             candidate = composed(draft)
-            if is_legal(candidate, explicit_keys(draft)) and "rejected" not in observed(candidate, folder):
+            explicit = [key for group, key in key_of.items() if draft[group] != usual_names[group]]
+            if "rejected" not in observed(candidate, folder, explicit):
                 missing -= set(combinations(draft.items(), 2))
                 variant = _varied(candidate, drawn)
                 # What an environment lacks, such as a mask of actions, shows in its run only. So does a policy that
@@ -128,7 +118,9 @@ def _varied(composed, drawn):
         choices = levels(key, kind, meaning, OmegaConf.select(composed, key))
         if choices and drawn.random() < 0.3:
             varied = changed(composed, key, drawn.choice(choices))
-            composed = varied if is_legal(varied) else composed
+            with suppress(ConfigError):
+                check_config(typed(varied), ())
+                composed = varied
     return composed
 
 

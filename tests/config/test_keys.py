@@ -29,33 +29,27 @@ def test_the_yamls_of_a_group_give_a_value_to_each_of_its_keys_and_to_no_others(
 
 
 UNKNOWN = [
-    (["+gama=0.9"], "Unknown configuration key 'gama'. Did you mean algorithm.gamma"),
-    (["++xyzzy=1"], "Unknown configuration key 'xyzzy'. recurrl-train --cfg job lists all keys."),
+    (("++xyzzy=1",), "Unknown configuration key 'xyzzy'. recurrl-train --cfg job lists all keys."),
     (
-        ["cell.xyzzy=1"],
+        ("cell.xyzzy=1",),
         "Unknown configuration key 'cell.xyzzy'. cell has: hidden_size, num_layers. recurrl-train --cfg job "
         "cell=... lists those of a choice.",
     ),
-    (["-m", "sed=0,1"], "Unknown configuration key 'sed'. Did you mean seed?"),
-    (["algorithm=grpo", "algorithm.lmbda=0.9"], "algorithm.lmbda is an option of algorithm=ppo or distill,"),
-    (["logger.mode=offline"], "logger.mode is an option of logger=wandb,"),
+    (("-m", "sed=0,1"), "Unknown configuration key 'sed'. Did you mean seed?"),
 ]
 
 
-@pytest.mark.parametrize(("overrides", "error"), UNKNOWN, ids=lambda of: "" if isinstance(of, str) else " ".join(of))
-def test_an_unknown_key_is_rejected_with_the_nearest_one_or_the_choice_that_has_it(rejected, overrides, error):
-    assert rejected(*overrides).startswith(error)
+@pytest.mark.parametrize(("overrides", "error"), UNKNOWN)
+def test_an_unknown_key_is_rejected_with_the_nearest_one_or_how_to_list_them(rejected, overrides, error):
+    assert rejected(*overrides) == error
 
 
 WRONG_KEYS = [
     *(("minibatch_slice", "minibatch_slices"), ("env.num_env", "env.num_envs"), ("evn.num_envs", "env.num_envs")),
     *(("hidden_size", "cell.hidden_size"), ("n_layers", "cell.num_layers"), ("algorithm.lr", "lr")),
     *(("entropy", "algorithm.entropy_coeff"), ("id", "env.id or logger.id"), ("track", "logger")),
-    ("timeout", "collector.timeout_s or ranks.timeout_s"),
+    *(("gama", "algorithm.gamma"), ("timeout", "collector.timeout_s or ranks.timeout_s")),
     ("n_steps", "frames_per_batch, which is n_steps × env.num_envs"),
-    ("batch_size", "minibatch_slices, which is batch_size / slice_len"),
-    ("num_minibatches", "minibatch_slices, which is frames_per_batch / slice_len / num_minibatches"),
-    ("log_std_init", "policy.initial_std, which is exp(log_std_init) for actions from −1 to 1"),
     *((far, None) for far in ("tracks", "name", "verbose", "gpu", "n", "save_freq", "log_interval", "anneal_lr")),
     *((far, None) for far in ("encoder.dropout", "env.render_mode", "encoder.nonlinearity", "cell.dropout")),
     *((far, None) for far in ("env.kwarg.size", "logger.sizes_of", "capture_video", "torch_deterministic")),

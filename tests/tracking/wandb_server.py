@@ -104,23 +104,8 @@ class WandbServer:
             named = re.search(r"(?:query|mutation)\s+(\w+)", query["query"])
             if self.rejection and named and named[1] == "CreateArtifact":
                 return {"errors": [{"message": self.rejection}]}
-            answers = {
-                "Viewer": self._viewer,
-                "GetDefaultEntity": self._viewer,
-                "UpsertView2": self._view,
-                "UpsertBucket": self._upserted,
-                "RunResumeStatus": self._resume_status,
-                "CreateRunFiles": self._files,
-                "ArtifactType": lambda _: {"project": {"artifact": None}},
-                "CreateArtifact": self._artifact,
-                "CreateArtifactManifest": self._manifest,
-                "UpdateArtifactManifest": self._manifest,
-                "CreateArtifactFiles": self._artifact_files,
-                "CommitArtifact": self._committed,
-                "ArtifactByID": self._described,
-            }
-            make = answers.get(named[1] if named else "")
-            return {"data": make(query.get("variables") or {}) if make else {}}
+            answer = getattr(self, f"_{named[1]}", None) if named else None
+            return {"data": answer(query.get("variables") or {}) if answer else {}}
         stream = re.fullmatch(r"/files/[^/]+/[^/]+/([^/]+)/file_stream", path)
         if stream:
             self._receive(stream[1], json.loads(body))
@@ -137,21 +122,25 @@ class WandbServer:
         if body.get("complete"):
             self.completed[run].append(body["exitcode"])
 
-    def _viewer(self, query):
+    # The answers to GraphQL's operations, by their names.
+
+    def _Viewer(self, query):
         viewer = {"id": "viewer", "entity": "me", "username": "me", "email": "", "flags": "{}", "teams": {"edges": []}}
         return {"viewer": viewer}
 
-    def _view(self, query):
+    _GetDefaultEntity = _Viewer
+
+    def _UpsertView2(self, query):
         self.views.append(query)
         return {"upsertView": {"view": {"id": "view", "name": query["name"]}, "inserted": True}}
 
-    def _upserted(self, query):
+    def _UpsertBucket(self, query):
         self.history[query["name"]]
         project = {"id": "project", "name": query.get("project") or "p", "entity": {"id": "entity", "name": "me"}}
         bucket = {"id": "bucket", "name": query["name"], "displayName": query.get("displayName"), "project": project}
         return {"upsertBucket": {"bucket": {**bucket, "historyLineCount": None}, "inserted": True}}
 
-    def _resume_status(self, query):
+    def _RunResumeStatus(self, query):
         model = {"id": "project", "name": "p", "entity": {"id": "entity", "name": "me"}, "bucket": None}
         if query["name"] not in self.history:
             return {"model": model}
@@ -162,22 +151,27 @@ class WandbServer:
         bucket |= {"summaryMetrics": json.dumps(rows[-1] if rows else {}), "config": "{}", "wandbConfig": '{"t": 1}'}
         return {"model": {**model, "bucket": bucket}}
 
-    def _files(self, query):
+    def _CreateRunFiles(self, query):
         files = [{"name": name, "uploadUrl": f"{self.url}/upload"} for name in query["files"]]
         return {"createRunFiles": {"runID": "bucket", "uploadHeaders": [], "files": files}}
 
-    def _artifact(self, query):
+    def _ArtifactType(self, query):
+        return {"project": {"artifact": None}}
+
+    def _CreateArtifact(self, query):
         self._begun.append(Artifact(query["input"]))
         number = str(len(self._begun) - 1)
         artifact = {"id": number, "state": "PENDING", "artifactSequence": {"latestArtifact": None}}
         return {"createArtifact": {"artifact": artifact}}
 
-    def _manifest(self, query):
+    def _CreateArtifactManifest(self, query):
         file = {"id": "file", "uploadUrl": f"{self.url}/upload", "uploadHeaders": []}
         made = {"artifactManifest": {"id": "manifest", "file": file}}
         return {"createArtifactManifest": made, "updateArtifactManifest": made}
 
-    def _artifact_files(self, query):
+    _UpdateArtifactManifest = _CreateArtifactManifest
+
+    def _CreateArtifactFiles(self, query):
         edges = []
         for file in query["input"]["artifactFiles"]:
             number, name = file["artifactID"], file["name"]
@@ -185,12 +179,12 @@ class WandbServer:
             edges.append({"node": {**node, "uploadMultipartUrls": None, "artifact": {"id": number}}})
         return {"createArtifactFiles": {"files": {"edges": edges}}}
 
-    def _committed(self, query):
+    def _CommitArtifact(self, query):
         artifact = self._begun[int(query["artifactID"])]
         self.artifacts[_name_of(artifact)] = artifact
         return {"commitArtifact": {"artifact": {"id": query["artifactID"], "digest": artifact.request["digest"]}}}
 
-    def _described(self, query):
+    def _ArtifactByID(self, query):
         artifact = self._begun[int(query["id"])]
         project = {"id": "project", "internalId": "project", "name": "p", "entity": {"name": "me"}}
         sequence = {"__typename": "ArtifactSequence", "name": _name_of(artifact), "project": project}
@@ -201,6 +195,12 @@ class WandbServer:
         described |= {"size": 0, "commitHash": "c", "fileCount": len(artifact.files), "aliases": []}
         described |= {"createdAt": "2026-01-01T00:00:00", "updatedAt": None}
         return {"artifact": described}
+
+
+def without_a_login(home, **more):
+    """The environment of a process that finds neither a login nor settings of wandb."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("WANDB_", "NETRC"))}
+    return {**kept, "HOME": str(home), **more}
 
 
 def synced(run_dir):
