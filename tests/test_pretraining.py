@@ -152,18 +152,12 @@ def test_a_fresh_policy_imitates_an_expert_of_the_default_run(compose, tmp_path)
     assert np.mean(evaluate(config.env, policy, 20, seed=1)) >= 450
 
 
-def test_the_example_of_the_page_records_what_is_read(finished_run, small, tmp_path, in_tmp_path):
-    page = (Path(__file__).parent.parent / "docs" / "pretraining.md").read_text(encoding="utf-8")
+def test_a_run_imitates_what_the_page_records_once_and_when_resumed_equals_an_uninterrupted_one(
+    train, tiny, finished_run, tmp_path, in_tmp_path
+):
+    page = (Path(__file__).parents[1] / "docs" / "pretraining.md").read_text(encoding="utf-8")
     (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
-    exec(code.replace("outputs/mine", str(finished_run)).replace("range(20)", "range(2)"), {})
-    config = small()
-    episodes = read_episodes(tmp_path / "episodes", make_policy_for(config), config.env)
-    assert [bool(episode["is_init"][0]) for episode in episodes] == [True, True]
-
-
-def test_a_run_pretrains_once_and_when_it_is_resumed_equals_an_uninterrupted_one(train, tiny, small, tmp_path):
-    config = small()
-    record(Agent(fresh_policy(config), config.env), tmp_path / "episodes", episodes=3)
+    exec(code.replace("outputs/mine", str(finished_run)).replace("range(20)", "range(3)"), {})
     task = (*tiny, "pretrain.folder=episodes", "pretrain.epochs=2", "checkpoint.every_frames=32")
     whole, resumed = whole_and_resumed(train, tmp_path, 32, *task)
     assert "in 3 episodes of " in whole.out

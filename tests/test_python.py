@@ -155,9 +155,11 @@ def on_machine(monkeypatch, gpus):
     monkeypatch.setattr(library, "problem", lambda: None if gpus else "There is no compiler.")
 
 
-WAYS = {"backend.name": backend_names(), "precision": PRECISIONS, "compile": ("none", "loss", "cudagraphs")}
-COMPUTED = [*product(*([f"{key}={value}" for value in values] for key, values in WAYS.items())), ("recompute=full",)]
-"""The ways to compute sequences."""
+COMPUTED = [
+    *product([f"backend.name={name}" for name in backend_names()], [f"precision={name}" for name in PRECISIONS]),
+    *(("compile=loss",), ("compile=cudagraphs",), ("recompute=full",)),
+]
+"""The ways to compute sequences. What a machine has decides on each alone, and on a backend's precision."""
 
 
 @pytest.fixture(scope="module")
@@ -186,7 +188,7 @@ def test_a_run_of_another_machine_can_be_opened_whatever_it_computed_with(
         for on in ("cpu", *(["cuda"] if used else []), *([None] if used or device in ("auto", "cpu") else [])):
             assert open_run(run, device=on).config.device == on or on is None, config
             opened += 1
-    assert opened > 30 if trained or not device.startswith("cuda") else opened == 0  # no such run
+    assert opened > 15 if trained or not device.startswith("cuda") else opened == 0  # no such run
 
 
 def test_what_cannot_be_loaded_is_rejected(finished_run, run):
@@ -201,16 +203,22 @@ def test_what_cannot_be_loaded_is_rejected(finished_run, run):
     assert "holds no checkpoint: its run ended before it wrote one" in error_of(recurrl.load, run, "last")
 
 
+class Kept:
+    """A callback with a state."""
+
+    def on_iteration(self, metrics, policy):
+        pass
+
+    def state_dict(self):
+        return {"a": 1}
+
+    def load_state_dict(self, state):
+        pass
+
+
 def test_warnings_are_printed_where_the_program_sets_up_no_logging(tiny, tmp_path):
-    script = (
-        "import recurrl\n"
-        "class Kept:\n"
-        "    def on_iteration(self, metrics, policy): pass\n"
-        "    def state_dict(self): return {'a': 1}\n"
-        "    def load_state_dict(self, state): pass\n"
-        f"recurrl.train({[*tiny, 'total_frames=64']}, run_dir='run', callbacks=[Kept()])\n"
-        "recurrl.train('resume=run total_frames=96')\n"
-    )
+    recurrl.train(tiny, run_dir="run", callbacks=[Kept()])
+    script = "import recurrl; recurrl.train('resume=run total_frames=96')"
     done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, check=True)
     assert done.stderr.count("[WARNING] - The checkpoint has states of callbacks that this run lacks: Kept.") == 1
     assert "[INFO]" not in done.stderr

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 from disks import with_a_disk_of_its_own
 from run_files import contents, summary
-from wandb_files import history, records
 from wandb_server import synced
 
 from recurrl import checkpoint
@@ -62,7 +61,8 @@ def test_a_full_disk_is_an_error_and_loses_no_metrics(machine, tiny, tmp_path):
     assert summary(tmp_path / "run")["status"] == "completed"
     for of_upload in sorted((kept / "wandb").glob("offline-run-*"))[1:]:
         shutil.rmtree(of_upload)
-    assert [step["frames"] for step in history(records(kept))] == [32, 64]
+    [rows] = synced(kept).history.values()
+    assert [row["frames"] for row in rows] == [32, 64]
 
 
 def test_a_rejected_upload_fails_the_command_and_can_be_repeated(server, trained, upload, tmp_path):

@@ -7,13 +7,12 @@ import shutil
 import signal
 import socket
 import time
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 from rejections import error_of
 from run_files import column, ended, summary
-from wandb_server import WandbServer, synced
+from wandb_server import synced
 
 from recurrl.checkpoint import Checkpoint, files
 from recurrl.tracking import Resumed, make_trackers
@@ -109,36 +108,24 @@ def test_a_run_resumed_offline_uploads_as_one_run_with_increasing_steps(trained,
 # wandb cannot start
 
 
-@contextmanager
-def server_that(behaves):
-    """The address of a server."""
-    if behaves == "rejects the key":
-        server = WandbServer(status=401)
-        yield server.url
-        server.stop()
-    elif behaves == "is silent":
-        with socket.create_server(("127.0.0.1", 0)) as silent:
-            yield f"http://127.0.0.1:{silent.getsockname()[1]}"
-    else:
-        yield "http://127.0.0.1:9"
-
-
-SERVERS = [
-    ("is unreachable", "connection refused"),
-    ("is silent", "WANDB_INIT_TIMEOUT"),
-    ("rejects the key", "user is not logged in"),
-    ("WANDB_MODE=sometimes", "mode"),
+FAILURES = [
+    ("the server is unreachable", "connection refused"),
+    ("the server is silent", "WANDB_INIT_TIMEOUT"),
+    ("the server rejects the key", "user is not logged in"),
+    ("a wrong mode", "mode"),
 ]
 
 
-@pytest.mark.parametrize(("behaves", "reason"), SERVERS)
-def test_a_run_that_wandb_cannot_start_fails_before_training(machine, trained, tmp_path, monkeypatch, behaves, reason):
-    monkeypatch.setenv("WANDB_API_KEY", "0" * 40)
+@pytest.mark.parametrize(("failure", "reason"), FAILURES)
+def test_a_run_that_wandb_cannot_start_fails_before_training(server, trained, tmp_path, monkeypatch, failure, reason):
+    server.status = 401
     monkeypatch.setenv("WANDB_INIT_TIMEOUT", "1.5")
-    with server_that(behaves) as url:
-        monkeypatch.setenv("WANDB_BASE_URL", url)
-        if "=" in behaves:
-            monkeypatch.setenv(*behaves.split("="))
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        if failure == "a wrong mode":
+            monkeypatch.setenv("WANDB_MODE", "sometimes")
+        elif failure != "the server rejects the key":
+            port = silent.getsockname()[1] if failure == "the server is silent" else 9
+            monkeypatch.setenv("WANDB_BASE_URL", f"http://127.0.0.1:{port}")
         began = time.monotonic()
         outcome = trained("logger.mode=online")
         seconds = time.monotonic() - began

@@ -36,14 +36,6 @@ def only(all_records, kind):
     return [getattr(record, kind) for record in all_records if record.WhichOneof("record_type") == kind]
 
 
-def history(all_records):
-    """The metrics logged at each step: nested keys joined, values decoded from JSON."""
-    return [
-        {item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in step.item}
-        for step in only(all_records, "history")
-    ]
-
-
 def config_of(run):
     """The configuration in the record of a run."""
     return {item.key: json.loads(item.value_json) for item in run.config.update}

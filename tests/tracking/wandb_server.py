@@ -31,7 +31,37 @@ class Artifact:
         return json.loads(self.request["metadata"])
 
 
-class WandbServer:
+class Handler(BaseHTTPRequestHandler):
+    """Hands each request to its server, of the class below."""
+
+    protocol_version = "HTTP/1.1"
+
+    def setup(self):
+        super().setup()
+        self.server.connections.add(self.connection)
+
+    def finish(self):
+        self.server.connections.discard(self.connection)
+        super().finish()
+
+    def do_POST(self):
+        body = self.rfile.read(int(self.headers.get("content-length") or 0))
+        if self.headers.get("content-encoding") == "gzip":
+            body = gzip.decompress(body)
+        answer = json.dumps(self.server.answer(self.path, body) if self.server.status == 200 else REJECTED).encode()
+        self.send_response(self.server.status)
+        self.send_header("content-type", "application/json")
+        self.send_header("content-length", str(len(answer)))
+        self.end_headers()
+        self.wfile.write(answer)
+
+    do_GET = do_PUT = do_POST
+
+    def log_message(self, *_):
+        """Suppresses the request log."""
+
+
+class WandbServer(ThreadingHTTPServer):
     """Listens on a local port until stopped.
 
     Attributes:
@@ -39,66 +69,35 @@ class WandbServer:
         completed: exit codes reported for each run id.
         artifacts: those that were uploaded and committed, by name.
         views: workspaces that were saved.
+        connections: those that are open.
         rejection: why artifacts are rejected; empty to accept them.
+        status: of every answer; with another one than 200 every request is an error.
     """
 
-    def __init__(self, status=200):
-        """Answers every request with ``status``; anything but 200 is an error."""
+    def __init__(self):
+        super().__init__(("127.0.0.1", 0), Handler)
         self.history = defaultdict(list)
         self.completed = defaultdict(list)
         self.artifacts = {}
         self.views = []
+        self.connections = set()
         self.rejection = ""
-        self.status = status
+        self.status = 200
         self._begun = []
-        self._connections = set()
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
-        self._server.daemon_threads = True
-        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True)
-        self._thread.start()
+        threading.Thread(target=self.serve_forever, args=(0.05,), daemon=True).start()
 
     @property
     def url(self):
-        return f"http://127.0.0.1:{self._server.server_port}"
+        return f"http://127.0.0.1:{self.server_port}"
 
     def stop(self):
         """Closes the port and all connections."""
-        self._server.shutdown()
-        self._server.server_close()
-        for connection in list(self._connections):
+        self.shutdown()
+        self.server_close()
+        for connection in list(self.connections):
             connection.close()
 
-    def _handler(outer):  # noqa: N805  (the handler has its own self)
-        class Handler(BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
-
-            def setup(self):
-                super().setup()
-                outer._connections.add(self.connection)
-
-            def finish(self):
-                outer._connections.discard(self.connection)
-                super().finish()
-
-            def do_POST(self):
-                body = self.rfile.read(int(self.headers.get("content-length") or 0))
-                if self.headers.get("content-encoding") == "gzip":
-                    body = gzip.decompress(body)
-                answer = json.dumps(outer._answer(self.path, body) if outer.status == 200 else REJECTED).encode()
-                self.send_response(outer.status)
-                self.send_header("content-type", "application/json")
-                self.send_header("content-length", str(len(answer)))
-                self.end_headers()
-                self.wfile.write(answer)
-
-            do_GET = do_PUT = do_POST
-
-            def log_message(self, *_):
-                """Suppresses the request log."""
-
-        return Handler
-
-    def _answer(self, path, body):
+    def answer(self, path, body):
         if path == "/graphql":
             query = json.loads(body)
             named = re.search(r"(?:query|mutation)\s+(\w+)", query["query"])
