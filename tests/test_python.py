@@ -203,17 +203,11 @@ def test_what_cannot_be_loaded_is_rejected(finished_run, run):
     assert "holds no checkpoint: its run ended before it wrote one" in error_of(recurrl.load, run, "last")
 
 
-class Kept:
+class Kept(recurrl.Callback):
     """A callback with a state."""
-
-    def on_iteration(self, metrics, policy):
-        pass
 
     def state_dict(self):
         return {"a": 1}
-
-    def load_state_dict(self, state):
-        pass
 
 
 def test_warnings_are_printed_where_the_program_sets_up_no_logging(tiny, tmp_path):

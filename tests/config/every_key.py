@@ -10,6 +10,7 @@ import time
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import asdict, fields, is_dataclass
+from logging.handlers import BufferingHandler
 from operator import attrgetter
 from types import UnionType
 from typing import Union, get_args, get_origin
@@ -155,6 +156,7 @@ def observed(composed, run_dir, explicit=()):
             if config.resume is not None:
                 checkpoint.to_resume(config.resume, run_dir)
             with time_limit.time_limit(config.collector.timeout_s):
+                seen["limit"] = time_limit._limit.seconds
                 build.make_trainer(config, run_dir, plain(composed), summary, StopRequest(), None, explicit).fit()
         except ConfigError as error:
             return {"rejected": str(error)}
@@ -195,18 +197,9 @@ def _spy(patch, seen):
 
 @contextmanager
 def _listening(seen):
-    """Keeps what the log says of the start-up check, wandb, and the seconds of the time limit."""
-    logger, handler = logging.getLogger("recurrl"), logging.Handler()
-
-    def emit(record):
-        message = record.getMessage()
-        if message.startswith("consistency check"):
-            seen["consistency check"] = True
-        if message.startswith("wandb run"):
-            seen["wandb"] = re.findall(r"is (\w+ \(.*?\))", message)
-        seen["limit"] = time_limit._limit.seconds
-
-    handler.emit, before = emit, logger.level
+    """Keeps what the log says of the start-up check and of wandb."""
+    logger, handler = logging.getLogger("recurrl"), BufferingHandler(capacity=10**6)
+    before = logger.level
     logger.setLevel(logging.INFO)
     logger.addHandler(handler)
     try:
@@ -214,6 +207,11 @@ def _listening(seen):
     finally:
         logger.removeHandler(handler)
         logger.setLevel(before)
+    messages = [record.getMessage() for record in handler.buffer]
+    seen["consistency check"] = any(message.startswith("consistency check") for message in messages)
+    seen["wandb"] = [
+        re.findall(r"is (\w+ \(.*?\))", message) for message in messages if message.startswith("wandb run")
+    ]
 
 
 def _of_algorithm(made):

@@ -87,24 +87,6 @@ STRINGS = [option for option in OPTIONS if str in option.kinds and option.field.
 CHOICES = [option for option in STRINGS if option.meaning.choices]
 
 
-def is_list(option):
-    return "list" in str(option.field.type)
-
-
-def within(of):
-    """Numbers at the ends of a range."""
-    low = 1e-9 if of.above else of.low
-    high = 10**30 if of.high == math.inf else math.nextafter(of.high, 0) if of.below else of.high
-    return [low, high]
-
-
-def beyond(of):
-    """Numbers outside of a range, next to its ends and far away."""
-    low = of.low if of.above else of.low - 1
-    high = of.high if of.below else of.high + 1
-    return [low, high, -(10**30), *(() if of.integers else (math.nan, math.inf))]
-
-
 def test_every_option_has_a_help_text_without_a_full_stop():
     texts = {str(option): option.meaning.text for option in OPTIONS}
     assert [option for option, text in texts.items() if not text or text.endswith(".")] == []
@@ -117,13 +99,16 @@ def test_every_number_has_a_range_and_every_string_has_choices_or_there_is_a_rea
 
 @pytest.mark.parametrize("option", RANGES, ids=str)
 def test_a_number_out_of_range_is_rejected_with_the_whole_range_and_its_ends_and_null_are_accepted(option):
-    place = "[0]" if is_list(option) else ""
-    for number in beyond(option.meaning.range):
-        error = error_of(option.checked, [number] if place else number)
-        assert error == f"{option.key}{place} must be {option.meaning.range.words} (got {number})."
-    for number in within(option.meaning.range):
-        option.checked([number, number] if place else number)
-    option.checked([] if place else None)
+    of, is_list = option.meaning.range, "list" in str(option.field.type)
+    outside = [of.low if of.above else of.low - 1, of.high if of.below else of.high + 1, -(10**30)]
+    for number in outside if of.integers else [*outside, math.nan, math.inf]:
+        error = error_of(option.checked, [number] if is_list else number)
+        assert error == f"{option.key}{'[0]' if is_list else ''} must be {of.words} (got {number})."
+    lowest = 1e-9 if of.above else of.low
+    highest = 10**30 if of.high == math.inf else math.nextafter(of.high, 0) if of.below else of.high
+    for number in (lowest, highest):
+        option.checked([number, number] if is_list else number)
+    option.checked([] if is_list else None)
 
 
 @pytest.mark.parametrize("option", CHOICES, ids=str)

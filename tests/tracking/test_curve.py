@@ -15,19 +15,16 @@ TRAINING = "training (sampled actions, last 100 episodes)"
 
 @pytest.fixture
 def plot(tmp_path, monkeypatch):
-    """Plots rows, where any warning is an error, and gives the axes; with ``rendered`` also writes the file."""
+    """Plots rows into a file, where any warning is an error, and gives the axes."""
     saved, save = [], Figure.savefig
 
-    def plot(rows, rendered=False):
+    def saved_and_kept(figure, *arguments, **options):
+        saved.append(figure)
+        save(figure, *arguments, **options)
+
+    def plot(rows):
         write_rows(tmp_path / "metrics.csv", rows)
-
-        def record(figure, png, **options):
-            saved.append(figure)
-            png.touch()
-            if rendered:
-                save(figure, png, **options)
-
-        monkeypatch.setattr(Figure, "savefig", record)
+        monkeypatch.setattr(Figure, "savefig", saved_and_kept)
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             plot_learning_curve(tmp_path / "metrics.csv", tmp_path / "learning_curve.png")
@@ -57,7 +54,7 @@ def is_drawn(path):
 
 
 def test_training_returns_are_a_line_and_evaluations_points_with_bars(plot, tmp_path):
-    axes = plot([(10, {TRAIN: 1.0}), (20, {TRAIN: 2.0, EVAL: 4.0, STD: 0.5}), (30, {TRAIN: 3.0})], rendered=True)
+    axes = plot([(10, {TRAIN: 1.0}), (20, {TRAIN: 2.0, EVAL: 4.0, STD: 0.5}), (30, {TRAIN: 3.0})])
     assert training(axes) == [(10, 1.0), (20, 2.0), (30, 3.0)]
     assert evaluations(axes) == ([(20, 4.0)], [(3.5, 4.5)])
     assert (axes.get_xlabel(), axes.get_ylabel()) == ("frames (environment steps)", "episode return")
@@ -74,7 +71,7 @@ def test_iterations_without_a_value_are_skipped(plot):
 
 @pytest.mark.parametrize("spread", [{}, {STD: math.nan}])
 def test_an_evaluation_without_a_spread_is_a_point_without_a_bar(plot, spread):
-    axes = plot([(10, {EVAL: 4.0, STD: 1.0}), (20, {EVAL: 5.0, **spread})], rendered=True)
+    axes = plot([(10, {EVAL: 4.0, STD: 1.0}), (20, {EVAL: 5.0, **spread})])
     assert evaluations(axes) == ([(10, 4.0), (20, 5.0)], [(3.0, 5.0)])
 
 
@@ -83,7 +80,7 @@ WITHOUT_EPISODES = [[], [(10, {TRAIN: math.nan})], [(10, {"loss/critic": 1.0})]]
 
 @pytest.mark.parametrize("rows", WITHOUT_EPISODES, ids=["no row", "nan", "no such column"])
 def test_a_run_without_a_finished_episode_gives_labelled_axes_that_say_so(plot, tmp_path, rows):
-    axes = plot(rows, rendered=True)
+    axes = plot(rows)
     assert [text.get_text() for text in axes.texts] == ["no finished episode yet"]
     assert "frames" in axes.get_xlabel()
     assert is_drawn(tmp_path / "learning_curve.png")

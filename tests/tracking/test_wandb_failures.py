@@ -26,8 +26,7 @@ def online(logger_options):
 
 def trackers_of(options, run_dir, resumed=None):
     run_dir.mkdir(exist_ok=True)
-    settings = {"seed": 0, "resume": None if resumed is None else str(run_dir)}
-    return make_trackers(options, run_dir, settings, resumed)
+    return make_trackers(options, run_dir, {"seed": 0}, resumed)
 
 
 def log(trackers, *frames):
