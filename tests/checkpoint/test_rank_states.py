@@ -38,17 +38,14 @@ class Part:
         self.state = state
 
 
-def settings(changed=None):
-    return {"seed": 0, **{option: "now" if option == changed else "before" for option in OPTIONS}}
-
-
 def restored(run_dir, changed):
     """The states that each part has on this rank after a resume with a changed option."""
     saved = {name: Part() for name in (*rank_states.OWN, "algorithm")}
-    path = checkpoint.save(run_dir, 32, {}, {**saved, "policy": nn.Module()}, settings=settings())
+    settings = {"seed": 0, **dict.fromkeys(OPTIONS, "before")}
+    path = checkpoint.save(run_dir, 32, {}, {**saved, "policy": nn.Module()}, settings=settings)
     parts = {name: Part() for name in saved}
     if world().rank == 0:
-        checkpoint.Checkpoint(path).load(parts, settings(changed))
+        checkpoint.Checkpoint(path).load(parts, settings | {changed: "now"})
     else:
         rank_states.share(parts)
     return {name: part.state for name, part in parts.items()}

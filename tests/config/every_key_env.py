@@ -9,22 +9,21 @@ from counting_env import Counting
 from gymnasium import spaces
 
 IMAGE, VECTOR = spaces.Box(0, 255, (36, 36, 1), np.uint8), spaces.Box(-2.0, 2.0, (4,))
-OBSERVATIONS = {
-    "index": spaces.Discrete(5),
-    "dict": spaces.Dict({"image": IMAGE, "vector": VECTOR, "bits": spaces.MultiBinary(3)}),
+KINDS = {
+    "index": (spaces.Discrete(5), spaces.Box(-1.0, 1.0, (2,))),
+    "dict": (
+        spaces.Dict({"image": IMAGE, "vector": VECTOR, "bits": spaces.MultiBinary(3)}),
+        spaces.Dict({"gate": spaces.Discrete(2), "force": spaces.Box(-1.0, 1.0, (1,))}),
+    ),
 }
-ACTIONS = {
-    "bounded": spaces.Box(-1.0, 1.0, (2,)),
-    "dict": spaces.Dict({"gate": spaces.Discrete(2), "force": spaces.Box(-1.0, 1.0, (1,))}),
-}
+"""What environments see and do."""
 
 
 class Kind(Counting):
     """Random observations; episodes of different lengths, and in some of them no reward at all.
 
     Args:
-        sees: the kind of observation.
-        does: the kind of action.
+        kind: of observations and actions, of :data:`KINDS`.
         length: of the longest episodes.
         fails: raises at the third step of an episode, in two of a run's environments: not in those that checks make
             before and after them.
@@ -35,8 +34,8 @@ class Kind(Counting):
 
     made = 0
 
-    def __init__(self, sees="dict", does="dict", length=6, fails=False):
-        self.observation_space, self.action_space = deepcopy(OBSERVATIONS[sees]), ACTIONS[does]
+    def __init__(self, kind="dict", length=6, fails=False):
+        self.observation_space, self.action_space = deepcopy(KINDS[kind])
         Kind.made += 1
         self.longest, self.fails = length, fails and Kind.made in (4, 5)
 
@@ -55,7 +54,7 @@ class Kind(Counting):
 
 
 def teacher(seen):
-    """The same action for whatever is seen: of a memory task, and of what sees and does ``dict``, or ``index``."""
+    """The same action for whatever is seen: of a memory task, and of each of :data:`KINDS`."""
     observed, one = seen["observation"], torch.ones
     if "hidden" in seen:
         return one(len(observed), dtype=torch.long)

@@ -72,8 +72,7 @@ def test_an_unknown_choice_is_rejected_with_those_that_exist(rejected, group):
     assert error.startswith(f"{group}=nonesuch does not exist. ")
     listed = error.partition("Choose one of: ")[2].rstrip(".").split(", ")
     assert {path.stem for path in (CONFIGS / group).glob("*.yaml")} <= set(listed)
-    own = "or package.module:Name for a custom one"
-    assert (own in listed) == (group not in PRESETS)
+    assert ("or package.module:Name for a custom one" in listed) == (group not in PRESETS)
 
 
 def test_the_nearest_choice_is_suggested(rejected):

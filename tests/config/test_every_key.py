@@ -8,6 +8,7 @@ from itertools import combinations, product
 
 import pytest
 from every_key import EVENTS, SLOW, TINY, changed, keys, levels, observed, others
+from every_key_env import KINDS
 from omegaconf import OmegaConf
 from slow_cases import slow
 
@@ -20,9 +21,6 @@ from recurrl.runs.overrides import compose, text_of
 from recurrl.validation import check_config
 
 SHOWN, REJECTED, ALONE, SILENT = "shown", "rejected", "the only choice", "silent"
-
-SPACES = [("dict", "dict"), ("index", "bounded")]
-"""What environments see and do."""
 
 
 class Trial:
@@ -73,10 +71,8 @@ def in_every_pair(compose, folder):
     """Configurations that together have every legal pair of choices, with some of the other values drawn at random."""
     drawn = random.Random(0)
     own = ("env=gym", "env.id=Kind-v0", "env.packages=[every_key_env]")
-    made = {
-        f"{sees} {does}": compose(*TINY, *own, f"+env.kwargs.sees={sees}", f"+env.kwargs.does={does}")
-        for sees, does in SPACES
-    } | {"memory": compose(*TINY, "env=repeat_previous_torch")}
+    made = {kind: compose(*TINY, *own, f"+env.kwargs.kind={kind}") for kind in KINDS}
+    made["memory"] = compose(*TINY, "env=repeat_previous_torch")
     varied = ("cell", "backend", "algorithm", "buffer")
     usual_names = {group: default_name(group) for group in varied} | {"recompute": "none", "precision": "auto"}
     groups = {"env": list(made)}

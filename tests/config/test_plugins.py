@@ -81,7 +81,6 @@ UNUSABLE = [
     ("own_package.unfinished:Cell", "importing own_package.unfinished fails with SyntaxError: "),
     ("own_package.needy:Cell", " needs the module nonesuch_package, which is not installed. Install it."),
     ("own_package.circular:Cell", "importing own_package.circular fails with ImportError: cannot import name"),
-    ("own_package.value:Cell", "importing own_package.value fails with ValueError: no."),
     ("own_package.nameless:Cell", "importing own_package.nameless fails with ModuleNotFoundError: buy it."),
     ("own_package.elman:without", "its options (got no annotation). examples/extending"),
     ("own_package.elman:nothing", "its options (got no annotation)."),
@@ -100,7 +99,6 @@ def test_what_cannot_be_used_is_rejected_with_the_reason(package, name, reason):
     package("unfinished", "def make(")
     package("needy", "import nonesuch_package")
     package("circular", "from own_package.elman import Nonesuch")
-    package("value", "raise ValueError('no')")
     package("nameless", "raise ModuleNotFoundError('buy it')")
     error = error_of(options_class, "cell", name)
     assert error.startswith(f"cell={name}")

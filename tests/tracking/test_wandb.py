@@ -1,5 +1,6 @@
 """What wandb records of runs, and the mode that it gets."""
 
+import json
 import math
 import os
 import re
@@ -14,9 +15,9 @@ import pytest
 import wandb
 from rejections import error_of
 from run_files import metrics, settings
-from wandb_files import config_of, only, records
 from wandb_server import synced, without_a_login
 
+from recurrl.config.keys import flat
 from recurrl.tracking.wandb import choose_mode, make
 
 
@@ -26,19 +27,21 @@ def test_each_job_of_a_sweep_is_a_run_of_one_group_with_every_setting_and_every_
     ids = set()
     for job, cell in enumerate(("gru", "lstm")):
         run_dir = tmp_path / "sweep" / str(job)
-        recorded = records(run_dir)
-        [run] = only(recorded, "run")
-        ids.add(run.run_id)
-        assert (run.project, run.run_group) == ("recurrl", f"{tmp_path.name}/sweep")
-        assert (run.display_name, list(run.tags)) == (f"sweep/{job}", ["cartpole_no_velocity", cell, "ppo"])
-        assert {key: value for key, value in config_of(run).items() if key != "_wandb"} == settings(run_dir)
-        assert [ended.exit_code for ended in only(recorded, "exit")] == [0]
-        assert [of.step_metric for of in only(recorded, "metric") if of.glob_name == "*"] == ["frames"]
+        server = synced(run_dir)
+        [(run_id, run)] = server.runs.items()
+        ids.add(run_id)
+        named = (run["project"], run["groupName"], run["displayName"])
+        assert named == ("recurrl", f"{tmp_path.name}/sweep", f"sweep/{job}")
+        assert run["tags"] == ["cartpole_no_velocity", cell, "ppo"]
+        config = {key: of["value"] for key, of in json.loads(run["config"]).items()}
+        axis, others = config.pop("_wandb")["m"]
+        assert (axis["1"], others["2"], others["5"]) == ("frames", "*", 1)  # all others are over the first
+        assert flat(config) == flat(settings(run_dir))  # the server gets no empty mappings
+        assert server.completed[run_id] == [0]
         rows = [{name: float(cell) for name, cell in row.items() if cell} for row in metrics(run_dir)]
-        [history_of] = synced(run_dir).history.values()
-        uploaded = [{name: float(row[name]) for name in row if not name.startswith("_")} for row in history_of]
+        history = [{name: float(row[name]) for name in row if name[0] != "_"} for row in server.history[run_id]]
         # As text, which has all digits of a number, and in which NaN equals itself.
-        assert [repr(sorted(row.items())) for row in uploaded] == [repr(sorted(row.items())) for row in rows]
+        assert [repr(sorted(row.items())) for row in history] == [repr(sorted(row.items())) for row in rows]
         assert {"loss/critic", "train/return_mean", "eval/return_mean", "time/frames_per_s"} <= rows[-1].keys()
         assert any(math.isnan(value) for row in rows for value in row.values())
     assert len(ids) == 2
@@ -130,5 +133,5 @@ def test_a_run_gets_the_name_in_the_environment(machine, logger_options, tmp_pat
     tracker.log(8, {"loss/critic": 1.0})
     tracker.close()
     wandb.teardown()  # waits until everything is written
-    [run] = only(records(tmp_path), "run")
-    assert run.display_name == "mine"
+    [run] = synced(tmp_path).runs.values()
+    assert run["displayName"] == "mine"

@@ -1,5 +1,6 @@
 """``recurrl-upload``: the best checkpoint of a run and other files as artifacts of its wandb run."""
 
+import json
 import shlex
 import shutil
 import subprocess
@@ -40,7 +41,7 @@ def test_the_best_checkpoint_and_other_files_of_a_run_offline_wait_for_wandb_syn
     assert sent == {f"{kind}-{run_id}": files for kind, files in expected.items()}
     artifact = server.artifacts[f"checkpoint-{run_id}"]
     assert (artifact.request["artifactTypeName"], artifact.request["runName"]) == ("checkpoint", run_id)
-    assert artifact.metadata == described
+    assert json.loads(artifact.request["metadata"]) == described
     assert {"frames", "eval/return_mean", "version", "sha256"} <= described.keys()
 
 

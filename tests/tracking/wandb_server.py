@@ -26,10 +26,6 @@ class Artifact:
     request: dict
     files: dict[str, bytes] = field(default_factory=dict)
 
-    @property
-    def metadata(self):
-        return json.loads(self.request["metadata"])
-
 
 class Handler(BaseHTTPRequestHandler):
     """Hands each request to its server, of the class below."""
@@ -65,6 +61,7 @@ class WandbServer(ThreadingHTTPServer):
     """Listens on a local port until stopped.
 
     Attributes:
+        runs: what was sent about each run id besides: its project, names, group, tags and configuration.
         history: rows logged for each run id, in order of arrival.
         completed: exit codes reported for each run id.
         artifacts: those that were uploaded and committed, by name.
@@ -76,6 +73,7 @@ class WandbServer(ThreadingHTTPServer):
 
     def __init__(self):
         super().__init__(("127.0.0.1", 0), Handler)
+        self.runs = defaultdict(dict)
         self.history = defaultdict(list)
         self.completed = defaultdict(list)
         self.artifacts = {}
@@ -135,6 +133,7 @@ class WandbServer(ThreadingHTTPServer):
 
     def _UpsertBucket(self, query):
         self.history[query["name"]]
+        self.runs[query["name"]] |= {key: value for key, value in query.items() if value is not None}
         project = {"id": "project", "name": query.get("project") or "p", "entity": {"id": "entity", "name": "me"}}
         bucket = {"id": "bucket", "name": query["name"], "displayName": query.get("displayName"), "project": project}
         return {"upsertBucket": {"bucket": {**bucket, "historyLineCount": None}, "inserted": True}}
