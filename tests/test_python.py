@@ -132,9 +132,8 @@ def test_a_callback_sees_each_iteration_and_does_not_change_the_run(tiny):
 
 @pytest.mark.parametrize("which", ["best", "last"])
 def test_a_loaded_policy_plays_as_its_evaluation_does(finished_run, which):
-    agent = recurrl.load(finished_run, which)
     expected = open_run(finished_run, which).evaluate(episodes=1, seed=4)["kept"]
-    assert agent.evaluate(episodes=1, seed=4) == expected
+    assert recurrl.load(finished_run, which).evaluate(episodes=1, seed=4) == expected
 
 
 def test_a_run_of_another_device_can_be_loaded(finished_run, run):
@@ -196,8 +195,7 @@ def test_what_cannot_be_loaded_is_rejected(finished_run, run):
     assert "Use best or last" in error_of(recurrl.load, finished_run, "newest")
     for path in run.glob("checkpoints/*"):
         resealed(path, lambda manifest: manifest.update(evaluation=None))
-    without = "holds no evaluated checkpoint: its run has not reached an evaluation"
-    assert without in error_of(recurrl.load, run)
+    assert "holds no evaluated checkpoint: its run has not reached an evaluation" in error_of(recurrl.load, run)
     recurrl.load(run, "last")
     shutil.rmtree(run / "checkpoints")
     assert "holds no checkpoint: its run ended before it wrote one" in error_of(recurrl.load, run, "last")

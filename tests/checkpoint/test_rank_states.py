@@ -52,8 +52,7 @@ def restored(run_dir, changed):
 
 
 def check_restored(states, rank, keeps_episodes):
-    own = {"of rank": rank}
-    expected = {**dict.fromkeys(rank_states.OWN, own), "algorithm": {"of rank": 0}}
+    expected = {**{name: {"of rank": rank} for name in rank_states.OWN}, "algorithm": {"of rank": 0}}
     assert states == expected | ({} if keeps_episodes else {rank_states.EPISODES: {}})
 
 

@@ -58,14 +58,12 @@ def test_a_required_key_is_answered_with_the_default_choice_of_its_group(rejecti
 # Values of the wrong type
 
 
-OF_DEFAULTS = keys_of(chosen={"algorithm": PPOConfig, "encoder": MLPConfig})
+OF_DEFAULTS = keys_of(chosen={"algorithm": PPOConfig, "encoder": MLPConfig}).keys() - {"env.source"}  # looked up first
 PAGE = (Path(__file__).parents[2] / "docs" / "configuration.md").read_text(encoding="utf-8")
 ROWS = re.findall(r"^\| `([\w.]+)` \| .*? \| (.*?) \| .* \|$", PAGE, re.MULTILINE)
 WORDS = {
     key: f"one of {values.replace('`', '')}" if "`" in values else values for key, values in ROWS if key in OF_DEFAULTS
 }
-del WORDS["env.source"]  # which is looked up first
-
 """What the page of keys says that each key takes."""
 
 WRONG = (
