@@ -15,47 +15,35 @@ from collected import fresh_policy
 from rejections import error_of
 from run_files import metrics, summary, whole_and_resumed
 from tasks import ACTIONS, CUE, MASKED, OBSERVATIONS, PREVIOUS
+from tensordict import is_tensor_collection
 
 import recurrl
 from recurrl.agent import Agent
 from recurrl.build import make_policy_for
 from recurrl.config import PretrainConfig
+from recurrl.config.keys import flat
 from recurrl.errors import ConfigError
 from recurrl.evaluation import evaluate
 from recurrl.pretraining import _in_rows, pretrain, read_episodes
 
 
-def arrays_of(values, name):
-    """Recorded values as arrays, one for each entry of a dict."""
-    if not isinstance(values[0], dict):
-        return {name: np.array(values)}
-    arrays = {}
-    for key in values[0]:
-        arrays |= arrays_of([value[key] for value in values], f"{name}.{key}")
-    return arrays
-
-
-def record(agent, folder, episodes, last=False, seed=0):
-    """Records an agent's episodes; ``last``: with the observation after the last step."""
-    env = agent.make_env()
-    folder.mkdir(parents=True, exist_ok=True)
+def record(agent, folder, episodes):
+    """Records an agent's episodes."""
+    env, added = agent.make_env(), agent.step.interface.added
+    folder.mkdir(exist_ok=True)
     for episode in range(episodes):
-        observation, info = env.reset(seed=seed + episode)
-        state, over, reward = agent.initial_state(), False, 0.0
-        seen, done, rewards, masks = [], [], [], []
+        observation, info = env.reset(seed=episode)
+        state, over, reward, steps = agent.initial_state(), False, 0.0, []
         while not over:
-            added = agent.step.interface.added
-            passed = {"reward": reward} if "previous_reward" in added else {}
-            passed |= {"action_mask": info["action_mask"]} if "action_mask" in added else {}
+            before = {"previous_reward": reward, "action_mask": info.get("action_mask", 0)}
+            passed = {name.removeprefix("previous_"): before[name] for name in added}
             action, state = agent.act(observation, state, **passed)
-            seen.append(observation)
-            masks.append(info.get("action_mask", 0))
+            seen = {"observations": observation, "actions": action, "action_masks": before["action_mask"]}
             observation, reward, terminated, truncated, info = env.step(action)
-            done.append(action)
-            rewards.append(reward)
+            steps.append(flat(seen) | {"rewards": reward})
             over = terminated or truncated
-        arrays = arrays_of(seen + [observation] * last, "observations") | arrays_of(done, "actions")
-        np.savez_compressed(folder / f"{episode:04d}.npz", **arrays, rewards=rewards, action_masks=masks)
+        arrays = {name: [step[name] for step in steps] for name in steps[0]}
+        np.savez_compressed(folder / f"{episode:04d}.npz", **arrays)
 
 
 def options(folder, epochs=1):
@@ -74,7 +62,7 @@ KINDS = [
 def test_what_is_read_is_what_the_policy_saw_and_did(env_id, kwargs, overrides, agent_of, tmp_path):
     from_info = ("env.action_mask_from_info=true",) if kwargs.get("mask_in") == "info" else ()
     agent, config = agent_of(env_id, *overrides, *from_info, **kwargs)
-    record(agent, tmp_path, episodes=3, last=True)
+    record(agent, tmp_path, episodes=3)
     episodes = read_episodes(tmp_path, agent.policy, config.env)
     assert len(episodes) == 3
     for episode in episodes:
@@ -82,31 +70,12 @@ def test_what_is_read_is_what_the_policy_saw_and_did(env_id, kwargs, overrides, 
         shapes = agent.policy.trunk.state_shapes
         state = {key: torch.zeros(1, episode.numel(), *shape) for key, shape in shapes.items()}
         state |= {key: whole[key] for key in set(agent.policy.input_keys) - set(shapes)}
-        features, _ = agent.policy.trunk.run(whole["observation"], state, whole["is_init"], sequence=True)
-        distribution = agent.policy.actor_head(features, whole["observation"])
+        distribution = agent.policy.sequence(whole["observation"], state, whole["is_init"]).distribution
         chosen = getattr(distribution, "deterministic_sample", distribution.mode)
-        pairs = [(chosen, whole["action"])]
-        if not isinstance(chosen, torch.Tensor):
-            pairs = [(chosen[key], whole["action"][key]) for key in chosen.keys(True, True)]
-        for ours, theirs in pairs:
-            # The environment clipped what lay beyond its bounds.
-            clipped = ours.clamp(-1, 1) if kwargs.get("action") == "bounded" else ours
-            torch.testing.assert_close(theirs.to(clipped.dtype), clipped, rtol=1e-4, atol=1e-4)
-
-
-def test_actions_that_their_mask_forbids_are_rejected(agent_of, tmp_path):
-    from_info = ("env.action_mask_from_info=true",)
-    agent, config = agent_of(MASKED, *from_info, mask_in="info", action="discrete")
-    record(agent, tmp_path, episodes=3)
-    for file in tmp_path.iterdir():
-        arrays = dict(np.load(file))
-        arrays["action_masks"][range(len(arrays["actions"])), arrays["actions"]] = 0
-        np.savez(file, **arrays)
-    error = error_of(read_episodes, tmp_path, agent.policy, config.env)
-    assert error.endswith(
-        "0000.npz is not an episode of recurrl-test/Masked-v0: a mask forbids the action that was "
-        "taken. See docs/pretraining.md."
-    )
+        if kwargs.get("action") == "bounded":
+            chosen = chosen.clamp(-1, 1)  # as the environment did
+        taken, chosen = (each.to_dict() if is_tensor_collection(each) else each for each in (whole["action"], chosen))
+        torch.testing.assert_close(taken, chosen, rtol=1e-4, atol=1e-4, check_dtype=False)
 
 
 def test_rows_hold_every_step_once_from_the_beginnings_of_episodes(agent_of, tmp_path):
@@ -122,12 +91,17 @@ def test_rows_hold_every_step_once_from_the_beginnings_of_episodes(agent_of, tmp
     assert int(rows["is_init"][rows["recorded"]].sum()) == 7
 
 
-@pytest.mark.parametrize("cell", ["gru", "lstm", "none"])
-@pytest.mark.parametrize("env", [("CartPole-v1", "env.mask=[1,3]"), ("Pendulum-v1", "env.max_episode_steps=20")])
-def test_a_policy_learns_what_was_done(cell, env, agent_of, tmp_path):
-    expert, config = agent_of(env[0], env[1])
+TASKS = [
+    *((cell, "CartPole-v1", "env.mask=[1,3]") for cell in ("lstm", "none")),
+    ("gru", "Pendulum-v1", "env.max_episode_steps=20"),
+]
+
+
+@pytest.mark.parametrize(("cell", "env_id", "override"), TASKS)
+def test_a_policy_learns_what_was_done(cell, env_id, override, agent_of, tmp_path):
+    expert, _ = agent_of(env_id, override)
     record(expert, tmp_path, episodes=4)
-    _, config = agent_of(env[0], env[1], f"cell={cell}", "algorithm.critic=feedforward")
+    _, config = agent_of(env_id, override, f"cell={cell}", "algorithm.critic=feedforward")
     policy = make_policy_for(config)
     before = {name: value.clone() for name, value in policy.state_dict().items()}
     first = pretrain(policy, config.env, options(tmp_path), 2e-3, 8, 4)
@@ -156,8 +130,7 @@ def test_states_are_carried_from_slice_to_slice(cell, learns, small, tmp_path):
 
 
 def test_a_critic_that_sees_more_is_left_alone(small, tmp_path):
-    shown = ("env=cartpole_no_velocity", "algorithm.critic=feedforward", "algorithm.critic_observation=[hidden]")
-    config = small(*shown)
+    config = small("algorithm.critic=feedforward", "algorithm.critic_observation=[hidden]")
     policy = make_policy_for(config)
     record(Agent(policy, config.env), tmp_path, episodes=2)
     pretrain(policy, config.env, options(tmp_path), 2e-3, 8, 4)
@@ -178,47 +151,24 @@ def test_a_fresh_policy_imitates_an_expert_of_the_default_run(compose, tmp_path)
     assert np.mean(evaluate(config.env, policy, 20, seed=1)) >= 450
 
 
-def test_the_example_of_the_page_records_what_is_read(finished_run, small, tmp_path, in_tmp_path):
-    page = (Path(__file__).parent.parent / "docs" / "pretraining.md").read_text(encoding="utf-8")
+def test_a_run_imitates_what_the_page_records_once_and_when_resumed_equals_an_uninterrupted_one(
+    train, tiny, finished_run, tmp_path, in_tmp_path
+):
+    page = (Path(__file__).parents[1] / "docs" / "pretraining.md").read_text(encoding="utf-8")
     (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
-    exec(code.replace("outputs/mine", str(finished_run)).replace("range(20)", "range(2)"), {})
-    config = small()
-    episodes = read_episodes(tmp_path / "episodes", make_policy_for(config), config.env)
-    assert [bool(episode["is_init"][0]) for episode in episodes] == [True, True]
-
-
-# Runs
-
-
-@pytest.fixture(scope="module")
-def folder(small, tmp_path_factory):
-    """Episodes of CartPole with its velocities hidden."""
-    folder = tmp_path_factory.mktemp("recorded") / "episodes"
-    config = small()
-    record(Agent(fresh_policy(config), config.env), folder, episodes=3)
-    return folder
-
-
-def test_a_run_says_what_it_learned_before_its_first_frame(recurrl_train, tiny, folder):
-    arguments = (*tiny, f"pretrain.folder={folder}", "pretrain.epochs=2", "hydra.run.dir=run")
-    cwd = folder.parent
-    outcome = recurrl_train(*arguments, "total_frames=32", cwd=cwd).succeeded()
-    assert "in 3 episodes of " in outcome.out
-    assert "pretraining: epoch 2 of 2: log likelihood -0." in outcome.out
-    likelihood = summary(cwd / "run")["pretrain_log_likelihood"]
-    assert -1 < likelihood < 0
-    assert [row["frames"] for row in metrics(cwd / "run")] == ["32"]
-    resumed = recurrl_train("resume=run", "total_frames=64", cwd=cwd).succeeded()
+    exec(code.replace("outputs/mine", str(finished_run)).replace("range(20)", "range(3)"), {})
+    task = (*tiny, "pretrain.folder=episodes", "pretrain.epochs=2", "checkpoint.every_frames=32")
+    whole, resumed = whole_and_resumed(train, tmp_path, 32, *task)
+    assert "in 3 episodes of " in whole.out
+    assert "pretraining: epoch 2 of 2: log likelihood -0." in whole.out
     assert "pretraining" not in resumed.out
-    assert summary(cwd / "run")["pretrain_log_likelihood"] == likelihood
-    changed = recurrl_train("resume=run", "total_frames=96", "pretrain.epochs=3", cwd=cwd)
+    assert [row["frames"] for row in metrics(tmp_path / "whole")] == ["32", "64"]
+    likelihood = summary(tmp_path / "whole")["pretrain_log_likelihood"]
+    assert -1 < likelihood < 0
+    train("resume=whole", "total_frames=96").succeeded()
+    assert summary(tmp_path / "whole")["pretrain_log_likelihood"] == likelihood
+    changed = train("resume=whole", "total_frames=128", "pretrain.epochs=3")
     assert changed.error.startswith("pretrain.epochs=3 has no effect in a resumed run, where it was 2")
-
-
-def test_a_pretrained_run_that_is_resumed_equals_an_uninterrupted_one(recurrl_train, tiny, folder):
-    train = partial(recurrl_train, cwd=folder.parent)
-    task = ("pretrain.folder=episodes", "pretrain.epochs=2", "checkpoint.every_frames=32")
-    whole_and_resumed(train, folder.parent, 32, *tiny, *task)
 
 
 # What is rejected
@@ -239,36 +189,41 @@ WRONG = {
     "another action": ({"actions": np.full(STEPS, 2)}, "actions must hold integers from 0 to 1 (got "),
     "a negative action": ({"actions": np.full(STEPS, -1)}, "actions must hold integers from 0 to 1 (got "),
     "actions in rows": ({"actions": np.zeros((5, 1), int)}, "actions must have the shape (5,) (got (5, 1))"),
+    "a reward before the first step": (
+        {"rewards": np.zeros(STEPS + 1)},
+        "rewards must have the shape (5,) (got (6,))",
+        "env.previous_reward=true",
+    ),
+    "actions that their mask forbids": (
+        {"observations": np.zeros((STEPS, 2)), "action_masks": [[0, 1, 1, 1, 1, 1]] * STEPS},
+        "a mask forbids the action that was taken. See docs/pretraining.md.",
+        *("env=gym", "env.packages=[tasks]", f"env.id={MASKED}", "env.action_mask_from_info=true"),
+        *("env.kwargs.mask_in=info", "env.kwargs.action=discrete"),
+    ),
 }
 
 
-@pytest.mark.parametrize(("changes", "message"), WRONG.values(), ids=WRONG)
-def test_an_episode_of_something_else_is_rejected(changes, message, small, tmp_path):
-    config = small()
+@pytest.mark.parametrize("kind", WRONG)
+def test_an_episode_of_something_else_is_rejected(kind, small, tmp_path):
+    changes, message, *overrides = WRONG[kind]
+    config = small(*overrides)
     arrays = {name: value for name, value in {**GOOD, **changes}.items() if value is not None}
     np.savez(tmp_path / "one.npz", **arrays)
     error = error_of(read_episodes, tmp_path, make_policy_for(config), config.env)
-    assert f"{tmp_path / 'one.npz'} is not an episode of CartPole-v1" in error
+    assert f"{tmp_path / 'one.npz'} is not an episode of {config.env.id}" in error
     assert message in error
-
-
-def test_a_reward_before_the_first_step_is_rejected(small, tmp_path):
-    config = small("env.previous_reward=true")
-    np.savez(tmp_path / "one.npz", **GOOD, rewards=np.zeros(STEPS + 1))
-    error = error_of(read_episodes, tmp_path, make_policy_for(config), config.env)
-    assert "rewards must have the shape (5,) (got (6,))" in error
 
 
 def test_actions_in_units_of_the_policy_are_not_those_of_the_environment(small, tmp_path):
     config = small("env=gym", "env.id=Pendulum-v1")
-    policy = make_policy_for(config)
-    seen = np.zeros((STEPS, 3), np.float32)
+    read = partial(read_episodes, tmp_path, make_policy_for(config), config.env)
+    seen = np.zeros((STEPS + 1, 3), np.float32)  # with the one after the last step
     np.savez(tmp_path / "one.npz", observations=seen, actions=np.full((STEPS, 1), 2.0, np.float32))
-    (episode,) = read_episodes(tmp_path, policy, config.env)
-    assert episode["action"].eq(1).all()  # the upper bound
+    (episode,) = read()
+    assert episode["action"].eq(torch.ones(STEPS, 1)).all()  # the upper bound
+    assert episode["observation"].shape == (STEPS, 3)
     np.savez(tmp_path / "one.npz", observations=seen, actions=np.full((STEPS, 1), 2.1, np.float32))
-    with pytest.raises(ConfigError, match=r"actions lies outside .* record actions as the environment takes them"):
-        read_episodes(tmp_path, policy, config.env)
+    assert re.search(r"actions lies outside .* record actions as the environment takes them", error_of(read))
 
 
 def test_hostile_files_are_rejected_and_run_no_code(small, tmp_path):
@@ -305,5 +260,4 @@ def test_a_folder_without_episodes_is_rejected(small, tmp_path):
     config = small()
     os.mkfifo(tmp_path / "pipe.npz")  # nobody would ever write to it
     for path, what in ((tmp_path, "holds no .npz files"), (tmp_path / "nowhere", "is not a folder")):
-        with pytest.raises(ConfigError, match=what):
-            read_episodes(path, make_policy_for(config), config.env)
+        assert what in error_of(read_episodes, path, make_policy_for(config), config.env)

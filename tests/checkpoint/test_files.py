@@ -7,6 +7,7 @@ import random
 import re
 import shutil
 from functools import partial
+from itertools import count
 from pathlib import Path
 
 import numpy as np
@@ -31,10 +32,6 @@ def write(path, metadata, **modules):
     files.write(path, {name: each.state_dict() for name, each in modules.items()}, metadata)
 
 
-def contents(path):
-    return sorted(file for file in path.rglob("*") if file.is_file())
-
-
 @pytest.fixture
 def written(tmp_path):
     path = tmp_path / "checkpoints" / "frames_32"
@@ -57,7 +54,7 @@ rejection = partial(error_of, files.manifest)
 
 
 def test_what_was_written_is_read_back(written):
-    assert [file.name for file in contents(written)] == NAMES
+    assert sorted(file.name for file in written.iterdir()) == NAMES
     check_loads(written, policy=1, critic=2)
     check_loads(written, critic=2)
     assert str(files.manifest(written)[::2]) == str(({"frames": 32}, EVALUATION))
@@ -69,32 +66,23 @@ def test_a_checkpoint_that_is_there_already_is_replaced(written):
     assert [path.name for path in written.parent.iterdir()] == [written.name]
 
 
-def test_a_write_that_fails_leaves_the_checkpoint_before_and_nothing_else(written, monkeypatch):
-    save = files._save
+@pytest.mark.parametrize("failing", range(8))
+def test_a_write_that_fails_anywhere_leaves_the_checkpoint_before_and_nothing_else(written, monkeypatch, failing):
+    steps = count()
 
-    def full(state, path):
-        save(state, path)
-        if "critic" in path.name:
-            raise OSError(28, "No space left on device")
+    def failing_at_its_turn(step):
+        def taken(*arguments):
+            if next(steps) == failing:
+                raise OSError(28, "No space left on device")
+            return step(*arguments)
 
-    monkeypatch.setattr(files, "_save", full)
-    with pytest.raises(OSError, match="No space left"):
-        write(written, {"frames": 33}, policy=module(7), critic=module(8))
-    assert [path.name for path in written.parent.iterdir()] == [written.name]
-    assert files.manifest(written).metadata == {"frames": 32}
+        return taken
 
-
-def test_a_checkpoint_that_cannot_get_its_name_leaves_the_one_before(written, monkeypatch):
-    replace = Path.replace
-
-    def stale(path, target):
-        if target == written and not (path / "state-critic.pt").exists():
-            raise OSError(116, "Stale file handle")
-        return replace(path, target)
-
-    monkeypatch.setattr(Path, "replace", stale)
-    with pytest.raises(OSError, match="Stale"):
-        write(written, {"frames": 33}, policy=module(7))
+    # Two states are written; these, the manifest and the folder synced; and two folders get other names.
+    for owner, name in ((files, "_save"), (files, "sync"), (Path, "replace")):
+        monkeypatch.setattr(owner, name, failing_at_its_turn(getattr(owner, name)))
+    new = {"policy": module(7), "critic": module(8)}
+    assert "No space left" in error_of(write, written, {"frames": 33}, **new, kind=OSError)
     assert [path.name for path in written.parent.iterdir()] == [written.name]
     assert files.manifest(written).metadata == {"frames": 32}
 
@@ -170,14 +158,11 @@ def test_200_damaged_checkpoints_are_rejected(written, tmp_path):
     rng = random.Random(0)
     for case in range(200):
         damaged = shutil.copytree(written, tmp_path / "damaged" / f"frames_{case}")
-        file = rng.choice(contents(damaged))
-        data = bytearray(file.read_bytes())
-        place = rng.randrange(len(data))
-        if case % 2:
-            data[place] ^= 1 << rng.randrange(8)
-        else:
-            del data[place:]
-        file.write_bytes(data)
+        file = damaged / rng.choice(NAMES)
+        whole = file.read_bytes()
+        place = rng.randrange(len(whole))
+        flipped = bytes([whole[place] ^ 1 << rng.randrange(8)]) + whole[place + 1 :]
+        file.write_bytes(whole[:place] + (flipped if case % 2 else b""))
         message = rejection(damaged)
         assert message.startswith(f"The checkpoint {damaged} is damaged: "), file
         assert "Nothing of it was loaded." in message
@@ -258,19 +243,19 @@ def test_foreign_files_in_a_checkpoint_are_not_damage_loaded_or_removed(written,
     assert list(written.parent.glob(".*")) == []
 
 
-@pytest.mark.parametrize("kind", ["folder", "link", "file"])
+NO_CHECKPOINTS = {
+    "folder": lambda path: (path / "videos").mkdir(parents=True),
+    "link": lambda path: path.symlink_to(path.with_name("frames_32")),
+    "file": Path.touch,
+}
+
+
+@pytest.mark.parametrize("kind", NO_CHECKPOINTS)
 def test_what_is_not_a_checkpoint_is_neither_replaced_nor_removed_nor_listed(written, kind):
-    path = written.parent / "frames_64"
-    if kind == "folder":
-        path.mkdir()
-        (path / "video.mp4").touch()
-    elif kind == "link":
-        path.symlink_to(written)
-    else:
-        path.touch()
+    path = written.with_name("frames_64")
+    NO_CHECKPOINTS[kind](path)
     before = unchanging(path)
-    with pytest.raises(FileExistsError, match="not a checkpoint"):
-        write(path, {}, policy=module())
+    assert "not a checkpoint" in error_of(write, path, {}, policy=module(), kind=FileExistsError)
     files.remove(path)
     assert unchanging(path) == before
     # A link to a checkpoint can be loaded, and stays where it is.
@@ -319,5 +304,4 @@ def test_a_state_of_other_shapes_is_named_in_one_line(written):
 
 def test_a_run_directory_that_was_deleted_is_not_made_again(written):
     shutil.rmtree(written.parents[1])
-    with pytest.raises(FileNotFoundError):
-        write(written, {"frames": 32}, policy=module(1))
+    assert written.parent.name in error_of(write, written, {"frames": 32}, policy=module(1), kind=FileNotFoundError)

@@ -1,16 +1,16 @@
 """Changes one key of a run's configuration and looks whether anything comes of it."""
 
 import csv
-import hashlib
 import logging
 import os
 import re
 import shutil
 import sys
 import time
-from collections.abc import Mapping
+from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import asdict, fields, is_dataclass
+from logging.handlers import BufferingHandler
 from operator import attrgetter
 from types import UnionType
 from typing import Union, get_args, get_origin
@@ -22,9 +22,8 @@ from omegaconf import OmegaConf
 
 from recurrl import build, checkpoint
 from recurrl.algorithms import algorithm, gradient_signal, ppo
-from recurrl.callbacks import builtin
 from recurrl.config.composed import chosen_options, plain, typed
-from recurrl.config.keys import keys_of
+from recurrl.config.keys import flat, keys_of
 from recurrl.config.options import meaning_of
 from recurrl.config.plugins import GROUPS, choice_names, options_class, yaml_values
 from recurrl.errors import ConfigError
@@ -46,7 +45,7 @@ TEXTS = {
     "env.id": ["Acrobot-v1"],
     "env.source": ["gymnasium", "memory"],
     "env.packages": [["noticed"]],
-    "env.wrappers": [["every_key_env:Doubled"]],
+    "env.wrappers": [["gymnasium.wrappers:NormalizeReward"]],
     "env.kwargs": [{"length": 4}, {"g": 5.0}, {"sutton_barto_reward": True}, {"decks": 2}],
     "device": ["cuda"],
     "logger.id": ["another-id"],
@@ -146,7 +145,7 @@ def observed(composed, run_dir, explicit=()):
     sys.modules.pop("noticed", None)
     Kind.made, seen = 0, {}
     summary, threads = RunSummary(started=time.time()), torch.get_num_threads()
-    with pytest.MonkeyPatch.context() as patch, Listener(seen):
+    with pytest.MonkeyPatch.context() as patch, _listening(seen):
         _spy(patch, seen)
         # With the epochs of that event, all gradients are taken for noise.
         patch.setattr(gradient_signal, "ENOUGH_SIGNAL", 1e9 if composed.epochs == 10 else gradient_signal.ENOUGH_SIGNAL)
@@ -157,6 +156,7 @@ def observed(composed, run_dir, explicit=()):
             if config.resume is not None:
                 checkpoint.to_resume(config.resume, run_dir)
             with time_limit.time_limit(config.collector.timeout_s):
+                seen["limit"] = time_limit._limit.seconds
                 build.make_trainer(config, run_dir, plain(composed), summary, StopRequest(), None, explicit).fit()
         except ConfigError as error:
             return {"rejected": str(error)}
@@ -167,7 +167,7 @@ def observed(composed, run_dir, explicit=()):
             torch.set_num_threads(threads)
     seen |= {f"summary/{name}": value for name, value in asdict(summary).items() if "time" not in name}
     seen |= _of_algorithm(seen.pop("algorithm", None))
-    seen |= {f"logger/{name}": value for name, value in _of_trackers(seen.pop("trackers", None)).items()}
+    seen |= {f"logger/{name}": value for name, value in _of_trackers(seen.pop("trackers", {})).items()}
     seen["noticed"] = "noticed" in sys.modules
     seen["files"] = sorted({re.sub(r"[\d.]{5,}.*", "", str(path.relative_to(run_dir))) for path in run_dir.rglob("*")})
     seen["checkpoints"] = sorted(path.name for path in run_dir.glob("checkpoints/*"))
@@ -178,12 +178,13 @@ def observed(composed, run_dir, explicit=()):
 
 
 def _spy(patch, seen):
-    """Keeps the algorithm and the trackers of a run, which waits neither for the compiler nor for a disk or a plot."""
-    for name in ("make_algorithm", "make_trackers"):
-        made = getattr(build, name)
-        patch.setattr(
-            build, name, lambda *a, made=made, name=name: seen.setdefault(name.removeprefix("make_"), made(*a))
-        )
+    """Keeps the algorithm and the trackers of a run, which waits neither for the compiler nor for a disk."""
+
+    def kept(name, make):
+        return lambda *arguments: seen.setdefault(name, make(*arguments))
+
+    patch.setattr(build, "make_algorithm", kept("algorithm", build.make_algorithm))
+    patch.setattr(build, "make_trackers", kept("trackers", build.make_trackers))
 
     def compiled(loss, device, cuda_graph):
         seen["compiled"] = True
@@ -191,56 +192,38 @@ def _spy(patch, seen):
 
     patch.setattr(algorithm, "compiled", compiled)
     patch.setattr(ppo, "CRITIC_EXPLAINS", -1.0)  # a run is too short for a critic to explain returns
-    patch.setattr(builtin, "plot_learning_curve", lambda *_: None)
     patch.setattr(os, "fsync", lambda _: None)
 
 
-class Listener(logging.Handler):
-    """Keeps what the log says of the start-up check, wandb, and the seconds of the time limit."""
-
-    def __init__(self, seen):
-        super().__init__()
-        self.seen = seen
-
-    def emit(self, record):
-        if record.getMessage().startswith("consistency check"):
-            self.seen["consistency check"] = True
-        if record.getMessage().startswith("wandb run"):
-            self.seen["wandb"] = re.findall(r"is (\w+ \(.*?\))", record.getMessage())
-        self.seen["limit"] = time_limit._limit.seconds
-
-    def __enter__(self):
-        logger = logging.getLogger("recurrl")
-        self.before = logger.level
-        logger.setLevel(logging.INFO)
-        logger.addHandler(self)
-
-    def __exit__(self, *_):
-        logger = logging.getLogger("recurrl")
-        logger.removeHandler(self)
-        logger.setLevel(self.before)
+@contextmanager
+def _listening(seen):
+    """Keeps what the log says of the start-up check and of wandb."""
+    logger, handler = logging.getLogger("recurrl"), BufferingHandler(capacity=10**6)
+    before = logger.level
+    logger.setLevel(logging.INFO)
+    logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(before)
+    messages = [record.getMessage() for record in handler.buffer]
+    seen["consistency check"] = any(message.startswith("consistency check") for message in messages)
+    seen["wandb"] = [
+        re.findall(r"is (\w+ \(.*?\))", message) for message in messages if message.startswith("wandb run")
+    ]
 
 
 def _of_algorithm(made):
     if made is None:
         return {}
-    state = {"policy": made.policy.state_dict(), "optimizer": made.optimizer.state_dict()["state"]}
+    state = flat({"policy": made.policy.state_dict(), "optimizer": made.optimizer.state_dict()["state"]})
     of_layers = attrgetter("recurrent_backend", "recurrent_recompute", "recurrent_matmul_precision")
     layers = [of_layers(module) for module in made.policy.modules() if isinstance(module, RecurrentModule)]
-    return {**{name: _digest(value) for name, value in state.items()}, "layers": layers}
-
-
-def _digest(value):
-    if isinstance(value, torch.Tensor):
-        return hashlib.sha1(value.detach().contiguous().numpy().tobytes()).hexdigest() + str(tuple(value.shape))
-    if isinstance(value, Mapping):
-        return hashlib.sha1("".join(f"{key}{_digest(value[key])}" for key in value).encode()).hexdigest()
-    return str(value)
+    return {**{name: (value.shape, value.numpy().tobytes()) for name, value in state.items()}, "layers": layers}
 
 
 def _of_trackers(made):
-    if made is None:
-        return {}
     seen = {"kinds": [type(each).__name__ for each in made.values()]}
     for run in (tracker._run for tracker in made.values() if hasattr(tracker, "_run")):
         seen |= {name: getattr(run, name) for name in ("project", "offline", "group", "tags")}

@@ -4,21 +4,18 @@ import importlib
 import pkgutil
 from dataclasses import replace
 from importlib.util import find_spec
-from itertools import zip_longest
 from pathlib import Path
 
 import pytest
 import yaml
-from omegaconf import OmegaConf
 
 import recurrl.configs
 from recurrl.config import plugins
 from recurrl.config.cell import NO_CELL
-from recurrl.config.composed import typed
+from recurrl.config.composed import plain
 from recurrl.config.keys import keys_of
 from recurrl.config.plugins import GROUPS, PRESETS
 from recurrl.config.run import PRECISIONS
-from recurrl.errors import ConfigError
 from recurrl.recurrent import precision
 from recurrl.recurrent.backends import RECOMPUTE, backend_names
 from recurrl.validation import check_config
@@ -26,50 +23,38 @@ from recurrl.validation import check_config
 CONFIGS = Path(recurrl.configs.__path__[0])
 YAMLS = [(path.parent.name, path.stem) for path in sorted(CONFIGS.glob("*/*.yaml")) if path.parent.name not in PRESETS]
 EXPERIMENTS = sorted(path.stem for path in (CONFIGS / "experiment").glob("*.yaml"))
-REQUIRED = {
-    "gym": "env.id=Acrobot-v1",
-    "vec_env": "env.id=simulators:rsl_vec_env",
-    "torchrl": "env.id=test_torchrl:many",
-    "mjlab": "env.id=Mjlab-Cartpole-Balance",
-    "envpool": "env.id=CartPole-v1",
-    "distill": "algorithm.teacher=run",
+NEEDED = {
+    "gym": {"env.id": "Acrobot-v1"},
+    "vec_env": {"env.id": "simulators:rsl_vec_env"},
+    "torchrl": {"env.id": "test_torchrl:many"},
+    "mjlab": {"env.id": "Mjlab-Cartpole-Balance"},
+    "envpool": {"env.id": "CartPole-v1"},
+    "distill": {"algorithm.teacher": "run"},
+    # Whole episodes, and the buffer that its yaml chooses.
+    "grpo": {"frames_per_batch": 16_000, "slice_len": 25, "total_frames": 16_000}
+    | {"buffer": plugins.yaml_values("buffer", "on_policy")},
 }
-"""Keys that a choice leaves to the user."""
+"""What a choice leaves to the user, or needs besides."""
 NOT_ON_A_CPU = {("backend", "triton")}
 NOT_IN_DEV = ("ray",)
 """Choices that need a package of the same name, which is not in the extra ``dev``."""
 
 
-@pytest.fixture(scope="session")
-def composed_options(compose):
-    """Each choice of each group, composed. One composition takes a third of a second, so each is of several groups."""
-    composed = {}
-    for row in zip_longest(*([pair for pair in YAMLS if pair[0] == group] for group in GROUPS)):
-        pairs = [pair for pair in row if pair is not None]
-        needed = [REQUIRED[option] for _, option in pairs if option in REQUIRED]
-        config = compose(*(f"{group}={option}" for group, option in pairs), *needed)
-        composed |= {(group, option): getattr(config, group) for group, option in pairs}
-    return composed
-
-
 @pytest.mark.parametrize(("group", "option"), YAMLS)
-def test_every_choice_composes_and_is_valid_where_it_can_run(defaults, composed_options, group, option, monkeypatch):
+def test_every_choice_composes_and_is_valid_where_it_can_run(
+    compose_untyped, checked, rejection, group, option, monkeypatch
+):
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     monkeypatch.syspath_prepend(Path(__file__).parents[1] / "envs")
-    chosen = composed_options[group, option]
-    assert chosen.name == option
-    # GRPO needs whole episodes, and a buffer that its yaml chooses.
-    sizes = {"frames_per_batch": 16_000, "slice_len": 25, "total_frames": 16_000} if option == "grpo" else {}
-    config = replace(defaults, **{group: chosen}, **sizes)
-    if option == "grpo":
-        config.buffer = composed_options["buffer", "on_policy"]
-    for package in (*config.env.packages, *([option] if option in ("tensorboard", "mjlab", "envpool") else [])):
+    values = plain(compose_untyped(f"{group}={option}")[group], resolve=False)
+    assert values["name"] == option
+    for package in (*values.get("packages", ()), *({option} & {"tensorboard", "mjlab", "envpool"})):
         pytest.importorskip(package)
+    changes = {group: values, **NEEDED.get(option, {})}
     if (group, option) in NOT_ON_A_CPU:
-        with pytest.raises(ConfigError, match=f"{group}={option} "):
-            check_config(config)
+        assert f"{group}={option} " in rejection(changes)
     else:
-        check_config(config)
+        checked(changes)
 
 
 @pytest.mark.parametrize("experiment", EXPERIMENTS)
@@ -81,21 +66,13 @@ def test_every_experiment_composes_and_is_valid(compose, experiment):
     check_config(replace(config, device="cpu", precision="ieee"))
 
 
-def test_a_custom_experiment_composes(train, yamls):
-    yamls("experiment", "long", defaults=[{"override /cell": "lstm"}], total_frames=2048)
-    outcome = train("--config-dir", "mine", "--cfg", "job", "experiment=long").succeeded()
-    composed = typed(OmegaConf.create(outcome.out))
-    assert (composed.cell.name, composed.total_frames) == ("lstm", 2048)
-
-
 @pytest.mark.parametrize("group", [*GROUPS, *PRESETS])
 def test_an_unknown_choice_is_rejected_with_those_that_exist(rejected, group):
     error = rejected(*(["-m"] if group == "hparams_search" else []), f"{group}=nonesuch")
     assert error.startswith(f"{group}=nonesuch does not exist. ")
     listed = error.partition("Choose one of: ")[2].rstrip(".").split(", ")
     assert {path.stem for path in (CONFIGS / group).glob("*.yaml")} <= set(listed)
-    own = "or package.module:Name for a custom one"
-    assert (own in listed) == (group not in PRESETS)
+    assert ("or package.module:Name for a custom one" in listed) == (group not in PRESETS)
 
 
 def test_the_nearest_choice_is_suggested(rejected):
@@ -137,13 +114,10 @@ def test_the_names_of_groups_without_factories_are_those_of_the_recurrent_layer(
 @pytest.mark.parametrize("group", GROUPS)
 def test_every_module_with_a_factory_is_a_choice(group):
     package = importlib.import_module(GROUPS[group])
-    modules = [
-        importlib.import_module(f"{GROUPS[group]}.{entry.name}")
-        for entry in pkgutil.iter_modules(package.__path__)
-        if entry.name not in NOT_IN_DEV or find_spec(entry.name)
-    ]
-    with_factory = {module.__name__.rpartition(".")[2] for module in modules if hasattr(module, "make")}
-    assert with_factory <= set(plugins.choice_names(group))
+    for entry in pkgutil.iter_modules(package.__path__):
+        if entry.name not in NOT_IN_DEV or find_spec(entry.name):
+            module = importlib.import_module(f"{package.__name__}.{entry.name}")
+            assert not hasattr(module, "make") or entry.name in plugins.choice_names(group)
 
 
 def test_every_source_of_environments_has_a_yaml_that_names_it():
@@ -151,8 +125,7 @@ def test_every_source_of_environments_has_a_yaml_that_names_it():
     assert named == set(plugins.choice_names("env"))
 
 
-def test_a_named_environment_does_not_say_how_to_learn_it():
-    own = {path.stem: yaml.safe_load(path.read_text(encoding="utf-8")) for path in (CONFIGS / "env").glob("*.yaml")}
-    named = {name: set(keys) for name, keys in own.items() if name != "gym"}
-    assert named
-    assert [name for name, keys in named.items() if keys & {"reward_scale", "normalize_reward", "num_envs"}] == []
+@pytest.mark.parametrize("name", [name for group, name in YAMLS if group == "env" and name != "gym"])
+def test_a_named_environment_does_not_say_how_to_learn_it(name):
+    own = yaml.safe_load((CONFIGS / "env" / f"{name}.yaml").read_text(encoding="utf-8"))
+    assert not own.keys() & {"reward_scale", "normalize_reward", "num_envs"}

@@ -15,7 +15,6 @@ BY_THE_CONFIGURATION = [
     (("algorithm.critic_coeff=0",), "algorithm.clip_value=0.2", "algorithm.critic_coeff above 0"),
     (("algorithm.gamma=0",), "algorithm.lmbda=0.5", "algorithm.gamma above 0"),
     (("lr_final_fraction=1", "algorithm.entropy_coeff=0"), "schedule_frames=50_000", FALLING),
-    (GRPO, "desired_kl=0.02", "lr_schedule=adaptive"),
     (GRPO, "algorithm.ref_refresh_iterations=3", "algorithm.kl_to_ref_coeff above 0"),
     *((("cell=none",), key, CELL) for key in ("backend=triton", "recompute=full", "precision=tf32")),
     (("cell=none",), "evaluation.memory=true", f"evaluation.episodes above 0 and {CELL}"),

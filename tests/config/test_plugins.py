@@ -12,11 +12,10 @@ ELMAN = """
 from __future__ import annotations
 from dataclasses import dataclass
 from recurrl.config import CellConfig
-from recurrl.config.options import FRACTION, option
 
 @dataclass
 class ElmanConfig(CellConfig):
-    leak: float = option("how much of the state is replaced", FRACTION, default=1.0)
+    pass
 
 class Elman:
     def __init__(self, options: ElmanConfig) -> None: ...
@@ -40,6 +39,7 @@ from recurrl.config.options import option
 @dataclass
 class Mine({base}):
     width: int = option("a width")
+    leak: float = option("how much of the state is replaced", default=1.0)
 
 def make(options: Mine, policy): ...
 """
@@ -81,7 +81,6 @@ UNUSABLE = [
     ("own_package.unfinished:Cell", "importing own_package.unfinished fails with SyntaxError: "),
     ("own_package.needy:Cell", " needs the module nonesuch_package, which is not installed. Install it."),
     ("own_package.circular:Cell", "importing own_package.circular fails with ImportError: cannot import name"),
-    ("own_package.value:Cell", "importing own_package.value fails with ValueError: no."),
     ("own_package.nameless:Cell", "importing own_package.nameless fails with ModuleNotFoundError: buy it."),
     ("own_package.elman:without", "its options (got no annotation). examples/extending"),
     ("own_package.elman:nothing", "its options (got no annotation)."),
@@ -100,17 +99,10 @@ def test_what_cannot_be_used_is_rejected_with_the_reason(package, name, reason):
     package("unfinished", "def make(")
     package("needy", "import nonesuch_package")
     package("circular", "from own_package.elman import Nonesuch")
-    package("value", "raise ValueError('no')")
     package("nameless", "raise ModuleNotFoundError('buy it')")
     error = error_of(options_class, "cell", name)
     assert error.startswith(f"cell={name}")
     assert reason in error
-
-
-def test_a_choice_without_a_yaml_has_its_own_defaults_and_those_of_the_group(package):
-    package("elman", ELMAN)
-    name = "own_package.elman:Elman"
-    assert custom_values("cell", name) == {**yaml_values("cell", "gru"), "name": name, "leak": 1.0}
 
 
 def test_a_custom_source_has_the_values_of_env_gym_and_its_name_as_the_id():
@@ -121,12 +113,13 @@ def test_a_custom_source_has_the_values_of_env_gym_and_its_name_as_the_id():
         assert own[key] == inherited[key]
 
 
-@pytest.mark.parametrize(("base", "name"), [("PPOConfig", "ppo"), ("GRPOConfig", "grpo"), ("ClippedConfig", "ppo")])
-def test_a_choice_whose_options_derive_from_those_of_another_has_its_values(package, base, name):
+INHERITED = [("cell", "CellConfig", "gru")]
+INHERITED += [("algorithm", *of) for of in (("PPOConfig", "ppo"), ("GRPOConfig", "grpo"), ("ClippedConfig", "ppo"))]
+
+
+@pytest.mark.parametrize(("group", "base", "choice"), INHERITED)
+def test_a_choice_has_its_own_defaults_and_the_values_of_that_whose_options_it_extends(package, group, base, choice):
     package("mine", MINE.format(base=base))
-    own = custom_values("algorithm", "own_package.mine:make")
-    inherited = yaml_values("algorithm", name)
-    keys = {field.name for field in fields(options_class("algorithm", "own_package.mine:make"))}
-    assert own.keys() == keys
-    assert own["width"] == "???"
-    assert all(own[key] == inherited[key] for key in keys - {"name", "width"})
+    name, inherited = "own_package.mine:make", yaml_values(group, choice)
+    shared = {field.name: inherited.get(field.name) for field in fields(options_class(group, name))}
+    assert custom_values(group, name) == shared | {"name": name, "width": "???", "leak": 1.0}

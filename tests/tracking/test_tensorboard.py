@@ -1,6 +1,7 @@
 import os
 import signal
 import time
+from functools import partial
 from multiprocessing import get_context
 
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -14,33 +15,30 @@ def scalars(run_dir):
     return {tag: [(event.step, event.value) for event in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
 
 
-def log(options, run_dir, rows, close=True):
-    tracker = make(options, run_dir, {})
-    for frames, metrics in rows:
-        tracker.log(frames, metrics)
-    if close:
+def in_a_process(make_tracker, rows, kill=False):
+    """Logs rows in a fork of this process, which is killed or closes the tracker, and returns its exit code."""
+
+    def log():
+        tracker = make_tracker()
+        for frames, metrics in rows:
+            tracker.log(frames, metrics)
+        if kill:
+            os.kill(os.getpid(), signal.SIGKILL)
         tracker.close()
 
-
-def in_a_process(function, *arguments):
-    """Calls a function in a fork of this process, and returns its exit code."""
-    process = get_context("fork").Process(target=function, args=arguments)
+    process = get_context("fork").Process(target=log)
     process.start()
     process.join()
     return process.exitcode
 
 
-def log_until_killed(*arguments):
-    log(*arguments, close=False)
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
 def test_a_killed_run_has_each_metric_and_once_resumed_no_frame_count_twice(logger_options, tmp_path):
+    make_tracker = partial(make, logger_options(), tmp_path, {})
     rows = [(64, {"loss/critic": 0.5, "optim/lr": 0.25}), (128, {"loss/critic": 2.0}), (192, {"loss/critic": 3.0})]
-    assert in_a_process(log_until_killed, logger_options(), tmp_path, rows) == -signal.SIGKILL
+    assert in_a_process(make_tracker, rows, kill=True) == -signal.SIGKILL
     assert scalars(tmp_path) == {"loss/critic": [(64, 0.5), (128, 2.0), (192, 3.0)], "optim/lr": [(64, 0.25)]}
     (events,) = (tmp_path / "tensorboard").iterdir()
     os.truncate(events, events.stat().st_size - 11)  # within an event
     time.sleep(1)  # TensorBoard reads the files in the order of their times of creation, in seconds
-    assert in_a_process(log, logger_options(), tmp_path, [(128, {"a": 20.0}), (192, {"a": 30.0})]) == 0
+    assert in_a_process(make_tracker, [(128, {"a": 20.0}), (192, {"a": 30.0})]) == 0
     assert scalars(tmp_path) == {"loss/critic": [(64, 0.5)], "optim/lr": [(64, 0.25)], "a": [(128, 20.0), (192, 30.0)]}

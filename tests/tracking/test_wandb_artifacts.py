@@ -1,5 +1,6 @@
 """``recurrl-upload``: the best checkpoint of a run and other files as artifacts of its wandb run."""
 
+import json
 import shlex
 import shutil
 import subprocess
@@ -9,7 +10,6 @@ from pathlib import Path
 import pytest
 from disks import with_a_disk_of_its_own
 from run_files import contents, summary
-from wandb_files import history, records
 from wandb_server import synced
 
 from recurrl import checkpoint
@@ -22,20 +22,26 @@ def upload(machine, recurrl_upload, tmp_path):
     return lambda *arguments: recurrl_upload(*arguments, cwd=tmp_path)
 
 
-def test_the_best_checkpoint_of_a_run_offline_waits_for_wandb_sync(trained, upload, tmp_path):
+def test_the_best_checkpoint_and_other_files_of_a_run_offline_wait_for_wandb_sync(trained, upload, tmp_path):
     trained(OFFLINE, "checkpoint.every_frames=32", "evaluation.every_frames=32").succeeded()
-    upload("run").succeeded()
-    best, described = checkpoint.best(tmp_path / "run")
-    expected = contents(best)
+    run = tmp_path / "run"
+    best, described = checkpoint.best(run)
+    expected = {"checkpoint": contents(best)}
+    for folder, name in (("export", "policy.onnx"), ("video", "replay.mp4")):  # made later
+        (run / folder).mkdir()
+        (run / folder / name).write_bytes(name.encode())
+        expected[folder] = {name: name.encode()}
+    assert "checkpoint, export, video: " in upload("run").succeeded().out
     # Even if the run's directory changes afterwards.
-    shutil.rmtree(tmp_path / "run" / "checkpoints")
-    server = synced(tmp_path / "run")
-    [run_id] = server.history
-    [(name, artifact)] = server.artifacts.items()
-    sent = (name, artifact.request["artifactTypeName"], artifact.request["runName"])
-    assert sent == (f"checkpoint-{run_id}", "checkpoint", run_id)
-    assert artifact.files == expected
-    assert artifact.metadata == described
+    shutil.rmtree(run / "checkpoints")
+    server = synced(run)
+    [(run_id, rows)] = server.history.items()
+    assert [row["frames"] for row in rows] == [32, 64]
+    sent = {name: artifact.files for name, artifact in server.artifacts.items()}
+    assert sent == {f"{kind}-{run_id}": files for kind, files in expected.items()}
+    artifact = server.artifacts[f"checkpoint-{run_id}"]
+    assert (artifact.request["artifactTypeName"], artifact.request["runName"]) == ("checkpoint", run_id)
+    assert json.loads(artifact.request["metadata"]) == described
     assert {"frames", "eval/return_mean", "version", "sha256"} <= described.keys()
 
 
@@ -56,22 +62,8 @@ def test_a_full_disk_is_an_error_and_loses_no_metrics(machine, tiny, tmp_path):
     assert summary(tmp_path / "run")["status"] == "completed"
     for of_upload in sorted((kept / "wandb").glob("offline-run-*"))[1:]:
         shutil.rmtree(of_upload)
-    assert [step["frames"] for step in history(records(kept))] == [32, 64]
-
-
-def test_exported_files_and_videos_are_added_to_the_run_later(trained, upload, tmp_path):
-    trained(OFFLINE).succeeded()
-    for folder, name in (("export", "policy.onnx"), ("video", "replay.mp4")):
-        (tmp_path / "run" / folder).mkdir()
-        (tmp_path / "run" / folder / name).write_bytes(name.encode())
-    done = upload("run").succeeded()
-    assert "checkpoint, export, video: " in done.out
-    server = synced(tmp_path / "run")
-    [(run_id, rows)] = server.history.items()
+    [rows] = synced(kept).history.values()
     assert [row["frames"] for row in rows] == [32, 64]
-    assert set(server.artifacts) == {f"{kind}-{run_id}" for kind in ("checkpoint", "export", "video")}
-    assert server.artifacts[f"export-{run_id}"].files == {"policy.onnx": b"policy.onnx"}
-    assert server.artifacts[f"video-{run_id}"].files == {"replay.mp4": b"replay.mp4"}
 
 
 def test_a_rejected_upload_fails_the_command_and_can_be_repeated(server, trained, upload, tmp_path):

@@ -7,12 +7,12 @@ import shutil
 import signal
 import socket
 import time
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from rejections import error_of
 from run_files import column, ended, summary
-from wandb_server import WandbServer, synced
+from wandb_server import synced
 
 from recurrl.checkpoint import Checkpoint, files
 from recurrl.tracking import Resumed, make_trackers
@@ -26,8 +26,7 @@ def online(logger_options):
 
 def trackers_of(options, run_dir, resumed=None):
     run_dir.mkdir(exist_ok=True)
-    settings = {"seed": 0, "resume": None if resumed is None else str(run_dir)}
-    return make_trackers(options, run_dir, settings, resumed)
+    return make_trackers(options, run_dir, {"seed": 0}, resumed)
 
 
 def log(trackers, *frames):
@@ -65,6 +64,7 @@ def test_a_resumed_run_is_one_server_run_with_increasing_steps(server, online, t
     assert ids(second) == ids(first)
     log(second, *(64, 96, 128)[min(arrived, 2) - 1 :])
     close(second)
+    assert server.completed[run_id] == [1, 0]
     assert recorded(server, run_id) == [(32, 32), (64, 64), (96, 96), (128, 128)]
 
 
@@ -72,8 +72,8 @@ def test_a_second_branch_of_a_run_needs_a_new_id(server, online, tmp_path):
     first = trackers_of(online, tmp_path / "first")
     log(first, 32, 64, 96)
     close(first)
-    with pytest.raises(ValueError, match=r"up to 96 frames, but this run begins at 32: .* Set logger.id=\.\.\."):
-        trackers_of(online, tmp_path / "other", Resumed(32, ids(first)))
+    error = error_of(trackers_of, online, tmp_path / "other", Resumed(32, ids(first)))
+    assert re.search(r"up to 96 frames, but this run begins at 32: .* Set logger.id=\.\.\.", error)
     online.id = "mine"
     second = trackers_of(online, tmp_path / "third", Resumed(32, ids(first)))
     log(second, 64)
@@ -107,36 +107,24 @@ def test_a_run_resumed_offline_uploads_as_one_run_with_increasing_steps(trained,
 # wandb cannot start
 
 
-@contextmanager
-def server_that(behaves):
-    """The address of a server."""
-    if behaves == "rejects the key":
-        server = WandbServer(status=401)
-        yield server.url
-        server.stop()
-    elif behaves == "is silent":
-        with socket.create_server(("127.0.0.1", 0)) as silent:
-            yield f"http://127.0.0.1:{silent.getsockname()[1]}"
-    else:
-        yield "http://127.0.0.1:9"
-
-
-SERVERS = [
-    ("is unreachable", "connection refused"),
-    ("is silent", "WANDB_INIT_TIMEOUT"),
-    ("rejects the key", "user is not logged in"),
-    ("WANDB_MODE=sometimes", "mode"),
+FAILURES = [
+    ("the server is unreachable", "connection refused"),
+    ("the server is silent", "WANDB_INIT_TIMEOUT"),
+    ("the server rejects the key", "user is not logged in"),
+    ("a wrong mode", "mode"),
 ]
 
 
-@pytest.mark.parametrize(("behaves", "reason"), SERVERS)
-def test_a_run_that_wandb_cannot_start_fails_before_training(machine, trained, tmp_path, monkeypatch, behaves, reason):
-    monkeypatch.setenv("WANDB_API_KEY", "0" * 40)
+@pytest.mark.parametrize(("failure", "reason"), FAILURES)
+def test_a_run_that_wandb_cannot_start_fails_before_training(server, trained, tmp_path, monkeypatch, failure, reason):
+    server.status = 401
     monkeypatch.setenv("WANDB_INIT_TIMEOUT", "1.5")
-    with server_that(behaves) as url:
-        monkeypatch.setenv("WANDB_BASE_URL", url)
-        if "=" in behaves:
-            monkeypatch.setenv(*behaves.split("="))
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        if failure == "a wrong mode":
+            monkeypatch.setenv("WANDB_MODE", "sometimes")
+        elif failure != "the server rejects the key":
+            port = silent.getsockname()[1] if failure == "the server is silent" else 9
+            monkeypatch.setenv("WANDB_BASE_URL", f"http://127.0.0.1:{port}")
         began = time.monotonic()
         outcome = trained("logger.mode=online")
         seconds = time.monotonic() - began

@@ -26,101 +26,83 @@ class Artifact:
     request: dict
     files: dict[str, bytes] = field(default_factory=dict)
 
-    @property
-    def metadata(self):
-        return json.loads(self.request["metadata"])
+
+class Handler(BaseHTTPRequestHandler):
+    """Hands each request to its server, of the class below."""
+
+    protocol_version = "HTTP/1.1"
+
+    def setup(self):
+        super().setup()
+        self.server.connections.add(self.connection)
+
+    def finish(self):
+        self.server.connections.discard(self.connection)
+        super().finish()
+
+    def do_POST(self):
+        body = self.rfile.read(int(self.headers.get("content-length") or 0))
+        if self.headers.get("content-encoding") == "gzip":
+            body = gzip.decompress(body)
+        answer = json.dumps(self.server.answer(self.path, body) if self.server.status == 200 else REJECTED).encode()
+        self.send_response(self.server.status)
+        self.send_header("content-type", "application/json")
+        self.send_header("content-length", str(len(answer)))
+        self.end_headers()
+        self.wfile.write(answer)
+
+    do_GET = do_PUT = do_POST
+
+    def log_message(self, *_):
+        """Suppresses the request log."""
 
 
-class WandbServer:
+class WandbServer(ThreadingHTTPServer):
     """Listens on a local port until stopped.
 
     Attributes:
+        runs: what was sent about each run id besides: its project, names, group, tags and configuration.
         history: rows logged for each run id, in order of arrival.
         completed: exit codes reported for each run id.
         artifacts: those that were uploaded and committed, by name.
         views: workspaces that were saved.
+        connections: those that are open.
         rejection: why artifacts are rejected; empty to accept them.
+        status: of every answer; with another one than 200 every request is an error.
     """
 
-    def __init__(self, status=200):
-        """Answers every request with ``status``; anything but 200 is an error."""
+    def __init__(self):
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.runs = defaultdict(dict)
         self.history = defaultdict(list)
         self.completed = defaultdict(list)
         self.artifacts = {}
         self.views = []
+        self.connections = set()
         self.rejection = ""
-        self.status = status
+        self.status = 200
         self._begun = []
-        self._connections = set()
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
-        self._server.daemon_threads = True
-        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True)
-        self._thread.start()
+        threading.Thread(target=self.serve_forever, args=(0.05,), daemon=True).start()
 
     @property
     def url(self):
-        return f"http://127.0.0.1:{self._server.server_port}"
+        return f"http://127.0.0.1:{self.server_port}"
 
     def stop(self):
         """Closes the port and all connections."""
-        self._server.shutdown()
-        self._server.server_close()
-        for connection in list(self._connections):
+        self.shutdown()
+        self.server_close()
+        for connection in list(self.connections):
             connection.close()
 
-    def _handler(outer):  # noqa: N805  (the handler has its own self)
-        class Handler(BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
-
-            def setup(self):
-                super().setup()
-                outer._connections.add(self.connection)
-
-            def finish(self):
-                outer._connections.discard(self.connection)
-                super().finish()
-
-            def do_POST(self):
-                body = self.rfile.read(int(self.headers.get("content-length") or 0))
-                if self.headers.get("content-encoding") == "gzip":
-                    body = gzip.decompress(body)
-                answer = json.dumps(outer._answer(self.path, body) if outer.status == 200 else REJECTED).encode()
-                self.send_response(outer.status)
-                self.send_header("content-type", "application/json")
-                self.send_header("content-length", str(len(answer)))
-                self.end_headers()
-                self.wfile.write(answer)
-
-            do_GET = do_PUT = do_POST
-
-            def log_message(self, *_):
-                """Suppresses the request log."""
-
-        return Handler
-
-    def _answer(self, path, body):
+    def answer(self, path, body):
         if path == "/graphql":
             query = json.loads(body)
             named = re.search(r"(?:query|mutation)\s+(\w+)", query["query"])
             if self.rejection and named and named[1] == "CreateArtifact":
                 return {"errors": [{"message": self.rejection}]}
-            answers = {
-                "Viewer": self._viewer,
-                "GetDefaultEntity": self._viewer,
-                "UpsertView2": self._view,
-                "UpsertBucket": self._upserted,
-                "RunResumeStatus": self._resume_status,
-                "CreateRunFiles": self._files,
-                "ArtifactType": lambda _: {"project": {"artifact": None}},
-                "CreateArtifact": self._artifact,
-                "CreateArtifactManifest": self._manifest,
-                "UpdateArtifactManifest": self._manifest,
-                "CreateArtifactFiles": self._artifact_files,
-                "CommitArtifact": self._committed,
-                "ArtifactByID": self._described,
-            }
-            make = answers.get(named[1] if named else "")
-            return {"data": make(query.get("variables") or {}) if make else {}}
+            answer = getattr(self, f"_{named[1]}", None) if named else None
+            return {"data": answer(query.get("variables") or {}) if answer else {}}
         stream = re.fullmatch(r"/files/[^/]+/[^/]+/([^/]+)/file_stream", path)
         if stream:
             self._receive(stream[1], json.loads(body))
@@ -137,21 +119,26 @@ class WandbServer:
         if body.get("complete"):
             self.completed[run].append(body["exitcode"])
 
-    def _viewer(self, query):
+    # The answers to GraphQL's operations, by their names.
+
+    def _Viewer(self, query):
         viewer = {"id": "viewer", "entity": "me", "username": "me", "email": "", "flags": "{}", "teams": {"edges": []}}
         return {"viewer": viewer}
 
-    def _view(self, query):
+    _GetDefaultEntity = _Viewer
+
+    def _UpsertView2(self, query):
         self.views.append(query)
         return {"upsertView": {"view": {"id": "view", "name": query["name"]}, "inserted": True}}
 
-    def _upserted(self, query):
+    def _UpsertBucket(self, query):
         self.history[query["name"]]
+        self.runs[query["name"]] |= {key: value for key, value in query.items() if value is not None}
         project = {"id": "project", "name": query.get("project") or "p", "entity": {"id": "entity", "name": "me"}}
         bucket = {"id": "bucket", "name": query["name"], "displayName": query.get("displayName"), "project": project}
         return {"upsertBucket": {"bucket": {**bucket, "historyLineCount": None}, "inserted": True}}
 
-    def _resume_status(self, query):
+    def _RunResumeStatus(self, query):
         model = {"id": "project", "name": "p", "entity": {"id": "entity", "name": "me"}, "bucket": None}
         if query["name"] not in self.history:
             return {"model": model}
@@ -162,22 +149,27 @@ class WandbServer:
         bucket |= {"summaryMetrics": json.dumps(rows[-1] if rows else {}), "config": "{}", "wandbConfig": '{"t": 1}'}
         return {"model": {**model, "bucket": bucket}}
 
-    def _files(self, query):
+    def _CreateRunFiles(self, query):
         files = [{"name": name, "uploadUrl": f"{self.url}/upload"} for name in query["files"]]
         return {"createRunFiles": {"runID": "bucket", "uploadHeaders": [], "files": files}}
 
-    def _artifact(self, query):
+    def _ArtifactType(self, query):
+        return {"project": {"artifact": None}}
+
+    def _CreateArtifact(self, query):
         self._begun.append(Artifact(query["input"]))
         number = str(len(self._begun) - 1)
         artifact = {"id": number, "state": "PENDING", "artifactSequence": {"latestArtifact": None}}
         return {"createArtifact": {"artifact": artifact}}
 
-    def _manifest(self, query):
+    def _CreateArtifactManifest(self, query):
         file = {"id": "file", "uploadUrl": f"{self.url}/upload", "uploadHeaders": []}
         made = {"artifactManifest": {"id": "manifest", "file": file}}
         return {"createArtifactManifest": made, "updateArtifactManifest": made}
 
-    def _artifact_files(self, query):
+    _UpdateArtifactManifest = _CreateArtifactManifest
+
+    def _CreateArtifactFiles(self, query):
         edges = []
         for file in query["input"]["artifactFiles"]:
             number, name = file["artifactID"], file["name"]
@@ -185,12 +177,12 @@ class WandbServer:
             edges.append({"node": {**node, "uploadMultipartUrls": None, "artifact": {"id": number}}})
         return {"createArtifactFiles": {"files": {"edges": edges}}}
 
-    def _committed(self, query):
+    def _CommitArtifact(self, query):
         artifact = self._begun[int(query["artifactID"])]
         self.artifacts[_name_of(artifact)] = artifact
         return {"commitArtifact": {"artifact": {"id": query["artifactID"], "digest": artifact.request["digest"]}}}
 
-    def _described(self, query):
+    def _ArtifactByID(self, query):
         artifact = self._begun[int(query["id"])]
         project = {"id": "project", "internalId": "project", "name": "p", "entity": {"name": "me"}}
         sequence = {"__typename": "ArtifactSequence", "name": _name_of(artifact), "project": project}
@@ -201,6 +193,12 @@ class WandbServer:
         described |= {"size": 0, "commitHash": "c", "fileCount": len(artifact.files), "aliases": []}
         described |= {"createdAt": "2026-01-01T00:00:00", "updatedAt": None}
         return {"artifact": described}
+
+
+def without_a_login(home, **more):
+    """The environment of a process that finds neither a login nor settings of wandb."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("WANDB_", "NETRC"))}
+    return {**kept, "HOME": str(home), **more}
 
 
 def synced(run_dir):
