@@ -26,8 +26,7 @@ def require(extra, *packages):
     assert not missing, f"Install what this test is about: pip install -e '.[{extra}]'"
 
 
-# One of each extra; the others take as long.
-FAST = {"LunarLander-v3", "InvertedPendulum-v5", "MiniGrid-MemoryS7-v0", "ALE/Pong-v5"}
+FAST = {"LunarLander-v3", "InvertedPendulum-v5", "MiniGrid-MemoryS7-v0"}
 
 
 @pytest.mark.parametrize("env_id", slow_but(FAST, ENVIRONMENTS))

@@ -82,10 +82,9 @@ def by_the_reference(cell, size, is_init, **options):
     return {name: value.detach() for name, value in results.items()}
 
 
-@pytest.mark.parametrize("options", [{"num_layers": 3}, {"num_layers": 2, "bidirectional": True}], ids=str)
 @pytest.mark.parametrize(("cell", "backend", "recompute"), AFFORDABLE)
-def test_stacked_layers_equal_the_reference(cell, backend, recompute, options):
-    size = SIZES["ordinary"]
+def test_stacked_layers_equal_the_reference(cell, backend, recompute):
+    size, options = SIZES["ordinary"], {"num_layers": 2, "bidirectional": True}
     assert_equals_the_reference(cell, backend, recompute, size, resets("random", *size[:2]), **options)
 
 
