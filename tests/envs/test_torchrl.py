@@ -26,9 +26,14 @@ class Ramp(Counting):
 
     observation_space = spaces.Dict({"noise": spaces.Box(0, 9, (2,)), "push": ONE, "time": ONE})
     action_space = spaces.Box(-2.0, 6.0, (1,), np.float32)
-    length, push = LENGTH, 0.0
+    length = LENGTH
+
+    def reset(self, **options):
+        self.push = 0.0
+        return super().reset(**options)
 
     def step(self, action):
+        assert self.action_space.contains(action), action
         self.push = float(action[0])
         return super().step(action)
 
