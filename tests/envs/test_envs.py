@@ -21,7 +21,7 @@ SHOWN = [
     ("pendulum_no_velocity", (2,)),
     ("mountaincar_continuous_no_velocity", (1,)),
     *((name, ()) for name in ("repeat_previous", "repeat_first")),
-    ("minigrid", (7, 7, 3)),  # the image, without the mission
+    ("minigrid", (7, 7, 3)),  # the image, without the mission, a space of minigrid's own
 ]
 
 
@@ -74,16 +74,6 @@ def test_spaces_the_policy_cannot_handle_are_rejected(observation, action, messa
         make_env(of("Odd", observation=observation, action=action), 1, seed=0)
 
 
-class Mission(spaces.Space):
-    """A custom space of text."""
-
-    def __init__(self):
-        super().__init__(dtype=str)
-
-    def sample(self, *_, **__):
-        return "go"
-
-
 class Sampled(Odd):
     """Observes anything."""
 
@@ -98,7 +88,6 @@ TEXT = spaces.Text(3)
 
 WITH_TEXT = [
     (spaces.Dict({"at": BOX, "note": TEXT}), "note", ["at"]),
-    (spaces.Dict({"at": BOX, "mission": Mission()}), "mission", ["at"]),
     (spaces.Dict({"at": BOX, "in": spaces.Dict({"n": DISCRETE, "note": TEXT})}), "in.note", ["at", "in.n"]),
     (spaces.Dict({"at": BOX, "in": spaces.Dict({"a": TEXT, "b": spaces.Dict({"c": TEXT})})}), "in.a, in.b.c", ["at"]),
     (spaces.Tuple([BOX, TEXT]), "1", ["0"]),
