@@ -166,6 +166,9 @@ def test_memory_may_be_reused_and_bits_are_acted_on(small):
     assert env.observation_space.contains(observation)
     action, _ = agent.act(observation, agent.initial_state())
     assert env.action_space.contains(action)
+    observation, reward, *_ = env.step(action)
+    assert env.observation_space.contains(observation)
+    assert isinstance(reward, float)
 
 
 def test_an_observation_of_another_shape_than_its_spec_ends_the_run(small):
