@@ -22,7 +22,7 @@ SHOWN = [
     ("mountaincar_continuous_no_velocity", (1,)),
     *((name, ()) for name in ("repeat_previous", "repeat_first", "repeat_previous_torch")),
     *((name, (3,)) for name in ("t_maze", "t_maze_active", "memory_chain")),
-    ("minigrid", (7, 7, 3)),  # the image, without the mission, a space of minigrid's own
+    ("minigrid", (7, 7, 3)),  # the image, without the mission
 ]
 
 
@@ -75,6 +75,16 @@ def test_spaces_the_policy_cannot_handle_are_rejected(observation, action, messa
         make_env(of("Odd", observation=observation, action=action), 1, seed=0)
 
 
+class Mission(spaces.Space):
+    """A custom space of text."""
+
+    def __init__(self):
+        super().__init__(dtype=str)
+
+    def sample(self, *_, **__):
+        return "go"
+
+
 class Sampled(Odd):
     """Observes anything."""
 
@@ -89,6 +99,7 @@ TEXT = spaces.Text(3)
 
 WITH_TEXT = [
     (spaces.Dict({"at": BOX, "note": TEXT}), "note", ["at"]),
+    (spaces.Dict({"at": BOX, "mission": Mission()}), "mission", ["at"]),
     (spaces.Dict({"at": BOX, "in": spaces.Dict({"n": DISCRETE, "note": TEXT})}), "in.note", ["at", "in.n"]),
     (spaces.Dict({"at": BOX, "in": spaces.Dict({"a": TEXT, "b": spaces.Dict({"c": TEXT})})}), "in.a, in.b.c", ["at"]),
     (spaces.Tuple([BOX, TEXT]), "1", ["0"]),
