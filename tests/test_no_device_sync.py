@@ -86,7 +86,7 @@ def waits_of_gradient_steps(algorithm, rows):
 
 MEASURED = [
     *(("backend=reference", *each) for each in (*VARIANTS, *CELLS)),
-    *(("backend=pad", *each) for each in VARIANTS),
+    *(("backend=pad", *each) for each in ((), ("algorithm.critic=recurrent",), ("state=refresh",))),
     *(("backend=scan",), ("cell=none",)),
 ]
 

@@ -12,8 +12,6 @@ from gymnasium.vector.utils import batch_space, concatenate, create_empty_array,
 from rejections import error_of
 from tasks import ACTIONS, CUE, MASKED, OBSERVATIONS, PREVIOUS
 
-from recurrl.agent import Agent
-from recurrl.build import make_policy_for
 from recurrl.evaluation import SEED_OFFSET, evaluate
 from recurrl.runtime.seeds import seeds
 
@@ -209,19 +207,3 @@ def test_what_the_policy_sees_besides_must_be_passed(agent_of):
     nothing_in_one = np.eye(2, 6) * [[1], [0]]
     error = error_of(masked.act, np.zeros((2, 2), np.float32), masked.initial_state(2), action_mask=nothing_in_one)
     assert "must allow an action (got none in environment 1" in error
-
-
-def test_memory_tasks_have_gymnasiums_interface_too(small):
-    config = small("env=t_maze")
-    agent = Agent(make_policy_for(config), config.env)
-    made, state = agent.make_env(), agent.initial_state()
-    observation, _ = made.reset(seed=3)
-    for _ in range(5):
-        assert made.observation_space.contains(observation), observation
-        action, state = agent.act(observation, state)
-        assert made.action_space.contains(action)
-        observation, reward, ended, _, _ = made.step(action)
-        assert isinstance(reward, float)
-        if ended:
-            observation, _ = made.reset()
-            state = agent.initial_state()

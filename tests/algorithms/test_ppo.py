@@ -18,12 +18,11 @@ from recurrl.policy import PolicyModule
 from recurrl.recurrent import RecurrentModule
 
 B, T = 4, 6
-OPTIONS = ("cell.hidden_size=4", "encoder.sizes=[4]", "backend=reference")
 
 
 def make(small, *overrides):
     """Algorithm, policy and a fixed batch, with ratios within and without the clip range."""
-    config = small(*OPTIONS, *overrides)
+    config = small("cell.hidden_size=4", "encoder.sizes=[4]", "backend=reference", *overrides)
     torch.manual_seed(0)
     policy = make_policy_for(config).double()
     for parameter in policy.parameters():

@@ -19,15 +19,13 @@ from recurrl.config.run import STATE_MODES
 from recurrl.keys import PREVIOUS_ACTION
 from recurrl.policy import ACTION, LOG_PROB, OBSERVATION, VALUE
 
-NARROW = ("cell.hidden_size=5", "cell.num_layers=2", "encoder.sizes=[4]", "backend=reference")
-
 
 @pytest.fixture(scope="module", params=["gru", "lstm", "my_package.fast_weight_cell:FastWeight"])
 def policy(request, small):
     """A policy in float64, far from its initial zeros."""
     torch.set_default_dtype(torch.float64)
     torch.manual_seed(0)
-    config = small(*NARROW)
+    config = small("encoder.sizes=[4]", "backend=reference")
     config.cell = options_class("cell", request.param)(name=request.param, hidden_size=5, num_layers=2)
     policy = make_policy_for(config).double()
     for parameter in policy.parameters():

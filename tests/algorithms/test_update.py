@@ -212,15 +212,6 @@ def test_a_penalty_on_the_kl_that_begins_later_without_a_reference_is_an_error(s
         algorithm.update(batch, 0.0)
 
 
-def test_an_iteration_whose_groups_are_all_dropped_changes_nothing(small):
-    # Episodes of one step, each with the same reward.
-    options = (*GRPO, "env=cartpole_no_velocity", "env.max_episode_steps=1")
-    before = fresh_policy(small(*OPTIONS, *options))
-    algorithm, metrics = learn(small, *options)
-    assert (metrics["group/dropped"], metrics["group/groups"], metrics["optim/steps"]) == (32, 32, 0)
-    assert all(map(torch.equal, before.parameters(), algorithm.policy.parameters()))
-
-
 @pytest.mark.parametrize(("every", "refreshed"), [("null", [0]), ("2", [0, 2])])
 def test_the_reference_policy_is_refreshed_every_so_many_iterations(every, refreshed, small):
     config = small(*OPTIONS, *GRPO, "algorithm.kl_to_ref_coeff=0.1", f"algorithm.ref_refresh_iterations={every}")

@@ -21,7 +21,6 @@ LEARNING = {"env.reward_scale", "env.normalize_reward", "env.num_envs", "frames_
 TASKS = {task.name: task for task in all_tasks()}
 each_task = pytest.mark.parametrize("task", TASKS.values(), ids=TASKS)
 SMALL = ["total_frames=1024", "frames_per_batch=1024", "evaluation.every_frames=1024", "evaluation.episodes=1"]
-DOCS = Path(__file__).parents[2] / "docs"
 
 
 def run_of(final=400.0, curve=None, seconds=8.0):
@@ -132,7 +131,7 @@ def test_the_table_has_a_row_for_each_task_and_cell_with_its_control():
 
 @pytest.mark.parametrize("suite", ["control", "memory", "minigrid", "noise", "popgym"])
 def test_the_page_has_the_tasks_of_each_suite_and_their_published_figures(suite):
-    page = (DOCS / "returns.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[2] / "docs" / "returns.md").read_text(encoding="utf-8")
     section = page.partition(f"## Suite: {suite}\n")[2].partition("\n## ")[0]
     rows = [line for line in section.splitlines() if line.startswith("| ")][1:]
     expected = report(chosen([suite], None, quick=False), {}, []).splitlines()

@@ -132,10 +132,7 @@ def test_workers_keep_their_random_numbers_although_their_episodes_start_over(sm
     assert len(found["action"].unique(dim=0)) == 4
 
 
-NUMBERS = [("single", 4, 8), slow("multi_sync", 2, 4)]
-
-
-@pytest.mark.parametrize(("collector", "saved", "now"), NUMBERS)
+@pytest.mark.parametrize(("collector", "saved", "now"), [("single", 4, 8), slow("multi_sync", 2, 4)])
 def test_the_state_of_another_number_of_environments_does_not_fit(collector, saved, now, small):
     parts = Parts(small(*OPTIONS, f"collector={collector}"))
     parts.batches(1)

@@ -34,6 +34,11 @@ def make_policy(config):
     return policy
 
 
+def several(collector, count):
+    for _ in range(count):
+        collector.collect()
+
+
 def failing(small, *overrides, **how):
     """The configuration of environments that fail so, and a policy for them."""
     config = small(*OPTIONS, *FAILING, *overrides)
@@ -67,14 +72,8 @@ def test_workers_act_with_the_newest_weights_or_those_before_in_the_environments
 @pytest.mark.parametrize("collector", ["multi_sync", "multi_async"])
 def test_a_workers_exception_arrives_with_its_traceback_and_no_process_stays(collector, at, where, small):
     config, policy = failing(small, f"collector={collector}", "collector.num_workers=2", at=at)
-
-    def collect():
-        collector = make_collector(config, policy)
-        for _ in range(20):
-            collector.collect()
-
     with pytest.raises(EnvError, match=f"Environment 0 of 2 .* raised ArmError in {where}") as caught:
-        collect()
+        several(make_collector(config, policy), 20)
     assert "in _observe" in caught.value.__notes__[0]
     for process in multiprocessing.active_children():
         process.join(timeout=5)

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 import torch
 from collected import collecting, fresh_policy, rollouts
-from run_files import ended, metrics, summary, whole_and_resumed
+from run_files import summary, whole_and_resumed
 from test_collector_state import assert_identical, check_continues
-from test_processes import failing, make_policy, value_everything
+from test_processes import failing, make_policy, several, value_everything
 
 from recurrl.errors import ConfigError, EnvError, RunError
 from recurrl.policy import VALUE
@@ -28,11 +28,6 @@ RAY = (*OPTIONS, "collector=ray")
 def batches(config, count):
     """The first batches of a collector with the same weights throughout."""
     return [batch.clone() for batch in rollouts(config, fresh_policy(config), count)]
-
-
-def several(collector, count):
-    for _ in range(count):
-        collector.collect()
 
 
 def of_ray(named="ray"):
@@ -128,18 +123,6 @@ def start(tiny, tmp_path):
     for pid in of_ray("ray::") - before:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
-
-
-@pytest.mark.parametrize("ahead", [0, 2])
-def test_a_run_continues_after_the_loss_of_a_machine(ahead, cluster, start, tmp_path):
-    there = (f"collector.address={cluster.address}", f"collector.ahead={ahead}")
-    run = start(*there, "collector.on_env_error=restart", "total_frames=8_000")
-    cluster.remove_node(cluster.other, allow_graceful=False)
-    _, printed = run.communicate(timeout=200)
-    assert run.returncode == 0, printed
-    assert ended(tmp_path / "run", "frames", "restarts") == ("completed", 8_000, 1)
-    frames = [int(row["frames"]) for row in metrics(tmp_path / "run")]
-    assert frames == list(range(32, 8_001, 32))
 
 
 @pytest.mark.parametrize("collector", [("collector=ray", "collector.ahead=1"), ("collector=multi_async",)])

@@ -8,11 +8,8 @@ from itertools import product
 import pytest
 import torch
 from commands import output_of
-from drop_ins import IN, KINDS, B, H, T, batch_of, made
+from drop_ins import KINDS, B, T, batch_of, made
 from slow_cases import slow
-from torch import nn
-
-from recurrl.recurrent import GRUModule
 
 FORMS = {"default": {}, "python": {"python_based": True}, "scan": {"recurrent_backend": "scan", "bidirectional": True}}
 
@@ -27,8 +24,7 @@ def check_equal(compiled, module):
     torch.testing.assert_close(outputs[0], outputs[1], rtol=1e-5, atol=1e-5)
 
 
-FAST = ("lstm", "default")
-ONE_GRAPH = [case if case == FAST else slow(*case) for case in product(KINDS, FORMS)]
+ONE_GRAPH = [case if case == ("lstm", "default") else slow(*case) for case in product(KINDS, FORMS)]
 
 
 @pytest.mark.parametrize(("kind", "form"), ONE_GRAPH)
@@ -37,12 +33,6 @@ def test_a_module_is_one_graph(kind, form):
         module = made(kind, default_recurrent_mode=True, **FORMS[form])
         check_equal(torch.compile(module, fullgraph=True, backend="aot_eager"), module)
         assert not torch._dynamo.config.allow_rnn  # restored
-
-
-@pytest.mark.slow
-def test_a_wrapped_module_of_torch_is_one_graph():
-    module = GRUModule(gru=nn.GRU(IN, H, batch_first=True), in_key="x", out_key="y", default_recurrent_mode=True)
-    check_equal(torch.compile(module, fullgraph=True, backend="aot_eager"), module)
 
 
 @pytest.mark.slow

@@ -20,7 +20,8 @@ SHOWN = [
     ("cartpole_no_velocity", (2,)),
     ("pendulum_no_velocity", (2,)),
     ("mountaincar_continuous_no_velocity", (1,)),
-    *((name, ()) for name in ("repeat_previous", "repeat_first")),
+    *((name, ()) for name in ("repeat_previous", "repeat_first", "repeat_previous_torch")),
+    *((name, (3,)) for name in ("t_maze", "t_maze_active", "memory_chain")),
     ("minigrid", (7, 7, 3)),  # the image, without the mission
 ]
 

@@ -2,10 +2,7 @@
 
 import pytest
 import torch
-from collected import fresh_policy, rollouts
-from torchrl.envs.utils import check_env_specs
 
-from recurrl.envs import make_env
 from recurrl.envs.sources.memory import MemoryChain, RepeatPrevious, TMaze
 
 
@@ -101,16 +98,6 @@ def test_repeat_previous_equals_popgyms(k, decks):
         assert int(after["observation"]) == observation
         assert float(after["reward"]) == pytest.approx(reward)
         assert bool(after["terminated"]) == terminated
-
-
-@pytest.mark.parametrize("env", ["t_maze", "t_maze_active", "memory_chain", "repeat_previous_torch"])
-def test_a_task_is_an_environment_of_torchrl_and_is_collected_from(env, compose):
-    config = compose(f"env={env}", "env.num_envs=4", "frames_per_batch=240", "cell.hidden_size=8")
-    made = make_env(config.env, 3, seed=0)
-    check_env_specs(made)
-    _, batch = rollouts(config, fresh_policy(config), 2)
-    assert batch["next", "done"].any()
-    assert torch.equal(batch["is_init"][:, 1:], batch["next", "done"][:, :-1])
 
 
 def test_the_same_seed_gives_the_same_episodes_and_another_does_not():

@@ -11,6 +11,7 @@ from device_sync import Nowhere
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
 from tasks import Masked
+from test_torchrl import Ramp as Pushed
 from torchrl.envs import GymWrapper, SerialEnv
 from torchrl.envs.utils import check_env_specs
 
@@ -20,23 +21,15 @@ from recurrl.envs.policy_env import PolicyEnv
 from recurrl.errors import EnvError
 
 COUNT = 3
-LOW, HIGH = -2.0, 6.0
 
 
-class Ramp(gymnasium.Env):
-    """Shows the time, something broken and the last push, which is also the reward; an episode has three steps."""
+class Ramp(Pushed):
+    """Shows the time, something broken and the last push, in one vector."""
 
     observation_space = spaces.Box(-np.inf, np.inf, (3,), np.float32)
-    action_space = spaces.Box(LOW, HIGH, (1,), np.float32)
 
-    def reset(self, *, seed=None, options=None):
-        self.time = 0
-        return np.float32([0, np.nan, 0]), {}
-
-    def step(self, action):
-        assert self.action_space.contains(action)
-        self.time += 1
-        return np.float32([self.time, np.nan, action[0]]), float(action[0]), self.time == 3, False, {}
+    def observation(self):
+        return np.float32([self.steps, np.nan, self.push])
 
 
 def ramps_in_one(num_envs):

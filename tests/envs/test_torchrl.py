@@ -26,9 +26,14 @@ class Ramp(Counting):
 
     observation_space = spaces.Dict({"noise": spaces.Box(0, 9, (2,)), "push": ONE, "time": ONE})
     action_space = spaces.Box(-2.0, 6.0, (1,), np.float32)
-    length, push = LENGTH, 0.0
+    length = LENGTH
+
+    def reset(self, **options):
+        self.push = 0.0
+        return super().reset(**options)
 
     def step(self, action):
+        assert self.action_space.contains(action), action
         self.push = float(action[0])
         return super().step(action)
 
@@ -161,6 +166,9 @@ def test_memory_may_be_reused_and_bits_are_acted_on(small):
     assert env.observation_space.contains(observation)
     action, _ = agent.act(observation, agent.initial_state())
     assert env.action_space.contains(action)
+    observation, reward, *_ = env.step(action)
+    assert env.observation_space.contains(observation)
+    assert isinstance(reward, float)
 
 
 def test_an_observation_of_another_shape_than_its_spec_ends_the_run(small):

@@ -1,7 +1,6 @@
 """``env.wrappers``: wrappers of Gymnasium and of one's own, with arguments, around each environment."""
 
 import pytest
-from run_files import summary
 
 from recurrl.envs import make_env
 
@@ -48,11 +47,6 @@ def test_an_episode_limit_counts_the_steps_of_the_policy(compose):
     assert steps.shape == (1, 2)
     assert steps["next", "episode_reward"].flatten().tolist() == [4, 8]
     assert steps["next", "truncated"].flatten().tolist() == [False, True]
-
-
-def test_wrappers_of_ones_own_are_found_in_the_current_folder(train, tiny, folder):
-    train(*tiny, "env.wrappers=[{wrapper:wrappers_of_mine:Shift,by:2}]", "hydra.run.dir=run").succeeded()
-    assert summary(folder / "run")["status"] == "completed"
 
 
 IMPOSSIBLE = [

@@ -2,6 +2,7 @@
 
 import pytest
 from run_files import metrics, settings, summary, without_times
+from slow_cases import slow
 
 BY_YAML = ("--config-dir", "configs", "env=corridor")
 BY_NAME = ("env=my_package.corridor:Corridor", "env.length=6")
@@ -20,11 +21,10 @@ OF_EVERY_ENVIRONMENT = (
     *("policy.previous_action=true", "env.previous_reward=true", "env.max_episode_steps=4"),
 )
 IN_GROUPS = ("algorithm=grpo", "algorithm.group_size=2")
-WORKERS = [(f"collector={name}", "collector.num_workers=2") for name in ("multi_sync", "multi_async")]
-SLOW = [pytest.param(workers, marks=pytest.mark.slow) for workers in WORKERS]
+WORKERS = [slow((f"collector={name}", "collector.num_workers=2")) for name in ("multi_sync", "multi_async")]
 
 
-@pytest.mark.parametrize("options", [OF_EVERY_ENVIRONMENT, IN_GROUPS, *SLOW], ids=lambda options: options[0])
+@pytest.mark.parametrize("options", [OF_EVERY_ENVIRONMENT, IN_GROUPS, *WORKERS], ids=lambda options: options[0])
 def test_it_trains_with(options, train, tiny):
     assert summary(train(*tiny, *BY_NAME, *options))["status"] == "completed"
 

@@ -23,7 +23,6 @@ from recurrl.recurrent.matrix import MatrixCell
 from recurrl.recurrent.segments import expanded
 
 TORCH_CELLS = ("gru", "lstm")  # of which TorchRL has modules
-TORCH_RUNS = [run for run in RUNS if run[0] in TORCH_CELLS]
 WITH_DERIVATIVE = [name for name, make in CELLS.items() if isinstance(make(1), AnalyticCell | ParallelCell)]
 SIZES = {  # B, T, I, H
     "ordinary": (5, 9, 4, 6),
@@ -202,7 +201,7 @@ def test_gradients_of_biases_do_not_share_memory(cell):
     assert len(set(storages)) == len(storages)
 
 
-@pytest.mark.parametrize(("cell", "backend", "recompute"), TORCH_RUNS)
+@pytest.mark.parametrize(("cell", "backend", "recompute"), [run for run in RUNS if run[0] in TORCH_CELLS])
 def test_a_retained_graph_gives_the_same_gradients_twice(cell, backend, recompute):
     size = (3, 9, 4, 19)
     module = layers_of(cell, backend, recompute, size)
@@ -266,10 +265,9 @@ def test_a_compiled_scan_that_recomputes_keeps_less():
     assert less < 0.5 * all_of_it
 
 
-STEP_ONLY = sorted(CELLS.keys() - WITH_DERIVATIVE)
 TRACED = [
     pytest.param(cell, *how, marks=() if cell == "indrnn" and "inductor" not in how else pytest.mark.slow)
-    for cell in STEP_ONLY
+    for cell in sorted(CELLS.keys() - WITH_DERIVATIVE)
     for how in ((7, "aot_eager"), (1, "aot_eager"), (7, "inductor"))
 ]
 

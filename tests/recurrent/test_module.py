@@ -70,9 +70,7 @@ def test_a_primer_that_would_not_carry_the_state_is_rejected():
     assert "written to [('next', 'h')]" in error_of(module.make_tensordict_primer, kind=RuntimeError)
 
 
-def test_a_missing_entry_is_named(module):
-    with pytest.raises(KeyError, match="is_init"):
-        module(random_batch(module, 2).exclude("is_init"))
+def test_a_missing_input_is_named(module):
     with pytest.raises(KeyError, match="'x'"):
         module(random_batch(module, 2).exclude("x"))
 
