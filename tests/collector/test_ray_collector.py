@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from collected import collecting, fresh_policy, rollouts
-from run_files import summary, whole_and_resumed
+from run_files import column, ended, summary, whole_and_resumed
 from test_collector_state import assert_identical, check_continues
 from test_processes import failing, make_policy, several, value_everything
 
@@ -123,6 +123,17 @@ def start(tiny, tmp_path):
     for pid in of_ray("ray::") - before:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("ahead", [0, 2])
+def test_a_run_continues_after_the_loss_of_a_machine(ahead, cluster, start, tmp_path):
+    there = (f"collector.address={cluster.address}", f"collector.ahead={ahead}")
+    run = start(*there, "collector.on_env_error=restart", "total_frames=8_000")
+    cluster.remove_node(cluster.other, allow_graceful=False)
+    _, printed = run.communicate(timeout=200)
+    assert run.returncode == 0, printed
+    assert ended(tmp_path / "run", "frames", "restarts") == ("completed", 8_000, 1)
+    assert column(tmp_path / "run", "frames") == [*range(32, 8_001, 32)]
 
 
 @pytest.mark.parametrize("collector", [("collector=ray", "collector.ahead=1"), ("collector=multi_async",)])
