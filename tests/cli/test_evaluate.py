@@ -15,8 +15,10 @@ from recurrl.returns import return_format
 from recurrl.runs.open_run import open_run
 
 
-def test_evaluating_a_run_prints_the_returns_of_its_own_last_evaluation(evaluate, finished_run):
+def test_evaluating_a_run_prints_the_returns_of_its_last_evaluation_and_leaves_it_as_it_was(evaluate, finished_run):
+    before = {path: path.stat().st_mtime_ns for path in finished_run.rglob("*")}
     _, normal, zeroed, shuffled = evaluate(finished_run, "--memory").succeeded().out.splitlines()
+    assert {path: path.stat().st_mtime_ns for path in finished_run.rglob("*")} == before
     result = summary(finished_run)
     mean, std = result["eval_return_mean"], result["eval_return_std"]
     form = return_format(mean, std)
@@ -42,12 +44,6 @@ def test_an_evaluation_uses_the_threads_of_its_run(train, evaluate, tiny, monkey
     monkeypatch.setattr(torch, "set_num_threads", threads.append)
     evaluate("run").succeeded()
     assert threads[0] == 3
-
-
-def test_evaluating_leaves_the_run_as_it_was(evaluate, run):
-    before = {path: path.stat().st_mtime_ns for path in run.rglob("*")}
-    evaluate("run").succeeded()
-    assert {path: path.stat().st_mtime_ns for path in run.rglob("*")} == before
 
 
 NO_RUN = "Pass a run directory (it holds config.yaml and checkpoints/), or one of its checkpoints."
