@@ -6,7 +6,7 @@ import json
 import numpy as np
 import pytest
 import torch
-from run_files import summary
+from run_files import settings, summary
 
 from recurrl import evaluation
 from recurrl.api import Run, load
@@ -38,8 +38,8 @@ def test_a_policy_that_has_no_memory_cannot_be_evaluated_without_it(train, evalu
     )
 
 
-def test_an_evaluation_uses_the_threads_of_its_run(train, evaluate, tiny, monkeypatch):
-    train(*tiny, "num_threads=3", "hydra.run.dir=run").succeeded()
+def test_an_evaluation_uses_the_threads_of_its_run(evaluate, run, monkeypatch):
+    (run / "config.yaml").write_text(json.dumps(settings(run) | {"num_threads": 3}))
     threads = []
     monkeypatch.setattr(torch, "set_num_threads", threads.append)
     evaluate("run").succeeded()

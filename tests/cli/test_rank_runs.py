@@ -99,11 +99,10 @@ def test_restarts_before_a_resume_count_once(ranks, tmp_path, monkeypatch):
     monkeypatch.setattr(SingleCollector, "collect", failing_once)
     options = ("collector.on_env_error=restart", "checkpoint.every_frames=96", "hydra.run.dir=run")
     assert ranks(2, *options, "total_frames=96")[0][0] == 0
-    for frames in (192, 288):
-        assert ranks(2, "resume=run", f"total_frames={frames}")[0][0] == 0
+    assert ranks(2, "resume=run", "total_frames=192")[0][0] == 0
     # Each process fails once on each rank.
-    assert column(tmp_path / "run", "collect/restarts") == [2, 4, 6]
-    assert summary(tmp_path / "run")["restarts"] == 6
+    assert column(tmp_path / "run", "collect/restarts") == [2, 4]
+    assert summary(tmp_path / "run")["restarts"] == 4
 
 
 @pytest.mark.parametrize("failing", [0, 1])
