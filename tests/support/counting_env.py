@@ -14,14 +14,17 @@ class Counting(gymnasium.Env):
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
         self.steps = 0
-        return self.observation(), {}
+        return self.observation(), self.info()
 
     def step(self, action):
         self.steps += 1
-        return self.observation(), self.reward(action), *self.ended(), {}
+        return self.observation(), self.reward(action), *self.ended(), self.info()
 
     def observation(self):
         return np.zeros(self.observation_space.shape, np.float32)
+
+    def info(self):
+        return {}
 
     def reward(self, action):
         return 0.0

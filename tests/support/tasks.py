@@ -10,6 +10,7 @@ from typing import ClassVar
 import gymnasium
 import numpy as np
 import torch
+from counting_env import Counting
 from gymnasium import spaces
 from gymnasium.envs.classic_control import CartPoleEnv
 from gymnasium.envs.classic_control.cartpole import CartPoleVectorEnv
@@ -41,7 +42,7 @@ ACTIONS = {
 WITHOUT_MEMORY = {"discrete": 0.25} | dict.fromkeys(("multi_discrete", "binary", "bounded", "unbounded", "dict"), 0.5)
 
 
-class Cue(gymnasium.Env):
+class Cue(Counting):
     """The task.
 
     Args:
@@ -51,22 +52,18 @@ class Cue(gymnasium.Env):
     """
 
     def __init__(self, observation="vector", action="discrete", delay=2):
-        self.kinds, self.delay = (observation, action), delay
+        self.kinds, self.delay, self.length = (observation, action), delay, delay + 1
         self.observation_space, self.action_space = OBSERVATIONS[observation], ACTIONS[action]
 
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        self.bits, self.time = self.np_random.integers(2, size=2), 0
-        return self._show(), {}
+    def observation(self):
+        if self.steps > 0:
+            return _picture(self.kinds[0], None, None)
+        self.bits = self.np_random.integers(2, size=2)
+        return _picture(self.kinds[0], *self.bits)
 
-    def step(self, action):
+    def reward(self, action):
         assert self.action_space.contains(action), (action, self.action_space)
-        reward = _score(self.kinds[1], action, self.bits) / self.delay if self.time else 0.0
-        self.time += 1
-        return self._show(), reward, self.time > self.delay, False, {}
-
-    def _show(self):
-        return _picture(self.kinds[0], *self.bits) if self.time == 0 else _picture(self.kinds[0], None, None)
+        return _score(self.kinds[1], action, self.bits) / self.delay if self.steps > 1 else 0.0
 
 
 def _picture(kind, a, b):
@@ -112,7 +109,7 @@ def still(seen):
     return torch.zeros(len(seen["hidden"]), dtype=torch.long)
 
 
-class Masked(gymnasium.Env):
+class Masked(Counting):
     """Allows a random half of the choices at each step, and none after the last; rejects to do what it did not allow.
 
     Args:
@@ -122,6 +119,7 @@ class Masked(gymnasium.Env):
     """
 
     SIZES: ClassVar = {"discrete": [6], "multi_discrete": [2, 4]}
+    length = 5
 
     def __init__(self, mask_in, action, nothing_at=None):
         self.mask_in, self.nothing_at, self.sizes = mask_in, nothing_at, self.SIZES[action]
@@ -131,26 +129,20 @@ class Masked(gymnasium.Env):
         in_observation = mask_in == "observation"
         self.observation_space = spaces.Dict({"seen": shown, "action_mask": mask}) if in_observation else shown
 
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        self.time = 0
-        return self._show()
-
     def step(self, action):
         allowed = np.split(self.mask, np.cumsum(self.sizes)[:-1])
         assert all(part[choice] for part, choice in zip(allowed, np.atleast_1d(action), strict=True))
-        self.time += 1
-        observation, info = self._show()
-        return observation, 0.0, self.time == 5, False, info
+        return super().step(action)
 
-    def _show(self):
+    def observation(self):
         halves = [self.np_random.permutation(size) < size // 2 for size in self.sizes]
-        nothing = self.time in (5, self.nothing_at)
+        nothing = self.steps in (self.length, self.nothing_at)
         self.mask = np.zeros(6, np.int8) if nothing else np.concatenate(halves).astype(np.int8)
         seen = self.np_random.uniform(-1, 1, 2).astype(np.float32)
-        if self.mask_in == "observation":
-            return {"seen": seen, "action_mask": self.mask}, {}
-        return seen, {"action_mask": self.mask} if self.mask_in == "info" else {}
+        return {"seen": seen, "action_mask": self.mask} if self.mask_in == "observation" else seen
+
+    def info(self):
+        return {"action_mask": self.mask} if self.mask_in == "info" else {}
 
 
 class VectorCartPole(CartPoleVectorEnv):
