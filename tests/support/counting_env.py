@@ -14,17 +14,14 @@ class Counting(gymnasium.Env):
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
         self.steps = 0
-        return self.observation(), self.info()
+        return self.observation(), {}
 
     def step(self, action):
         self.steps += 1
-        return self.observation(), self.reward(action), *self.ended(), self.info()
+        return self.observation(), self.reward(action), *self.ended(), {}
 
     def observation(self):
         return np.zeros(self.observation_space.shape, np.float32)
-
-    def info(self):
-        return {}
 
     def reward(self, action):
         return 0.0
