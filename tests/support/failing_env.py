@@ -26,10 +26,13 @@ class Failing(Counting):
         self.left, self.by, self.marker = at, by, marker
 
     def observation(self):
+        self._observe()
+        return super().observation()
+
+    def _observe(self):
         self.left -= 1
         if self.left < 0 and self._is_the_one():
             self._fail()
-        return super().observation()
 
     def _is_the_one(self):
         if self.marker is None:
