@@ -8,13 +8,13 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from run_files import ended
 
 import recurrl
 from recurrl.callbacks.callback import Callbacks
 from recurrl.errors import ConfigError, RunError
 from recurrl.evaluation import StoppedError
 from recurrl.runtime.ranks import World
-from recurrl.runtime.run_summary import read_summary
 from recurrl.trainer import Trainer
 
 pytestmark = pytest.mark.usefixtures("in_tmp_path")
@@ -165,68 +165,52 @@ def test_no_callback_is_called_for_an_iteration_whose_evaluation_a_signal_stoppe
     assert other.seen == [32, 64, 96]
 
 
-class Misspelt(recurrl.Callback):
-    def on_iterations(self, trainer, metrics):
-        pass
+def simple(self, metrics, policy):
+    pass
 
 
-class NotDerived(Counter):
-    def on_start(self, trainer):
-        pass
+def derived(self, trainer, metrics):
+    pass
 
 
-class TooMany:
-    def on_iteration(self, metrics, policy, frames):
-        pass
+def of_three(self, metrics, policy, frames):
+    pass
 
 
-class OnlySaves:
-    def on_iteration(self, metrics, policy):
-        pass
-
-    def state_dict(self):
-        return {}
+def of_none(self):
+    return {}
 
 
-class ClosesAlone(recurrl.Callback):
-    def close(self):
-        pass
+async def coroutine(self, trainer, metrics):
+    pass
 
 
-class Awaits(recurrl.Callback):
-    async def on_iteration(self, trainer, metrics):
-        pass
-
-
-class LooksDerived:
-    def on_iteration(self, trainer, metrics):
-        pass
-
-
-class LooksSimple(recurrl.Callback):
-    def on_iteration(self, metrics, policy):
-        pass
-
-
+BOTH = {"on_iteration": simple, "state_dict": of_none}
 NOT_CALLED = [
-    ([Counter], r"callbacks must be objects \(got a class\). Give Counter\(\)."),
-    ([Misspelt()], "Misspelt defines on_iterations, never called. It may define close, on_end, on_iteration, "),
-    ([NotDerived()], "NotDerived defines on_start, .* the other methods of recurrl.Callback if it derives from that"),
-    ([TooMany()], r"TooMany must have on_iteration\(metrics, policy\): missing a required argument: 'frames'"),
-    ([object()], r"object must have on_iteration\(metrics, policy\)"),
-    ([LooksDerived()], r"on_iteration\(metrics, policy\), because it does not derive from recurrl.Callback"),
-    ([LooksSimple()], r"on_iteration\(trainer, metrics\), because it derives from recurrl.Callback"),
-    ([ClosesAlone()], r"ClosesAlone must have close\(failed\): too many positional arguments"),
-    ([Awaits()], r"Awaits must have on_iteration\(trainer, metrics\), and not as a coroutine. Remove async"),
-    ([OnlySaves()], "OnlySaves must have both state_dict and load_state_dict, or neither"),
-    (Counter(), r"callbacks must be a list \(got a Counter\)."),
+    (recurrl.Callback, {"on_iterations": derived}, "Mine defines on_iterations, never called. It may define close, "),
+    (Counter, {"on_start": of_none}, "Mine defines on_start, .* the other methods of recurrl.Callback if it derives "),
+    (object, {"on_iteration": of_three}, r"on_iteration\(metrics, policy\): missing a required argument: 'frames'"),
+    (object, {}, r"Mine must have on_iteration\(metrics, policy\)"),
+    (object, {"on_iteration": derived}, r"on_iteration\(metrics, policy\), because it does not derive from recurrl"),
+    (recurrl.Callback, {"on_iteration": simple}, r"on_iteration\(trainer, metrics\), because it derives from recurrl"),
+    (recurrl.Callback, {"close": of_none}, r"Mine must have close\(failed\): too many positional arguments"),
+    (recurrl.Callback, {"on_iteration": coroutine}, r"\(trainer, metrics\), and not as a coroutine. Remove async"),
+    (object, BOTH, "Mine must have both state_dict and load_state_dict, or neither"),
 ]
 
 
-@pytest.mark.parametrize(("callbacks", "message"), NOT_CALLED)
-def test_a_callback_that_would_not_be_called_is_an_error_before_the_run(callbacks, message, tiny):
+@pytest.mark.parametrize(("base", "methods", "message"), NOT_CALLED)
+def test_a_callback_that_would_not_be_called_is_an_error_before_the_run(base, methods, message, tiny):
     with pytest.raises(ConfigError, match=message):
-        recurrl.train(tiny, run_dir="run", callbacks=callbacks)
+        recurrl.train(tiny, run_dir="run", callbacks=[callback(base=base, **methods)])
+    assert not Path("run").exists()
+
+
+def test_what_is_not_a_list_of_objects_is_an_error_before_the_run(tiny):
+    with pytest.raises(ConfigError, match=r"callbacks must be objects \(got a class\). Give Counter\(\)."):
+        recurrl.train(tiny, run_dir="run", callbacks=[Counter])
+    with pytest.raises(ConfigError, match=r"callbacks must be a list \(got a Counter\)."):
+        recurrl.train(tiny, run_dir="run", callbacks=Counter())
     assert not Path("run").exists()
 
 
@@ -236,8 +220,7 @@ def test_a_run_whose_torchrun_has_ended_ends_with_a_checkpoint(tiny, monkeypatch
         patch.setattr(World, "is_orphaned", property(lambda _: next(after_one_iteration)))
         with pytest.raises(KeyboardInterrupt, match="SIGTERM"):
             recurrl.train([*tiny, "total_frames=96"], run_dir="run")
-    summary = read_summary(Path("run"))
-    assert (summary["status"], summary["frames"]) == ("interrupted", 32)
+    assert ended(Path("run"), "frames") == ("interrupted", 32)
     assert recurrl.train(["resume=auto"], run_dir="run").summary["frames"] == 96
 
 

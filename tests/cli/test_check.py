@@ -16,33 +16,29 @@ LINE = (
 UPDATE = r"one update by algorithm=ppo: \d+ gradient steps; loss/objective \S+, loss/critic \S+, loss/entropy \S+"
 
 
-@pytest.fixture
-def stale(register):
-    """Overrides that choose an environment which must not be trained in."""
-    return "env=gym", f"env.id={register(lambda: Stale(gymnasium.make('CartPole-v1')))}"
-
-
-def test_a_right_environment_gives_one_line_and_leaves_nothing_behind(check, tiny, tmp_path):
-    outcome = check(*tiny).succeeded()
+# Nothing is trained, so that any total_frames will do.
+@pytest.mark.parametrize("frames", [1, 33])
+def test_a_right_environment_gives_one_line_and_leaves_nothing_behind(check, tiny, tmp_path, frames):
+    outcome = check(*tiny, f"total_frames={frames}").succeeded()
     assert re.fullmatch(f"{LINE}\n{UPDATE}\n", outcome.out), outcome.out
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_wrong_environment_is_rejected_with_an_error_message(check, tiny, stale):
-    outcome = check(*tiny, *stale).failed()
-    assert outcome.out == ""
-    assert outcome.error.startswith("The update would not see what the rollout saw: after each of ")
-    assert "Traceback" not in outcome.err
+def test_a_wrong_environment_is_rejected_alone_and_before_a_run_learns(check, train, tiny, register, tmp_path):
+    wrong = (*tiny, "env=gym", f"env.id={register(lambda: Stale(gymnasium.make('CartPole-v1')))}")
+    alone, run = check(*wrong).failed(), train(*wrong, "hydra.run.dir=run").failed()
+    for outcome in (alone, run):
+        assert outcome.error.startswith("The update would not see what the rollout saw: after each of ")
+        assert "Traceback" not in outcome.err
+    assert alone.out == ""
+    assert ended(tmp_path / "run", "frames", "checkpoint") == ("failed", 0, None)
+    assert "after each of " in summary(tmp_path / "run")["error"]
+    assert metrics(tmp_path / "run") == []
 
 
 def test_a_loss_that_is_not_finite_is_rejected(check, tiny, monkeypatch):
     monkeypatch.setattr(PPO, "_critic_loss", lambda _, value, *__: (value.mean() * float("nan"), {}))
     assert check(*tiny).failed().error == "algorithm=ppo: loss or gradient is not finite."
-
-
-@pytest.mark.parametrize("frames", [1, 33])
-def test_any_total_frames_will_do_because_nothing_is_trained(check, tiny, frames):
-    check(*tiny, f"total_frames={frames}").succeeded()
 
 
 WRONG = [
@@ -57,11 +53,3 @@ WRONG = [
 def test_what_cannot_be_trained_cannot_be_checked(check, no_environments, overrides, sentence):
     outcome = check(*overrides).failed()
     assert outcome.error.startswith(sentence), outcome.err
-
-
-def test_a_run_in_a_wrong_environment_ends_before_it_learns(train, tiny, stale, tmp_path):
-    outcome = train(*tiny, *stale, "hydra.run.dir=run").failed()
-    assert outcome.error.startswith("The update would not see what the rollout saw: after each of ")
-    assert ended(tmp_path / "run", "frames", "checkpoint") == ("failed", 0, None)
-    assert "after each of " in summary(tmp_path / "run")["error"]
-    assert metrics(tmp_path / "run") == []

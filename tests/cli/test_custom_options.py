@@ -43,12 +43,6 @@ class Weighted(PPO):
 CELL, ALGORITHM = "cell=coupled:Coupled", "algorithm=coupled:Weighted"
 
 
-@pytest.fixture
-def coupled(tmp_path):
-    """A module with a custom cell and a custom algorithm in the current folder."""
-    (tmp_path / "coupled.py").write_text(PARTS, encoding="utf-8")
-
-
 @pytest.fixture(scope="module")
 def resumed(recurrl_train, tiny, tmp_path_factory):
     """Resumes a finished run of both, in the folder of their module. The run has to stay as it is."""
@@ -111,7 +105,8 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("override", "error"), WRONG)
-def test_a_wrong_option_of_a_custom_part_is_rejected(rejected, coupled, tmp_path, override, error):
+def test_a_wrong_option_of_a_custom_part_is_rejected(rejected, tmp_path, override, error):
+    (tmp_path / "coupled.py").write_text(PARTS, encoding="utf-8")
     (tmp_path / "__pycache__").mkdir()
     assert rejected(CELL, ALGORITHM, override) == error
 

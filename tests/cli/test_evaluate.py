@@ -6,7 +6,7 @@ import json
 import numpy as np
 import pytest
 import torch
-from run_files import summary
+from run_files import settings, summary
 
 from recurrl import evaluation
 from recurrl.api import Run, load
@@ -15,8 +15,10 @@ from recurrl.returns import return_format
 from recurrl.runs.open_run import open_run
 
 
-def test_evaluating_a_run_prints_the_returns_of_its_own_last_evaluation(evaluate, finished_run):
+def test_evaluating_a_run_prints_the_returns_of_its_last_evaluation_and_leaves_it_as_it_was(evaluate, finished_run):
+    before = {path: path.stat().st_mtime_ns for path in finished_run.rglob("*")}
     _, normal, zeroed, shuffled = evaluate(finished_run, "--memory").succeeded().out.splitlines()
+    assert {path: path.stat().st_mtime_ns for path in finished_run.rglob("*")} == before
     result = summary(finished_run)
     mean, std = result["eval_return_mean"], result["eval_return_std"]
     form = return_format(mean, std)
@@ -36,18 +38,12 @@ def test_a_policy_that_has_no_memory_cannot_be_evaluated_without_it(train, evalu
     )
 
 
-def test_an_evaluation_uses_the_threads_of_its_run(train, evaluate, tiny, monkeypatch):
-    train(*tiny, "num_threads=3", "hydra.run.dir=run").succeeded()
+def test_an_evaluation_uses_the_threads_of_its_run(evaluate, run, monkeypatch):
+    (run / "config.yaml").write_text(json.dumps(settings(run) | {"num_threads": 3}))
     threads = []
     monkeypatch.setattr(torch, "set_num_threads", threads.append)
     evaluate("run").succeeded()
     assert threads[0] == 3
-
-
-def test_evaluating_leaves_the_run_as_it_was(evaluate, run):
-    before = {path: path.stat().st_mtime_ns for path in run.rglob("*")}
-    evaluate("run").succeeded()
-    assert {path: path.stat().st_mtime_ns for path in run.rglob("*")} == before
 
 
 NO_RUN = "Pass a run directory (it holds config.yaml and checkpoints/), or one of its checkpoints."

@@ -79,12 +79,7 @@ def test_the_printed_command_resumes_the_run(train, tiny, imported, tmp_path, si
     assert [row["frames"] for row in metrics(tmp_path / "my runs" / "the 'first'")] == ["32", "64"]
 
 
-class Idle:
-    def on_iteration(self, metrics, policy):
-        pass
-
-
-FROM_PYTHON = {"env": lambda: gymnasium.make("CartPole-v1"), "callbacks": [Idle()]}
+FROM_PYTHON = {"env": lambda: gymnasium.make("CartPole-v1"), "callbacks": [recurrl.Callback()]}
 
 
 @pytest.mark.parametrize("named", ["callbacks", "env", "env and callbacks"])

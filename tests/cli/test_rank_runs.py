@@ -12,7 +12,7 @@ import gymnasium
 import pytest
 from commands import output_of
 from in_ranks import in_ranks
-from run_files import column, ended, metrics, state_in, summary, without_times
+from run_files import column, ended, metrics, state_in, summary, whole_and_resumed
 from slow_cases import slow
 
 from recurrl.algorithms import Algorithm
@@ -54,10 +54,8 @@ def test_ranks_have_one_run_directory_in_which_rank_0_alone_writes(ranks, tmp_pa
 @pytest.mark.parametrize("size", [2, slow(3)])
 def test_a_run_resumed_with_as_many_ranks_is_the_one_that_was_not_interrupted(ranks, tmp_path, size):
     options = ("checkpoint.every_frames=96", "checkpoint.keep_last=null")
-    assert ranks(size, *options, "hydra.run.dir=whole")[0][0] == 0
-    assert ranks(size, "resume=whole/checkpoints/frames_000000000096", "hydra.run.dir=resumed")[0][0] == 0
+    whole_and_resumed(lambda *given: ranks(size, *given)[0], tmp_path, 96, *options)
     whole, resumed = tmp_path / "whole", tmp_path / "resumed"
-    assert without_times(metrics(resumed)) == without_times(metrics(whole))
     last = "checkpoints/frames_000000000192"
     names = files.manifest(whole / last).checksums.keys()
     assert files.manifest(resumed / last).checksums.keys() == names
@@ -101,11 +99,10 @@ def test_restarts_before_a_resume_count_once(ranks, tmp_path, monkeypatch):
     monkeypatch.setattr(SingleCollector, "collect", failing_once)
     options = ("collector.on_env_error=restart", "checkpoint.every_frames=96", "hydra.run.dir=run")
     assert ranks(2, *options, "total_frames=96")[0][0] == 0
-    for frames in (192, 288):
-        assert ranks(2, "resume=run", f"total_frames={frames}")[0][0] == 0
+    assert ranks(2, "resume=run", "total_frames=192")[0][0] == 0
     # Each process fails once on each rank.
-    assert column(tmp_path / "run", "collect/restarts") == [2, 4, 6]
-    assert summary(tmp_path / "run")["restarts"] == 6
+    assert column(tmp_path / "run", "collect/restarts") == [2, 4]
+    assert summary(tmp_path / "run")["restarts"] == 4
 
 
 @pytest.mark.parametrize("failing", [0, 1])

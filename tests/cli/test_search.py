@@ -3,7 +3,6 @@
 import re
 import shlex
 import signal
-import sys
 
 import pytest
 from omegaconf import OmegaConf
@@ -45,16 +44,6 @@ def test_a_search_runs_its_trials_and_says_how_to_repeat_the_best(search, train,
     assert train(*again, "hydra.run.dir=again").code == 0
     best = runs[max(range(2), key=lambda number: trials[number].value)]
     assert without_times(metrics(tmp_path / "again")) == without_times(metrics(best))
-
-
-def test_a_search_without_optuna_says_how_to_install_it(train, monkeypatch):
-    monkeypatch.setitem(sys.modules, "optuna", None)
-    monkeypatch.delitem(sys.modules, "recurrl.cli.search")
-    error = train("-m", "hparams_search=ppo").error
-    assert error == (
-        "hydra/sweeper=optuna needs the module optuna, which is not installed. Install it, for example with: pip "
-        "install 'recurrl[optuna]'."
-    )
 
 
 def test_a_search_in_the_same_folder_continues_to_its_number_of_trials(search, tmp_path, signalled):

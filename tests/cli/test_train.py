@@ -5,7 +5,7 @@ from dataclasses import fields
 
 import pytest
 import yaml
-from run_files import SUMMARY_KEYS, ended, metrics, settings, summary
+from run_files import ended, metrics, settings, summary
 
 from recurrl.config import TrainConfig
 from recurrl.returns import return_format
@@ -43,7 +43,7 @@ def test_a_run_records_the_configuration_it_ran_with(console_run):
 
 def test_the_summary_of_a_run_says_what_it_came_to(console_run):
     result = summary(console_run)
-    assert result.keys() >= SUMMARY_KEYS
+    assert {"pretrain_log_likelihood", "eval_return_mean_random", "eval_return_std_random", "warnings"} <= result.keys()
     expected = {"status": "completed", "error": None, "frames": 64, "seed": 1, "device": "cpu", "cell": "lstm"}
     assert result | expected | {"eval_episodes": 2} == result
     assert result["backend"] in ("native", "scan", "pad")

@@ -16,10 +16,6 @@ from run_files import ended, metrics, summary
 from recurrl.checkpoint import files
 
 pytestmark = pytest.mark.slow
-SMALL = (
-    *("env.num_envs=4", "frames_per_batch=64", "slice_len=8", "minibatch_slices=4", "epochs=1"),
-    "total_frames=1_000_000_000",
-)
 in_processes = pytest.mark.parametrize("collector", ["multi_sync", "multi_async"])
 WAIT_S = 300
 # Linux's PF_EXITING, see proc_pid_stat(5): past its own code; the last of its memory is freed.
@@ -77,12 +73,12 @@ def _folder(pid):
 
 
 @pytest.fixture
-def start(tmp_path):
+def start(tiny, tmp_path):
     """Starts a run; whatever is left of it is killed after the test."""
     runs = []
 
     def start(*overrides, by=(str(Path(sys.executable).parent / "recurrl-train"),)):
-        overrides = (*SMALL, "device=cpu", "hydra.run.dir=run", *overrides)
+        overrides = (*tiny, "frames_per_batch=64", "total_frames=1_000_000_000", "hydra.run.dir=run", *overrides)
         own_memory = with_a_disk_of_its_own("/dev/shm", "256m")
         show = ["sh", "-c", SHOW_SHARED_MEMORY] if own_memory else []
         command = [*own_memory, *show, *by, *overrides]

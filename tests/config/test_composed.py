@@ -3,7 +3,7 @@
 import json
 import math
 import re
-from dataclasses import asdict, is_dataclass
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -19,12 +19,8 @@ from recurrl.recurrent import set_recurrent_matmul_precision
 
 def test_a_typed_configuration_is_plain_dataclasses_lists_and_dictionaries(compose):
     config = compose("+env.kwargs.sutton_barto_reward=true")
-    json.dumps(asdict(config))  # which raises an error for OmegaConf's types
-    assert is_dataclass(config.algorithm)
-    assert config.env.mask == [1, 3]
-    assert config.env.kwargs == {"sutton_barto_reward": True}
-    assert isinstance(config.lr, float)
-    assert isinstance(config.total_frames, int)
+    of_env = json.loads(json.dumps(asdict(config)))["env"]  # which raises an error for OmegaConf's types
+    assert (of_env["mask"], of_env["kwargs"]) == ([1, 3], {"sutton_barto_reward": True})
 
 
 @pytest.mark.parametrize(("available", "device"), [(True, "cuda"), (False, "cpu")])

@@ -200,8 +200,7 @@ def test_a_video_is_inside_the_page(sweep):
 
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("chromium") is None, reason="needs Chromium, which is not installed")
-@pytest.mark.parametrize("width", [1040, 390])
-@pytest.mark.parametrize("scheme", [0, 1], ids=["dark", "light"])
+@pytest.mark.parametrize(("scheme", "width"), [(0, 1040), (1, 390)], ids=["dark", "light and narrow"])
 def test_a_browser_draws_it(scheme, width, sweep, tmp_path):
     report(sweep)
     page, shot = (sweep / "report.html").as_uri(), tmp_path / "shot.png"

@@ -5,16 +5,6 @@ import pytest
 from recurrl.runtime.atomic import UNFINISHED, atomic_write, remove_unfinished, unfinished
 
 
-def test_readers_see_the_old_contents_until_the_block_ends(tmp_path):
-    path = tmp_path / "file.txt"
-    path.write_text("old")
-    with atomic_write(path) as file:
-        file.write("new")
-        file.flush()
-        assert path.read_text() == "old"
-    assert path.read_text() == "new"
-
-
 def test_a_block_that_raises_leaves_the_old_contents_and_no_temporary_file(tmp_path):
     path = tmp_path / "file.txt"
     path.write_text("old")
@@ -25,12 +15,15 @@ def test_a_block_that_raises_leaves_the_old_contents_and_no_temporary_file(tmp_p
 
 
 def test_contents_are_on_the_disk_before_they_take_the_place_of_the_old_ones(tmp_path, monkeypatch):
-    events = []
-    monkeypatch.setattr(os, "fsync", lambda descriptor: events.append(os.fstat(descriptor).st_size))
-    with atomic_write(tmp_path / "file.txt") as file:
+    path, events = tmp_path / "file.txt", []
+    monkeypatch.setattr(os, "fsync", lambda file: events.append((os.fstat(file).st_size, path.read_text())))
+    path.write_text("old")
+    with atomic_write(path) as file:
         file.write("four")
-        assert not (tmp_path / "file.txt").exists()
-    assert events == [4]
+        file.flush()
+        assert path.read_text() == "old"
+    assert events == [(4, "old")]
+    assert path.read_text() == "four"
 
 
 def test_a_link_is_replaced_and_not_what_it_points_to(tmp_path):

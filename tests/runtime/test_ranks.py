@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from in_ranks import in_ranks, met, start
+from rejections import error_of
 from torch.distributed import HashStore
 
 from recurrl.runtime.ranks import RankLostError, World, world
@@ -84,9 +85,7 @@ def test_after_a_rank_was_lost_no_exchange_returns_anything():
         own = torch.ones(3)
         for _ in range(2):
             for exchange in (world().sum_, world().gathered, averaged, world().gather, world().broadcast):
-                with pytest.raises(RankLostError) as lost:
-                    exchange(own)
-                messages.append(str(lost.value))
+                messages.append(error_of(exchange, own, kind=RankLostError))
                 own = torch.full((3,), 7.0)
             began = time.monotonic()
         return [*messages, *(["waited again"] if time.monotonic() - began > 1 else [])]
@@ -102,9 +101,7 @@ def test_after_a_rank_was_killed_all_others_say_the_same_and_what_to_do(killed):
         world().gather(None)
         if world().rank == killed:
             os.kill(os.getpid(), signal.SIGKILL)
-        with pytest.raises(RankLostError) as lost:
-            world().sum_(torch.ones(100_000))
-        return str(lost.value)
+        return error_of(world().sum_, torch.ones(100_000), kind=RankLostError)
 
     began = time.monotonic()
     messages = start(3, met(waiting)).end()
@@ -122,9 +119,7 @@ def test_a_rank_that_does_not_respond_in_time_is_an_error():
         if world().rank == 1:
             time.sleep(3)
             return None
-        with pytest.raises(RankLostError) as lost:
-            world().gathered(torch.ones(1))
-        return str(lost.value)
+        return error_of(world().gathered, torch.ones(1), kind=RankLostError)
 
     message, _ = start(2, waiting).end()
     assert message.startswith("The ranks lost touch with one another (")

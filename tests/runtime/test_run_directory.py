@@ -31,11 +31,3 @@ def test_what_is_where_a_run_is_to_write_is_found_before_it_trains(tmp_path, nam
     error = error_of(check_writable_places, tmp_path / "run")
     assert error.startswith(f"{path} is ")
     assert "Move it away" in error
-
-
-def test_a_link_to_a_folder_on_another_disk_is_not_in_the_way(finished_run, tmp_path):
-    (tmp_path / "disk").mkdir()
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "checkpoints").symlink_to(tmp_path / "disk")
-    check_writable_places(tmp_path / "run")
-    check_writable_places(finished_run)

@@ -49,33 +49,28 @@ class Waits(TorchDispatchMode):
             with unset_fake_temporarily():
                 return func(*args, **kwargs)
         if func is aten._local_scalar_dense.default and metas:
-            self._note()
-            return True if metas[0].dtype == torch.bool else 1.0 if metas[0].is_floating_point() else 1
+            return self._noted(True if metas[0].dtype == torch.bool else 1.0 if metas[0].is_floating_point() else 1)
         if func in COMPARISONS and metas:
-            self._note()
-            return True
+            return self._noted(True)
         if func is aten._unique2.default and metas:
-            self._note()
             flat = metas[0].flatten()
-            return flat, torch.zeros_like(metas[0]), torch.zeros_like(flat)
+            return self._noted((flat, torch.zeros_like(metas[0]), torch.zeros_like(flat)))
         if func in SIZES and metas:
-            self._note()
-            return metas[0].new_zeros(metas[0].numel(), metas[0].ndim, dtype=torch.long)
+            return self._noted(metas[0].new_zeros(metas[0].numel(), metas[0].ndim, dtype=torch.long))
         if func in INDEXING and metas and any(each is not None and each.dtype == torch.bool for each in args[1]):
-            self._note()
-            args = (args[0], [index for each in args[1] for index in everywhere(each)], *args[2:])
+            args = self._noted((args[0], [index for each in args[1] for index in everywhere(each)], *args[2:]))
         if func is aten._to_copy.default and metas and torch.device(kwargs.get("device") or "meta").type == "cpu":
-            self._note()
             with unset_fake_temporarily():
-                return torch.ones(metas[0].shape, dtype=kwargs.get("dtype") or metas[0].dtype)
+                return self._noted(torch.ones(metas[0].shape, dtype=kwargs.get("dtype") or metas[0].dtype))
         if func is aten.copy_.default and metas and not has_no_values(args[0]):
-            self._note()
-            return args[0].fill_(1)
+            return self._noted(args[0].fill_(1))
         return func(*args, **kwargs)
 
-    def _note(self):
+    def _noted(self, answer):
+        """The answer, once it has been noted where it is read."""
         ours = [frame.filename for frame in traceback.extract_stack() if frame.filename.startswith(PACKAGE)]
         self.places[Path(ours[-1]).name if ours else "a test"] += 1
+        return answer
 
 
 @contextmanager

@@ -7,36 +7,32 @@ import time
 from pathlib import Path
 
 import gymnasium
-import numpy as np
+from counting_env import Counting
 
 
 class ArmError(Exception):
     """Known to nobody but this file."""
 
 
-class Failing(gymnasium.Env):
-    """Fails at a step, in the configured way; step 0 is the reset.
+class Failing(Counting):
+    """Never ends, and fails at a step, in the configured way; step 0 is the reset.
 
     With a marker, a file, only the first copy that comes to it fails, and writes the marker.
     """
 
-    observation_space = gymnasium.spaces.Box(-1, 1, (2,), np.float32)
-    action_space = gymnasium.spaces.Discrete(2)
+    length = None
 
     def __init__(self, at, by="raising", marker=None):
         self.left, self.by, self.marker = at, by, marker
 
-    def reset(self, **_):
-        return self._observe(), {}
-
-    def step(self, action):
-        return self._observe(), 0.0, False, False, {}
+    def observation(self):
+        self._observe()
+        return super().observation()
 
     def _observe(self):
         self.left -= 1
         if self.left < 0 and self._is_the_one():
             self._fail()
-        return np.zeros(2, np.float32)
 
     def _is_the_one(self):
         if self.marker is None:

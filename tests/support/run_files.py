@@ -9,14 +9,6 @@ import yaml
 
 from recurrl.tracking.csv import CsvTracker
 
-SUMMARY_KEYS = {
-    *("status", "error", "frames", "wall_time_s", "train_time_s", "frames_per_s", "startup_time_s"),
-    *("pretrain_log_likelihood", "train_return_mean", "eval_return_mean", "eval_return_std", "eval_episodes"),
-    *("eval_return_mean_zeroed_state", "eval_return_mean_shuffled_state", "best_eval_return_mean"),
-    *("eval_return_mean_random", "eval_return_std_random", "seed", "device", "cell", "backend", "checkpoint"),
-    "warnings",
-}
-
 
 def summary(run):
     return json.loads((run / "summary.json").read_text(encoding="utf-8"))

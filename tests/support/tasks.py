@@ -10,6 +10,7 @@ from typing import ClassVar
 import gymnasium
 import numpy as np
 import torch
+from counting_env import Counting
 from gymnasium import spaces
 from gymnasium.envs.classic_control import CartPoleEnv
 from gymnasium.envs.classic_control.cartpole import CartPoleVectorEnv
@@ -41,7 +42,7 @@ ACTIONS = {
 WITHOUT_MEMORY = {"discrete": 0.25} | dict.fromkeys(("multi_discrete", "binary", "bounded", "unbounded", "dict"), 0.5)
 
 
-class Cue(gymnasium.Env):
+class Cue(Counting):
     """The task.
 
     Args:
@@ -51,22 +52,18 @@ class Cue(gymnasium.Env):
     """
 
     def __init__(self, observation="vector", action="discrete", delay=2):
-        self.kinds, self.delay = (observation, action), delay
+        self.kinds, self.delay, self.length = (observation, action), delay, delay + 1
         self.observation_space, self.action_space = OBSERVATIONS[observation], ACTIONS[action]
 
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        self.bits, self.time = self.np_random.integers(2, size=2), 0
-        return self._show(), {}
+    def observation(self):
+        if self.steps > 0:
+            return _picture(self.kinds[0], None, None)
+        self.bits = self.np_random.integers(2, size=2)
+        return _picture(self.kinds[0], *self.bits)
 
-    def step(self, action):
+    def reward(self, action):
         assert self.action_space.contains(action), (action, self.action_space)
-        reward = _score(self.kinds[1], action, self.bits) / self.delay if self.time else 0.0
-        self.time += 1
-        return self._show(), reward, self.time > self.delay, False, {}
-
-    def _show(self):
-        return _picture(self.kinds[0], *self.bits) if self.time == 0 else _picture(self.kinds[0], None, None)
+        return _score(self.kinds[1], action, self.bits) / self.delay if self.steps > 1 else 0.0
 
 
 def _picture(kind, a, b):

@@ -11,10 +11,10 @@ from recurrl.config import LoggerConfig, WandbConfig
 def logger_options():
     """Makes the options of a logger."""
 
-    def options(name="csv", mode="auto", project="memory", run_id=None):
+    def options(name="csv", mode="auto"):
         if name != "wandb":
             return LoggerConfig(name=name)
-        return WandbConfig(name=name, mode=mode, project=project, id=run_id, group=None, tags=[])
+        return WandbConfig(name=name, mode=mode, project="memory", id=None, group=None, tags=[])
 
     return options
 

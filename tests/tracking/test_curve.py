@@ -1,5 +1,6 @@
 import math
 import warnings
+from unittest.mock import patch
 
 import numpy
 import pytest
@@ -14,21 +15,16 @@ TRAINING = "training (sampled actions, last 100 episodes)"
 
 
 @pytest.fixture
-def plot(tmp_path, monkeypatch):
+def plot(tmp_path):
     """Plots rows into a file, where any warning is an error, and gives the axes."""
-    saved, save = [], Figure.savefig
-
-    def saved_and_kept(figure, *arguments, **options):
-        saved.append(figure)
-        save(figure, *arguments, **options)
 
     def plot(rows):
         write_rows(tmp_path / "metrics.csv", rows)
-        monkeypatch.setattr(Figure, "savefig", saved_and_kept)
-        with warnings.catch_warnings():
+        kept = patch.object(Figure, "savefig", autospec=True, side_effect=Figure.savefig)
+        with kept as save, warnings.catch_warnings():
             warnings.simplefilter("error")
             plot_learning_curve(tmp_path / "metrics.csv", tmp_path / "learning_curve.png")
-        [figure] = saved
+        [(figure, *_)] = [call.args for call in save.mock_calls]
         [axes] = figure.axes
         return axes
 

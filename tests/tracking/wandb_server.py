@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 REJECTED = {"errors": [{"message": "user is not logged in"}]}
+PROJECT = {"id": "project", "internalId": "project", "name": "p", "entity": {"id": "entity", "name": "me"}}
 
 
 @dataclass
@@ -134,20 +135,18 @@ class WandbServer(ThreadingHTTPServer):
     def _UpsertBucket(self, query):
         self.history[query["name"]]
         self.runs[query["name"]] |= {key: value for key, value in query.items() if value is not None}
-        project = {"id": "project", "name": query.get("project") or "p", "entity": {"id": "entity", "name": "me"}}
-        bucket = {"id": "bucket", "name": query["name"], "displayName": query.get("displayName"), "project": project}
+        bucket = {"id": "bucket", "name": query["name"], "displayName": query.get("displayName"), "project": PROJECT}
         return {"upsertBucket": {"bucket": {**bucket, "historyLineCount": None}, "inserted": True}}
 
     def _RunResumeStatus(self, query):
-        model = {"id": "project", "name": "p", "entity": {"id": "entity", "name": "me"}, "bucket": None}
         if query["name"] not in self.history:
-            return {"model": model}
+            return {"model": PROJECT | {"bucket": None}}
         rows = self.history[query["name"]]
         bucket = {"id": "bucket", "name": query["name"], "displayName": "", "notes": None, "tags": []}
         bucket |= {"logLineCount": 0, "eventsLineCount": 0, "historyLineCount": len(rows), "eventsTail": "[]"}
         bucket |= {"historyTail": json.dumps([json.dumps(row) for row in rows[-1:]])}
         bucket |= {"summaryMetrics": json.dumps(rows[-1] if rows else {}), "config": "{}", "wandbConfig": '{"t": 1}'}
-        return {"model": {**model, "bucket": bucket}}
+        return {"model": PROJECT | {"bucket": bucket}}
 
     def _CreateRunFiles(self, query):
         files = [{"name": name, "uploadUrl": f"{self.url}/upload"} for name in query["files"]]
@@ -184,13 +183,12 @@ class WandbServer(ThreadingHTTPServer):
 
     def _ArtifactByID(self, query):
         artifact = self._begun[int(query["id"])]
-        project = {"id": "project", "internalId": "project", "name": "p", "entity": {"name": "me"}}
-        sequence = {"__typename": "ArtifactSequence", "name": _name_of(artifact), "project": project}
+        sequence = {"__typename": "ArtifactSequence", "name": _name_of(artifact), "project": PROJECT}
         described = {"__typename": "Artifact", "id": query["id"], "artifactSequence": sequence, "versionIndex": 0}
         described |= {"artifactType": {"name": artifact.request["artifactTypeName"]}, "description": None}
         described |= {"metadata": artifact.request["metadata"], "digest": artifact.request["digest"], "tags": []}
         described |= {"ttlDurationSeconds": -2, "ttlIsInherited": True, "historyStep": None, "state": "COMMITTED"}
-        described |= {"size": 0, "commitHash": "c", "fileCount": len(artifact.files), "aliases": []}
+        described |= {"size": 0, "fileCount": len(artifact.files), "aliases": [], "commitHash": "c"}
         described |= {"createdAt": "2026-01-01T00:00:00", "updatedAt": None}
         return {"artifact": described}
 

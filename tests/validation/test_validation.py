@@ -19,11 +19,10 @@ NORMALIZE = "algorithm.normalize_advantage"
 HUGE = {"frames_per_batch": 10**12, "total_frames": 10**12, "env.num_envs": 1, "slice_len": 7}
 ELMAN = ElmanConfig(name="my_package.elman_cell:Elman", hidden_size=8, num_layers=1)
 MLSTM = MatrixMemoryConfig(name="mlstm", hidden_size=8, num_layers=1, heads=2, key_size=4, value_size=4)
-WORKERS = {"timeout_s": None, "on_env_error": "raise"}
 
 
 def workers(number):
-    return WorkersConfig(name="multi_sync", num_workers=number, ahead=0, **WORKERS)
+    return WorkersConfig(name="multi_sync", num_workers=number, ahead=0, timeout_s=None, on_env_error="raise")
 
 
 def shown(value):
@@ -160,16 +159,19 @@ def test_groups_are_an_error_where_environments_share_their_random_numbers(recur
 # Packages
 
 
-@pytest.mark.parametrize("package", ["tensorboard", "ray"])
+NEEDED_BY = {"tensorboard": "logger", "ray": "collector", "optuna": "hydra/sweeper"}
+
+
+@pytest.mark.parametrize("package", NEEDED_BY)
 def test_a_choice_without_its_package_is_an_error_with_what_to_install(rejected, monkeypatch, package):
-    parts = ("tracking.tensor", "collector.ray")
+    parts = ("tracking.tensor", "collector.ray", "cli.search")
     for name in [name for name in sys.modules if name.partition(".")[0] == package or any(of in name for of in parts)]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.delitem(sys.modules, "torch.utils.tensorboard", raising=False)
     monkeypatch.setitem(sys.modules, package, None)  # as Python marks what cannot be imported
-    group = "logger" if package == "tensorboard" else "collector"
-    assert rejected(f"{group}={package}") == (
-        f"{group}={package} needs the module {package}, which is not installed. Install it, for example with: pip "
+    choice = f"{NEEDED_BY[package]}={package}"
+    assert rejected(*(["-m", "hparams_search=ppo"] if package == "optuna" else [choice])) == (
+        f"{choice} needs the module {package}, which is not installed. Install it, for example with: pip "
         f"install 'recurrl[{package}]'."
     )
 
