@@ -135,7 +135,8 @@ class WandbServer(ThreadingHTTPServer):
     def _UpsertBucket(self, query):
         self.history[query["name"]]
         self.runs[query["name"]] |= {key: value for key, value in query.items() if value is not None}
-        bucket = {"id": "bucket", "name": query["name"], "displayName": query.get("displayName"), "project": PROJECT}
+        project = PROJECT | {"name": query.get("project") or "p"}
+        bucket = {"id": "bucket", "name": query["name"], "displayName": query.get("displayName"), "project": project}
         return {"upsertBucket": {"bucket": {**bucket, "historyLineCount": None}, "inserted": True}}
 
     def _RunResumeStatus(self, query):
