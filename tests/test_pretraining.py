@@ -146,7 +146,7 @@ def test_a_fresh_policy_imitates_an_expert_of_the_default_run(compose, tmp_path)
     config = compose("device=cpu", "seed=7")
     policy = fresh_policy(config)
     assert np.mean(evaluate(config.env, policy, 20, seed=1)) < 50
-    task = options(tmp_path / "episodes", epochs=20)
+    task = options(tmp_path / "episodes", epochs=40)
     pretrain(policy, config.env, task, 2e-3, config.slice_len, config.minibatch_slices)
     assert np.mean(evaluate(config.env, policy, 20, seed=1)) >= 450
 
