@@ -44,6 +44,9 @@ from recurrl.recurrent.backends.native import library
 from recurrl.runs.overrides import prepared
 from recurrl.validation import check_config
 
+# Tests list what a command wrote into the folder of a user's module.
+sys.dont_write_bytecode = True
+
 
 def pytest_collection_modifyitems(items):
     """Skips the tests of backend native where it cannot be compiled, and says why."""

@@ -107,7 +107,6 @@ WRONG = [
 @pytest.mark.parametrize(("override", "error"), WRONG)
 def test_a_wrong_option_of_a_custom_part_is_rejected(rejected, tmp_path, override, error):
     (tmp_path / "coupled.py").write_text(PARTS, encoding="utf-8")
-    (tmp_path / "__pycache__").mkdir()
     assert rejected(CELL, ALGORITHM, override) == error
 
 
