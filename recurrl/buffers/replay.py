@@ -38,7 +38,7 @@ class ReplayBuffer(SliceBuffer):
 
     def __init__(self, options: ReplayConfig, slice_len: int, minibatch_slices: int) -> None:
         super().__init__(options, slice_len, minibatch_slices)
-        # The last rollouts, the newest first, as copies, because collectors write into the same memory again.
+        # The last rollouts, the newest first, as copies, because learning changes the rows that it gets.
         self._earlier: list[TensorDictBase] = []
         self._loaded: Mapping[Any, Tensor] = {}
         # Rows to learn from per new one, and the parts of the permutation that are left for the next epochs.
@@ -75,8 +75,8 @@ class ReplayBuffer(SliceBuffer):
         self._ratio, self._parts = min(wanted, 1 + sum(lengths) // rows), []
         if self._ratio == 1:
             return rollout_NT
-        drawn_R = torch.randperm(sum(lengths), device=rollout_NT.device) < (self._ratio - 1) * rows
-        drawn = [rows_RT[drawn_R] for rows_RT, drawn_R in zip(earlier, drawn_R.split(lengths), strict=True)]
+        is_drawn_R = torch.randperm(sum(lengths), device=rollout_NT.device) < (self._ratio - 1) * rows
+        drawn = [rows_RT[drawn_R] for rows_RT, drawn_R in zip(earlier, is_drawn_R.split(lengths), strict=True)]
         return torch.cat([rollout_NT, *drawn])
 
     def _restored(self, rollout_NT: TensorDictBase) -> list[TensorDictBase]:

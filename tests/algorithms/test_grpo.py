@@ -68,7 +68,7 @@ ALL = {"clip_epsilon": (0.125, 0.5), "entropy_coeff": 0.25, "kl_to_ref_coeff": 0
 @pytest.mark.parametrize("kind", ["discrete", "continuous"])
 @pytest.mark.parametrize("options", [{}, ALL, {**ALL, "aggregation": "episode"}], ids=["defaults", "all", "by episode"])
 def test_the_terms_of_steps_alone_give_those_of_a_batch(options, kind):
-    """By episode a step counts as one of the steps of its own. The batch stays as it is."""
+    """By episode, a step's weight is one over the number of its episode's steps. The batch stays as it is."""
     actor, batch = made(kind)
     before, loss = batch.clone(), GRPOLoss(actor, **options).double()
     output = loss(batch)

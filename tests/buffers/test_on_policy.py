@@ -13,7 +13,7 @@ OPTIONS = BufferConfig(name="on_policy")
 
 
 def made_rows(rows, steps):
-    """Rows with episodes of random lengths; each frame has a number of its own."""
+    """Rows with episodes of random lengths; each frame has its own number."""
     frame = torch.arange(rows * steps).reshape(rows, steps)
     return TensorDict({"frame": frame, "is_init": torch.rand(rows, steps, 1) < 0.2}, [rows, steps])
 

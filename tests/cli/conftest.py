@@ -43,7 +43,7 @@ def stranger(tmp_path, monkeypatch):
 
 @pytest.fixture(scope="session")
 def console_call(console, tiny, tmp_path_factory):
-    """A run by the console command in a process of its own, in a folder that is not the repository; what it printed."""
+    """A run by the console command in another process, in a folder that is not the repository; what it printed."""
     folder = tmp_path_factory.mktemp("anywhere")
     return folder, console("recurrl-train", *tiny, "cell=lstm", "seed=1", cwd=folder).succeeded().out
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from commands import output_of
-from disks import with_a_disk_of_its_own
+from disks import with_a_small_disk
 from failing_env import FAILING
 from slow_cases import slow_but
 
@@ -30,11 +30,12 @@ FREE_KIB = {
 @pytest.mark.parametrize("sizes", slow_but(("some sizes",), FREE_KIB))
 def test_a_run_on_a_full_disk_ends_with_an_error_and_continues_with_space(tiny, tmp_path, sizes):
     free_kib, overrides = FREE_KIB[sizes]
-    own = with_a_disk_of_its_own(str(tmp_path), "2m")
-    assert own, "This test mounts a small disk of its own; let `unshare --map-root-user --mount true` succeed."
+    small_disk = with_a_small_disk(tmp_path, "2m")
     arguments = [str(tmp_path), ",".join(map(str, free_kib)), *tiny, *overrides, f"hydra.run.dir={tmp_path}/run"]
     frames = set()
-    for case in map(json.loads, output_of([*own, sys.executable, PROGRAM, *arguments], timeout=550).splitlines()):
+    for case in map(
+        json.loads, output_of([*small_disk, sys.executable, PROGRAM, *arguments], timeout=550).splitlines()
+    ):
         full, after = case["full"], case["after"]
         assert not full["traceback"], case
         assert (full["damaged"], full["hidden"]) == ([], []), case

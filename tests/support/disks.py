@@ -12,6 +12,13 @@ def with_a_disk_of_its_own(folder, size):
     return ["unshare", "--map-root-user", "--mount", "sh", "-c", MOUNT, folder, size] if _can_be() else []
 
 
+def with_a_small_disk(folder, size):
+    """The same for a test that is about such a disk, and fails without one."""
+    command = with_a_disk_of_its_own(str(folder), size)
+    assert command, "This test mounts a small disk; let `unshare --map-root-user --mount true` succeed."
+    return command
+
+
 @functools.cache
 def _can_be():
     if shutil.which("unshare") is None:

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from disks import with_a_disk_of_its_own
+from disks import with_a_small_disk
 from run_files import contents, summary
 from wandb_server import synced
 
@@ -46,7 +46,6 @@ def test_the_best_checkpoint_and_other_files_of_a_run_offline_wait_for_wandb_syn
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not with_a_disk_of_its_own("/dev/shm", "1m"), reason="a disk of its own cannot be had here")
 def test_a_full_disk_is_an_error_and_loses_no_metrics(machine, tiny, tmp_path):
     folder, kept = tmp_path / "run" / "wandb", tmp_path / "kept"
     folder.mkdir(parents=True)
@@ -55,7 +54,7 @@ def test_a_full_disk_is_an_error_and_loses_no_metrics(machine, tiny, tmp_path):
     train = [str(commands / "recurrl-train"), *tiny, "logger=wandb", OFFLINE, "hydra.run.dir=run"]
     train = [each.replace("hidden_size=8", "hidden_size=128") for each in train]  # the checkpoint is too large
     command = f"{shlex.join(train)} && ! {commands}/recurrl-upload run && cp -r run/wandb kept/"
-    disk = with_a_disk_of_its_own(str(folder), "100k")
+    disk = with_a_small_disk(folder, "100k")
     done = subprocess.run([*disk, "sh", "-c", command], cwd=tmp_path, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     assert "No space left on device" in done.stderr

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from commands import output_of
-from disks import with_a_disk_of_its_own
+from disks import with_a_small_disk
 from rejections import error_of
 from run_files import column, ended, summary
 from wandb_server import synced
@@ -186,10 +186,9 @@ def test_training_continues_when_wandbs_process_is_killed_and_reports_it(trained
 @pytest.mark.slow
 def test_training_continues_when_wandbs_disk_is_full_and_the_next_run_is_recorded(machine, tiny, tmp_path):
     (tmp_path / "0" / "wandb").mkdir(parents=True)
-    own = with_a_disk_of_its_own(tmp_path / "0" / "wandb", "20k")
-    assert own, "This test mounts a small disk of its own; let `unshare --map-root-user --mount true` succeed."
+    small_disk = with_a_small_disk(tmp_path / "0" / "wandb", "20k")
     sweep = ("-m", "seed=0,1", "hydra.sweep.dir=.", "hydra.sweep.subdir=${hydra.job.num}", *tiny, "total_frames=3200")
-    program = [*own, sys.executable, "-m", "recurrl", *sweep, "logger=wandb", "logger.mode=offline"]
+    program = [*small_disk, sys.executable, "-m", "recurrl", *sweep, "logger=wandb", "logger.mode=offline"]
     out = output_of(program, cwd=tmp_path, timeout=300)
     assert len(re.findall(r"wandb run \w+ is incomplete: .*No space left on device", out)) == 1
     assert [ended(tmp_path / job, "frames") for job in ("0", "1")] == [("completed", 3200)] * 2
