@@ -44,9 +44,8 @@ class Trainer:
         request: set by signals; ends the run after the current iteration, with a checkpoint.
         metrics: the last iteration's metrics. On resume they come from the checkpoint if its evaluation was
             interrupted; :meth:`fit` then first repeats the callbacks of that iteration.
-        evaluation: the metrics of the evaluation after the last iteration, empty if none was due.
         is_interrupted: true if a signal stopped the last iteration's evaluation. A resumed run repeats its callbacks.
-        checkpoint: the last iteration's checkpoint, until its evaluation is added; None if there is none.
+        checkpoint: the last iteration's checkpoint, until it is complete; None if there is none.
         stopped: true if a callback stopped the run, which is then saved and evaluated as if it had finished.
     """
 
@@ -58,7 +57,6 @@ class Trainer:
     summary: RunSummary
     request: StopRequest
     metrics: dict[str, float] = field(default_factory=dict)
-    evaluation: dict[str, float] = field(default_factory=dict)
     is_interrupted: bool = False
     checkpoint: Path | None = None
     stopped: bool = False

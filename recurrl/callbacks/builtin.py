@@ -164,15 +164,14 @@ class Checkpoints(Callback):
         self._start.load(self._components, self._settings)
         if not self._start.is_in(trainer.run_dir):
             self._start = self._start.copied_to(trainer.run_dir)
-        metrics = self._start.metrics | (self._start.evaluation or {})
         # The count of all ranks so far; the other ranks begin at zero.
-        self._restarts.count = int(metrics.get(RESTARTS, 0))
+        self._restarts.count = int(self._start.metrics.get(RESTARTS, 0))
         self._start.replace_later_ones()
         trainer.summary.checkpoint = f"{CHECKPOINTS}/{self._start.path.name}"
-        if self._start.evaluation is None:
-            trainer.metrics = self._start.metrics
+        if self._start.is_complete:
+            trainer.summary.update(self._start.metrics)
         else:
-            trainer.summary.update(metrics)
+            trainer.metrics = self._start.metrics
 
     def on_iteration(self, trainer: Trainer, metrics: dict[str, float]) -> None:
         """Saves the run if it is due."""
@@ -188,24 +187,23 @@ class Checkpoints(Callback):
             self._save(trainer)
 
     def complete(self, trainer: Trainer) -> None:
-        """Adds the evaluation to the last iteration's checkpoint, if there is one, and removes older checkpoints.
+        """Completes the last iteration's checkpoint, if there is one, and removes older checkpoints.
 
-        Called on rank 0 once the iteration is logged, because a run that resumes from a checkpoint without an
-        evaluation first evaluates and logs that checkpoint's iteration.
+        Called on rank 0 once the iteration is logged, because a run that resumes from an incomplete checkpoint first
+        evaluates and logs that checkpoint's iteration.
         """
         if trainer.checkpoint is None or trainer.is_interrupted:
             return
         if self._rewrites:
-            self._save(trainer, trainer.evaluation)
+            self._save(trainer, is_complete=True)
         else:
-            files.add_evaluation(trainer.checkpoint, trainer.evaluation)
+            files.complete(trainer.checkpoint, trainer.metrics)
         checkpoint.prune(trainer.run_dir, self._keep_last)
         trainer.checkpoint = None
 
-    def _save(self, trainer: Trainer, evaluation: Mapping[str, float] | None = None) -> None:
+    def _save(self, trainer: Trainer, is_complete: bool = False) -> None:
         self._saved_frames = trainer.frames
-        metrics = {name: value for name, value in trainer.metrics.items() if name not in (evaluation or {})}
-        to_save = (metrics, self._components, self._tracker_ids, self._settings, evaluation)
+        to_save = (trainer.metrics, self._components, self._tracker_ids, self._settings, is_complete)
         try:
             trainer.checkpoint = checkpoint.save(trainer.run_dir, trainer.frames, *to_save)
         except RunError as error:
@@ -239,7 +237,6 @@ class Evaluation(Callback):
             EnvError: an environment failed.
             RunError: too many restarts in a row failed.
         """
-        trainer.evaluation = {}
         if trainer.is_due(trainer.config.evaluation.every_frames):
             self._evaluate(trainer)
 
@@ -266,7 +263,6 @@ class Evaluation(Callback):
                 errors += 1
         if RESTARTS in trainer.metrics:
             found[RESTARTS] = trainer.metrics[RESTARTS] + self._restarts.count - restarts
-        trainer.evaluation = found
         trainer.metrics.update(found)
 
 

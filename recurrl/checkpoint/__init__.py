@@ -3,7 +3,7 @@
 import logging
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
 from types import MappingProxyType
@@ -37,7 +37,6 @@ BEST, LAST = "best", "last"
 RETURN_MEAN = "eval/return_mean"
 """The metric that decides which checkpoint is the best."""
 _RETURNS = "discounted_return"
-_METADATA = {"version": str, "frames": int, "ranks": int, "metrics": dict, "tracker_ids": dict, "settings": dict}
 
 logger = logging.getLogger(__name__)
 
@@ -54,20 +53,20 @@ def save(
     parts: Mapping[str, Stateful],
     tracker_ids: Mapping[str, str] = MappingProxyType({}),
     settings: Mapping[str, Any] = MappingProxyType({}),
-    evaluation: Mapping[str, float] | None = None,
+    is_complete: bool = False,
 ) -> Path:
     """Writes a checkpoint on rank 0, and returns its path. Collective.
 
-    Without ``evaluation``, :func:`recurrl.checkpoint.files.add_evaluation` completes the checkpoint later.
+    :func:`recurrl.checkpoint.files.complete` completes it later, if it is not.
 
     Args:
         run_dir: the run's directory.
         frames: frames seen so far.
-        metrics: the last iteration's metrics, without those of its evaluation.
+        metrics: the last iteration's metrics; before it is complete, without those of its evaluation.
         parts: the :func:`components` of the run.
         tracker_ids: the run's id in each tracker, by the tracker's name.
         settings: the run's whole configuration as plain values.
-        evaluation: the metrics of its evaluation, empty if none was due; None if the iteration is yet to be logged.
+        is_complete: true if the iteration has been evaluated, if that was due, and logged.
 
     Raises:
         OSError: the disk is full, or the folder is not writable. Earlier checkpoints stay intact.
@@ -78,8 +77,8 @@ def save(
     if world().rank == 0:
         states = {name: component.state_dict() for name, component in parts.items()} | others
         values = {"version": __version__, "frames": frames, "ranks": world().size, "metrics": floats(metrics)}
-        values |= {"tracker_ids": dict(tracker_ids), "settings": dict(settings)}
-        files.write(path, states, values, evaluation)
+        values |= {"is_complete": is_complete, "tracker_ids": dict(tracker_ids), "settings": dict(settings)}
+        files.write(path, states, values)
     return path
 
 
@@ -97,9 +96,8 @@ class Checkpoint:
         settings: the configuration of the run that wrote it, as plain values.
         checksums: the SHA-256 of its states' files.
         resumed: the tracking state that a resumed run continues from.
-        metrics: the metrics of its iteration, without those of an evaluation.
-        evaluation: the metrics of the evaluation after it, empty if none was due; None if the run ended before the
-            iteration was evaluated and logged.
+        metrics: the metrics of its iteration; before it is complete, without those of its evaluation.
+        is_complete: false if the run ended before the iteration was evaluated and logged.
 
     Raises:
         ConfigError: it is damaged.
@@ -107,19 +105,14 @@ class Checkpoint:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        values, self.checksums, self.evaluation = files.manifest(path)
-        require(
-            {name: type(value) for name, value in values.items()} == _METADATA
-            and all(type(each) is str for each in values["tracker_ids"].values())
-            and all(type(each) is float for each in values["metrics"].values())
-            and 0 <= values["frames"] < 10**18,
-            f"The checkpoint {path} was not written by a run: its metadata has unexpected types. Use another one.",
-        )
+        values = files.manifest(path)
         self.version: str = values["version"]
         self.frames: int = values["frames"]
         self.ranks: int = values["ranks"]
         self.metrics: dict[str, float] = values["metrics"]
+        self.is_complete: bool = values["is_complete"]
         self.settings: dict[str, Any] = values["settings"]
+        self.checksums: dict[str, str] = values["checksums"]
         self.resumed = Resumed(self.frames, values["tracker_ids"])
         if self.version != __version__:
             logger.warning("%s was written by recurrl %s, and this is recurrl %s.", path, self.version, __version__)
@@ -231,7 +224,7 @@ def prune(run_dir: Path, keep_last: int | None) -> None:
     if keep_last is None or len(checkpoints) <= keep_last:
         return
     intact = files.intact_in(run_dir / CHECKPOINTS)
-    best, last = _best(intact), intact[-keep_last:]
+    best, last = _best(intact), list(intact)[-keep_last:]
     for path in checkpoints:
         if path != best and last and path < last[0]:
             files.remove(path)
@@ -280,32 +273,8 @@ def find(path: Path, which: str = LAST) -> Path:
             f"{run_dir} holds no checkpoint: its run ended before it wrote one. Choose another run, or start a new one "
             "without it."
         )
-    return newest if which == LAST else _best_in(run_dir)
-
-
-def best(run_dir: Path) -> tuple[Path, dict[str, Any]]:
-    """The path of a run's best checkpoint, and its frames, evaluation, version and the SHA-256 of its files.
-
-    Raises:
-        ConfigError: the run has no evaluated checkpoint.
-    """
-    saved = Checkpoint(_best_in(run_dir))
-    described = {"frames": saved.frames, "version": saved.version, "sha256": saved.checksums}
-    return saved.path, {**(saved.evaluation or {}), **described}
-
-
-def _newest(run_dir: Path) -> Path | None:
-    return next(reversed(files.checkpoints_in(run_dir / CHECKPOINTS)), None)
-
-
-def _best(intact: Sequence[Path]) -> Path | None:
-    """The checkpoint with the best evaluation; None if none was evaluated."""
-    evaluations = {path: files.evaluation(path) or {} for path in intact}
-    returns = {path: values[RETURN_MEAN] for path, values in evaluations.items() if RETURN_MEAN in values}
-    return max(returns, key=lambda path: (returns[path], path), default=None)
-
-
-def _best_in(run_dir: Path) -> Path:
+    if which == LAST:
+        return newest
     best = _best(files.intact_in(run_dir / CHECKPOINTS))
     if best is None:
         raise ConfigError(
@@ -314,3 +283,14 @@ def _best_in(run_dir: Path) -> Path:
             "or resume it first."
         )
     return best
+
+
+def _newest(run_dir: Path) -> Path | None:
+    return next(reversed(files.checkpoints_in(run_dir / CHECKPOINTS)), None)
+
+
+def _best(intact: Mapping[Path, Mapping[str, Any]]) -> Path | None:
+    """The checkpoint with the best evaluation, of those with these manifests; None if none was evaluated."""
+    metrics = {path: values["metrics"] for path, values in intact.items()}
+    returns = {path: found[RETURN_MEAN] for path, found in metrics.items() if RETURN_MEAN in found}
+    return max(returns, key=lambda path: (returns[path], path), default=None)

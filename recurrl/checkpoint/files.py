@@ -14,8 +14,9 @@ import re
 import shutil
 import stat
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -23,12 +24,18 @@ from recurrl.config.keys import described
 from recurrl.errors import ConfigError, RunError, message_of, require
 from recurrl.runtime.atomic import atomic_write, remove_unfinished, sync, unfinished, unfinished_in
 from recurrl.runtime.metrics import floats
-from recurrl.runtime.run_directory import CONFIG_FILE, MANIFEST, PREFIX, looks_like_checkpoint, read_text
+from recurrl.runtime.run_directory import CONFIG_FILE, MANIFEST, PREFIX, looks_like_checkpoint
 from recurrl.runtime.serialization import Stateful
 
 _OURS = re.compile(rf"{re.escape(MANIFEST)}|state-\w+\.pt")
 """The files of a checkpoint. All others in its directory are foreign."""
-_MAX_MANIFEST_BYTES = 2**24
+_KINDS = {
+    **dict.fromkeys(("version", "sha256"), str),
+    **dict.fromkeys(("frames", "ranks"), int),
+    **dict.fromkeys(("metrics", "tracker_ids", "settings", "checksums"), dict),
+    "is_complete": bool,
+}
+"""The types of a manifest's values."""
 _INCOMPATIBLE = (
     *(AssertionError, AttributeError, EOFError, IndexError, KeyError, RuntimeError, TypeError, ValueError),
     pickle.UnpicklingError,
@@ -36,16 +43,13 @@ _INCOMPATIBLE = (
 """What reading or restoring a state raises if it is not that of the component."""
 
 
-def write(
-    path: Path, states: Mapping[str, Any], metadata: Mapping[str, Any], evaluation: Mapping[str, float] | None = None
-) -> None:
+def write(path: Path, states: Mapping[str, Any], values: Mapping[str, Any]) -> None:
     """Writes states into the directory ``path``, which appears only when everything is on disk.
 
     Args:
         path: the directory; an existing checkpoint is replaced.
         states: tensors and plain values, by component; or the file of another checkpoint that holds them.
-        metadata: plain values.
-        evaluation: None if :func:`add_evaluation` will add it.
+        values: the manifest's values, without the checksums.
 
     Raises:
         OSError: the disk is full, the folder is not writable, or ``path`` exists and is not a checkpoint. Previous
@@ -63,8 +67,7 @@ def write(
         for name, state in states.items():
             _save(state, stage / f"state-{name}.pt")
         sums = {file.name: _checksum(file) for file in stage.iterdir()}
-        manifest = Manifest(dict(metadata), sums, None if evaluation is None else floats(evaluation))
-        (stage / MANIFEST).write_text(_sealed(manifest._asdict()), encoding="utf-8")
+        (stage / MANIFEST).write_text(_sealed({**values, "checksums": sums}), encoding="utf-8")
         for file in [*stage.iterdir(), stage]:
             sync(file)
         if path.exists():
@@ -81,10 +84,10 @@ def write(
 
 
 def copy(path: Path, to: Path, changes: Mapping[str, Any]) -> None:
-    """Copies an intact checkpoint to the path ``to``, with changes to its metadata."""
-    saved = _manifest(path)
-    states = {name.removeprefix("state-").removesuffix(".pt"): path / name for name in saved.checksums}
-    write(to, states, saved.metadata | dict(changes), saved.evaluation)
+    """Copies an intact checkpoint to the path ``to``, with changes to its manifest."""
+    values = _manifest(path)
+    states = {name.removeprefix("state-").removesuffix(".pt"): path / name for name in values["checksums"]}
+    write(to, states, {**values, **changes})
 
 
 def _save(state: Any, path: Path) -> None:
@@ -145,51 +148,32 @@ def _read(path: Path, name: str) -> Any:
     return torch.load(file, map_location="cpu", weights_only=True)
 
 
-class Manifest(NamedTuple):
-    """The content of a checkpoint's manifest.
-
-    Attributes:
-        metadata: the plain values that :func:`write` received.
-        checksums: the SHA-256 of each state's file.
-        evaluation: the evaluation's metrics; None before :func:`add_evaluation`.
-    """
-
-    metadata: dict[str, Any]
-    checksums: dict[str, str]
-    evaluation: dict[str, float] | None
-
-
-def manifest(path: Path) -> Manifest:
-    """The manifest of a checkpoint, after verifying the checksums of its files.
+def manifest(path: Path) -> dict[str, Any]:
+    """The values of a checkpoint's manifest, after verifying the checksums of its files.
 
     Raises:
         ConfigError: the checkpoint is damaged; the message names the newest intact one in its folder.
     """
-    problem = damage(path)
-    if problem is not None:
-        others = intact_in(path.parent)
-        newest = f"The newest intact checkpoint in its folder is {others[-1]}." if others else ""
+    try:
+        return _verified(path)
+    except ConfigError as error:
+        newest = next(reversed(intact_in(path.parent)), None)
+        others = f"The newest intact checkpoint in its folder is {newest}." if newest else ""
         raise ConfigError(
-            f"The checkpoint {path} is damaged: {problem}. Nothing of it was loaded. "
-            f"{newest or 'There is no intact one in its folder.'}"
-        )
-    return _manifest(path)
+            f"The checkpoint {path} is damaged: {error}. Nothing of it was loaded. "
+            f"{others or 'There is no intact one in its folder.'}"
+        ) from error
 
 
-def add_evaluation(path: Path, values: Mapping[str, float]) -> None:
-    """Atomically adds the metrics of an evaluation to a checkpoint.
+def complete(path: Path, metrics: Mapping[str, float]) -> None:
+    """Atomically replaces the metrics in a checkpoint by all those of its iteration, which was evaluated and logged.
 
     Raises:
         OSError: the disk is full, or the folder cannot be written to.
     """
     remove_unfinished(path)
     with atomic_write(path / MANIFEST) as file:
-        file.write(_sealed(_manifest(path)._replace(evaluation=floats(values))._asdict()))
-
-
-def evaluation(path: Path) -> dict[str, float] | None:
-    """The metrics of an intact checkpoint's evaluation; None before :func:`add_evaluation`."""
-    return _manifest(path).evaluation
+        file.write(_sealed({**_manifest(path), "metrics": floats(metrics), "is_complete": True}))
 
 
 def remove(path: Path) -> None:
@@ -216,9 +200,13 @@ def frames_of(path: Path) -> int:
     return int(path.name.removeprefix(PREFIX))
 
 
-def intact_in(folder: Path) -> list[Path]:
-    """The undamaged checkpoints in a folder, in the order of their frames."""
-    return [path for path in checkpoints_in(folder) if damage(path) is None]
+def intact_in(folder: Path) -> dict[Path, dict[str, Any]]:
+    """The undamaged checkpoints in a folder with their manifests, in the order of their frames."""
+    intact = {}
+    for path in checkpoints_in(folder):
+        with suppress(ConfigError):
+            intact[path] = _verified(path)
+    return intact
 
 
 def is_checkpoint(path: Path) -> bool:
@@ -227,49 +215,53 @@ def is_checkpoint(path: Path) -> bool:
     return path.is_dir() and (is_named or os.path.lexists(path / MANIFEST))
 
 
-def damage(path: Path) -> str | None:
-    """A description of the damage to a checkpoint's files; None if they are intact. Foreign files are not read."""
+def _verified(path: Path) -> dict[str, Any]:
+    """The manifest of a checkpoint whose files are as they were written. Foreign files are not read.
+
+    Raises:
+        ConfigError: the checkpoint is damaged; the message says how.
+    """
     try:
-        for name, expected in _manifest(path).checksums.items():
-            if not _is_part(path / name):
-                return f"{name} is missing"
-            if expected != _checksum(path / name):
-                return f"{name} was modified or corrupted"
-    except ConfigError as error:
-        return str(error).removeprefix(f"{path}/").removesuffix(".")
+        require(_is_part(path / MANIFEST), f"{MANIFEST} is missing")
+        values = _manifest(path)
+        for name, checksum in values["checksums"].items():
+            require(_is_part(path / name), f"{name} is missing")
+            require(_checksum(path / name) == checksum, f"{name} was modified or corrupted")
+    except ConfigError:
+        raise
     except OSError as error:
-        return f"it cannot be read ({error})"
-    except (ValueError, KeyError, TypeError, RecursionError):
-        return f"{MANIFEST} was modified or corrupted"
-    return None
+        raise ConfigError(f"it cannot be read ({error})") from error
+    except (AttributeError, ValueError, RecursionError) as error:
+        raise ConfigError(f"{MANIFEST} was modified or corrupted") from error
+    return values
 
 
-def _manifest(path: Path) -> Manifest:
+def _manifest(path: Path) -> dict[str, Any]:
     """Reads a manifest.
 
     Raises:
-        ConfigError: it is missing, not a file or too large.
-        ValueError, KeyError, TypeError, RecursionError: it was modified or corrupted.
+        AttributeError, ValueError, RecursionError: it was modified or corrupted.
     """
-    require(not (path / MANIFEST).is_symlink(), f"{path / MANIFEST} is a link.")
-    text = read_text(path / MANIFEST, _MAX_MANIFEST_BYTES)
-    values = json.loads(text)
-    manifest = Manifest(values["metadata"], values["checksums"], values["evaluation"])
-    evaluation = {} if manifest.evaluation is None else manifest.evaluation
-    are_mappings = all(isinstance(each, dict) for each in (manifest.metadata, manifest.checksums, evaluation))
-    # Comparing the text detects any lost or changed byte.
-    if not are_mappings or _sealed(manifest._asdict()) != text:
-        raise ValueError
-    has_floats = all(type(value) is float for value in evaluation.values())
-    if not has_floats or not all(map(_OURS.fullmatch, manifest.checksums)):
-        raise ValueError
-    return manifest
+    text = (path / MANIFEST).read_bytes().decode()
+    values: dict[str, Any] = json.loads(text)
+    fits = (
+        {name: type(value) for name, value in values.items()} == _KINDS
+        # Comparing the text detects any lost or changed byte.
+        and _sealed(values) == text
+        and 0 <= values["frames"] < 10**18
+        and all(type(value) is float for value in values["metrics"].values())
+        and all(type(value) is str for value in values["tracker_ids"].values())
+        and all(map(_OURS.fullmatch, values["checksums"]))
+    )
+    if not fits:
+        raise ValueError(f"{path / MANIFEST} was not written by a run")
+    return values
 
 
 def _sealed(values: Mapping[str, Any]) -> str:
-    """The text of a manifest with its own checksum."""
-    own = hashlib.sha256(_canonical(values).encode()).hexdigest()
-    return _canonical({**values, "sha256": own})
+    """The text of a manifest with its own checksum in place of an earlier one."""
+    own = {name: value for name, value in values.items() if name != "sha256"}
+    return _canonical({**own, "sha256": hashlib.sha256(_canonical(own).encode()).hexdigest()})
 
 
 def _checksum(file: Path) -> str:
@@ -290,7 +282,7 @@ def _is_ours(path: Path) -> bool:
 
 
 def _is_part(file: Path) -> bool:
-    """True for an ordinary file that :func:`write` or :func:`add_evaluation` made."""
+    """True for an ordinary file that :func:`write` or :func:`complete` made."""
     return _OURS.fullmatch(file.name) is not None and os.path.lexists(file) and stat.S_ISREG(file.lstat().st_mode)
 
 

@@ -10,7 +10,7 @@ from omegaconf import OmegaConf
 
 from recurrl import checkpoint
 from recurrl.agent import Agent
-from recurrl.checkpoint.files import add_evaluation
+from recurrl.checkpoint.files import complete
 from recurrl.config.composed import plain
 from recurrl.errors import ConfigError, require
 from recurrl.evaluation import KEPT
@@ -61,7 +61,7 @@ def write_hub_folder(
         export(Agent(policy, opened.config.env), stage, facts, formats=formats or FORMATS)
         config, seed = opened.config, opened.config.seed + 1
         returns, without_video = _evaluated(stage, seed)
-        add_evaluation(path, {checkpoint.RETURN_MEAN: fmean(returns)} | (saved.evaluation or {}))
+        complete(path, {checkpoint.RETURN_MEAN: fmean(returns)} | saved.metrics)
         files = sorted(each.name for each in stage.iterdir() if each.is_file())
         card = model_card(
             config,

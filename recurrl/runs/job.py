@@ -210,7 +210,7 @@ def _is_complete(start: checkpoint.Checkpoint, config: TrainConfig, run_dir: Pat
     Raises:
         ConfigError: a user resumes a complete run without more frames.
     """
-    if start.evaluation is None or start.frames + config.frames_per_batch <= config.total_frames:
+    if not start.is_complete or start.frames + config.frames_per_batch <= config.total_frames:
         return False
     if config.resume != checkpoint.AUTO:
         raise ConfigError(

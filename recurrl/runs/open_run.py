@@ -117,7 +117,7 @@ class OpenedRun:
             "directory": directory,
             "checkpoint": saved.path.name,
             "frames": saved.frames,
-            "eval_return_mean": (saved.evaluation or {}).get("eval/return_mean"),
+            "eval_return_mean": saved.metrics.get(checkpoint.RETURN_MEAN),
             "env": config.env.id,
             "cell": config.cell.name,
             "hidden_size": config.cell.hidden_size,

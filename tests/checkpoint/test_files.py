@@ -16,10 +16,11 @@ import torch
 from checkpoint_files import Code, resealed
 from rejections import error_of
 
-from recurrl.checkpoint import files
+from recurrl.checkpoint import files, save
 from recurrl.runtime.atomic import UNFINISHED, unfinished
 
-EVALUATION = {"eval/return_mean": 8.1, "eval/return_std": math.nan}
+METRICS = {"eval/return_mean": 8.1, "eval/return_std": math.nan}
+VALUES = {"version": "1", "ranks": 1, "metrics": {}, "is_complete": False, "tracker_ids": {}, "settings": {}}
 NAMES = ["manifest.json", "state-critic.pt", "state-policy.pt"]
 
 
@@ -28,15 +29,23 @@ def module(seed=0):
     return torch.nn.Linear(3, 2)
 
 
-def write(path, metadata, **modules):
-    files.write(path, {name: each.state_dict() for name, each in modules.items()}, metadata)
+def write(path, frames=0, **modules):
+    files.write(path, {name: each.state_dict() for name, each in modules.items()}, {**VALUES, "frames": frames})
+
+
+def frames_in(path):
+    return files.manifest(path)["frames"]
+
+
+def is_intact(path):
+    return path in files.intact_in(path.parent)
 
 
 @pytest.fixture
 def written(tmp_path):
     path = tmp_path / "checkpoints" / "frames_32"
-    write(path, {"frames": 32}, policy=module(1), critic=module(2))
-    files.add_evaluation(path, EVALUATION)
+    write(path, 32, policy=module(1), critic=module(2))
+    files.complete(path, METRICS)
     return path
 
 
@@ -57,12 +66,14 @@ def test_what_was_written_is_read_back(written):
     assert sorted(file.name for file in written.iterdir()) == NAMES
     check_loads(written, policy=1, critic=2)
     check_loads(written, critic=2)
-    assert str(files.manifest(written)[::2]) == str(({"frames": 32}, EVALUATION))
+    expected = {**VALUES, "frames": 32, "metrics": METRICS, "is_complete": True}
+    read = files.manifest(written)
+    assert {name: str(read[name]) for name in expected} == {name: str(value) for name, value in expected.items()}
 
 
 def test_a_checkpoint_that_is_there_already_is_replaced(written):
-    write(written, {"frames": 33}, policy=module(7))
-    assert files.manifest(written)[::2] == ({"frames": 33}, None)
+    write(written, 33, policy=module(7))
+    assert (frames_in(written), files.manifest(written)["is_complete"]) == (33, False)
     assert [path.name for path in written.parent.iterdir()] == [written.name]
 
 
@@ -82,9 +93,9 @@ def test_a_write_that_fails_anywhere_leaves_the_checkpoint_before_and_nothing_el
     for owner, name in ((files, "_save"), (files, "sync"), (Path, "replace")):
         monkeypatch.setattr(owner, name, failing_at_its_turn(getattr(owner, name)))
     new = {"policy": module(7), "critic": module(8)}
-    assert "No space left" in error_of(write, written, {"frames": 33}, **new, kind=OSError)
+    assert "No space left" in error_of(write, written, 33, **new, kind=OSError)
     assert [path.name for path in written.parent.iterdir()] == [written.name]
-    assert files.manifest(written).metadata == {"frames": 32}
+    assert frames_in(written) == 32
 
 
 def test_everything_is_on_the_disk_before_the_checkpoint_has_its_name(tmp_path, monkeypatch):
@@ -97,7 +108,7 @@ def test_everything_is_on_the_disk_before_the_checkpoint_has_its_name(tmp_path, 
         real(descriptor)
 
     monkeypatch.setattr(os, "fsync", fsync)
-    write(path, {}, policy=module())
+    write(path, policy=module())
     before = {name for name, exists in synced if not exists}
     assert {"state-policy.pt", "manifest.json"} <= before
     assert any("frames_1" in name for name in before)
@@ -108,34 +119,27 @@ def test_what_a_killed_process_left_is_no_checkpoint_and_goes_with_the_next(writ
     shutil.copytree(written, unfinished(written))
     (unfinished(written.parent / "frames_64")).mkdir()
     assert files.checkpoints_in(written.parent) == [written]
-    write(written.parent / "frames_96", {}, policy=module())
+    write(written.parent / "frames_96", policy=module())
     assert sorted(path.name for path in written.parent.iterdir()) == ["frames_32", "frames_96"]
 
 
-# Evaluations
-
-
-def test_an_evaluation_is_added_and_no_state_written(tmp_path):
+def test_a_checkpoint_is_completed_and_no_state_written(tmp_path):
     path = tmp_path / "frames_32"
-    write(path, {"frames": 32}, policy=module(1))
-    assert files.evaluation(path) is None
+    write(path, 32, policy=module(1))
     state = path / "state-policy.pt"
     before = (state.stat().st_ino, state.read_bytes())
     for _ in range(2):
-        files.add_evaluation(path, EVALUATION)
+        files.complete(path, METRICS)
     assert (state.stat().st_ino, state.read_bytes()) == before
-    assert files.damage(path) is None
-    assert str(files.evaluation(path)) == str(EVALUATION)
+    assert str(files.intact_in(tmp_path)[path]["metrics"]) == str(METRICS)
 
 
 @pytest.mark.parametrize("number", [8, True, np.int64(8), np.float32(8.1), torch.tensor(8)], ids=repr)
-def test_an_evaluation_of_any_numbers_is_read_back_as_floats(tmp_path, number):
-    added, written = tmp_path / "frames_1", tmp_path / "frames_2"
-    write(added, {}, policy=module())
-    files.add_evaluation(added, {"eval/episodes": number})
-    files.write(written, {"policy": module().state_dict()}, {}, {"eval/episodes": number})
-    for path in (added, written):
-        assert repr(files.manifest(path).evaluation) == repr({"eval/episodes": float(number)})
+def test_metrics_of_any_numbers_are_read_back_as_floats(tmp_path, number):
+    completed, complete = (save(tmp_path, frames, {"a": number}, {"policy": module()}) for frames in (1, 2))
+    files.complete(completed, {"a": number})
+    for path in (completed, complete):
+        assert repr(files.manifest(path)["metrics"]) == repr({"a": float(number)})
 
 
 # Damage
@@ -149,9 +153,9 @@ def test_each_bit_of_a_manifest_is_guarded(written, bits):
         for bit in (*range(place, place + bits), None):
             changed = b"" if bit is None else bytes([whole[place] ^ 1 << bit % 8]) + whole[place + 1 :]
             file.write_bytes(whole[:place] + changed)
-            assert files.damage(written) is not None
+            assert not is_intact(written)
     file.write_bytes(whole)
-    assert files.damage(written) is None
+    assert is_intact(written)
 
 
 def test_200_damaged_checkpoints_are_rejected(written, tmp_path):
@@ -226,7 +230,7 @@ def test_saving_touches_nothing_of_others_in_the_folder(tmp_path):
     (stage / "keep.txt").touch()
     (folder / f"{UNFINISHED}mine").mkdir()
     before = {path: unchanging(path) for path in [*there, *folder.glob(f"{UNFINISHED}*"), *stage.iterdir()]}
-    write(folder / "frames_1", {}, policy=module())
+    write(folder / "frames_1", policy=module())
     files.remove(folder / "frames_1")
     assert {path: unchanging(path) for path in before} == before
     assert not (folder / "frames_1").exists()
@@ -236,9 +240,9 @@ def test_foreign_files_in_a_checkpoint_are_not_damage_loaded_or_removed(written,
     there = others(written, tmp_path / "outside")
     check_loads(written, policy=1)
     files.remove(written)
-    assert files.damage(written) is None
-    write(written, {"frames": 33}, policy=module(7))
-    assert files.manifest(written).metadata == {"frames": 33}
+    assert is_intact(written)
+    write(written, 33, policy=module(7))
+    assert frames_in(written) == 33
     assert [path for path in there if not os.path.lexists(path)] == []
     assert list(written.parent.glob(".*")) == []
 
@@ -255,7 +259,7 @@ def test_what_is_not_a_checkpoint_is_neither_replaced_nor_removed_nor_listed(wri
     path = written.with_name("frames_64")
     NO_CHECKPOINTS[kind](path)
     before = unchanging(path)
-    assert "not a checkpoint" in error_of(write, path, {}, policy=module(), kind=FileExistsError)
+    assert "not a checkpoint" in error_of(write, path, policy=module(), kind=FileExistsError)
     files.remove(path)
     assert unchanging(path) == before
     # A link to a checkpoint can be loaded, and stays where it is.
@@ -284,9 +288,12 @@ def test_a_strangers_checkpoint_with_a_malformed_manifest_is_rejected(written, t
 
 
 OTHER_VALUES = [
-    *({"metadata": value} for value in ([], None, 3, "frames")),
+    *({name: value} for name in ("metrics", "settings") for value in ([], None, 3, "frames")),
+    *({"frames": value} for value in (-1, 10**18, True, "32")),
+    {"tracker_ids": {"wandb": 3}},
+    {"a": 1},
     *({"checksums": value} for value in ([], None, {"../state-policy.pt": ""}, {"/dev/zero": ""})),
-    *({"evaluation": value} for value in ([], 3, {"eval/return_mean": "9"})),
+    {"metrics": {"eval/return_mean": "9"}},
 ]
 
 
@@ -304,4 +311,4 @@ def test_a_state_of_other_shapes_is_named_in_one_line(written):
 
 def test_a_run_directory_that_was_deleted_is_not_made_again(written):
     shutil.rmtree(written.parents[1])
-    assert written.parent.name in error_of(write, written, {"frames": 32}, policy=module(1), kind=FileNotFoundError)
+    assert written.parent.name in error_of(write, written, policy=module(1), kind=FileNotFoundError)

@@ -8,7 +8,7 @@ from recurrl.checkpoint import files
 
 def write(run, frames, return_mean=None):
     path = checkpoint.save(run, frames, {}, {})
-    files.add_evaluation(path, {} if return_mean is None else {"eval/return_mean": return_mean})
+    files.complete(path, {} if return_mean is None else {"eval/return_mean": return_mean})
 
 
 def left(run):

@@ -172,15 +172,14 @@ def values_of_a_checkpoint_differ(drawn):
     path = drawn.checkpoint()
     plain = [value for value in VALUES if not isinstance(value, bytes)]
 
-    def change(manifest):
-        values = manifest["metadata"]
+    def change(values):
         if drawn.draws.random() < 0.5:
             # So that what the checkpoint itself holds is what counts.
             (drawn.run / "config.yaml").unlink(missing_ok=True)
             values["settings"] = _changed(drawn, values["settings"])
         else:
-            values[drawn.draws.choice(("frames", "return_mean", "tracker_ids", "settings"))] = drawn.draws.choice(plain)
-        manifest["metadata"] = json.loads(json.dumps(values, default=str))
+            values[drawn.draws.choice(("frames", "metrics", "tracker_ids", "settings"))] = drawn.draws.choice(plain)
+        values |= json.loads(json.dumps(values, default=str))
 
     resealed(path, change)
 

@@ -113,7 +113,7 @@ def test_several_runs_are_compared_in_a_table(evaluate, finished_run):
 
 def test_the_best_checkpoint_is_the_default_of_all_that_open_runs(evaluate, recurrl_export, tmp_path, run):
     first, last = sorted(run.glob("checkpoints/frames_*"))
-    files.add_evaluation(first, {"eval/return_mean": 1e9})
+    files.complete(first, {"eval/return_mean": 1e9})
     assert [open_run(run, which).saved.path for which in ("best", "last")] == [first, last]
     default, of_first = (printed_by(evaluate(path, "--json"))[0] for path in (run, first))
     assert default["returns"] == of_first["returns"]

@@ -13,7 +13,7 @@ from rejections import error_of
 
 import recurrl
 from recurrl.checkpoint import find
-from recurrl.checkpoint.files import add_evaluation, manifest
+from recurrl.checkpoint.files import complete, manifest
 from recurrl.cli.hub_run import write_hub_folder
 from recurrl.errors import ConfigError
 from recurrl.export.card import model_card
@@ -165,9 +165,9 @@ def test_without_the_package_there_is_no_video_and_the_reason(finished_run, tmp_
 def test_a_checkpoint_without_a_return_gets_the_one_found_for_it(finished_run, tmp_path, not_installed):
     not_installed("imageio_ffmpeg")
     path = find(shutil.copytree(finished_run, tmp_path / "run"))
-    add_evaluation(path, {"collect/restarts": 1.0})
+    complete(path, {"collect/restarts": 1.0})
     write_hub_folder(path, tmp_path / "made", formats=["pt2"])
-    assert math.isfinite(manifest(find(tmp_path / "made", "best")).evaluation["eval/return_mean"])
+    assert math.isfinite(manifest(find(tmp_path / "made", "best"))["metrics"]["eval/return_mean"])
     recurrl.load(tmp_path / "made")
 
 
