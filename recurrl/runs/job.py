@@ -149,9 +149,7 @@ def _copy_history(start: checkpoint.Checkpoint, run_dir: Path) -> None:
     if start.is_in(run_dir):
         return
     if not start.is_alone:
-        tracker = CsvTracker(run_dir / METRICS)
-        log_history(tracker, run_directory_of(start.path), start.resumed)
-        tracker.close()
+        log_history(CsvTracker(run_dir / METRICS), run_directory_of(start.path), start.resumed)
     start.resumed = start.resumed._replace(ids={})  # two runs must not write to the same wandb run
 
 

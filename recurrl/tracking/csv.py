@@ -25,7 +25,7 @@ _FRAME_COUNT = re.compile("[0-9]{1,15}")
 
 
 class CsvTracker(Tracker):
-    """Appends to a CSV file and flushes each row, so that a killed run loses none.
+    """Appends to a CSV file, which is closed after each row, so that a killed run loses none.
 
     Floats are written with all their digits. A missing metric is an empty cell. A metric that first appears later gets
     a new last column, which is empty in earlier rows.
@@ -40,7 +40,6 @@ class CsvTracker(Tracker):
     def __init__(self, path: Path) -> None:
         self._path = path
         self._columns: list[str] = []
-        self._file: TextIO | None = None
         path.touch()
         _read(path)  # rejects a damaged file before training
 
@@ -55,25 +54,18 @@ class CsvTracker(Tracker):
                 f"A metric must not be named {FRAMES}, which is the axis of all metrics. Rename the metric."
             )
         row = {FRAMES: frames, **metrics}
-        if self._file is None or not row.keys() <= set(self._columns):
-            self.close()
-            self._file = self._rewrite(row)
-        self._write(self._file, [row])
-        self._file.flush()
+        if not row.keys() <= set(self._columns):
+            self._rewrite_for(row)
+        with self._path.open("a", encoding="utf-8", newline="") as file:
+            self._write(file, [row])
 
-    def close(self, exit_code: int = 0) -> None:
-        """Closes the file."""
-        if self._file is not None:
-            self._file.close()
-
-    def _rewrite(self, row: Row) -> TextIO:
-        """Opens the file to append ``row``: with a column for each of its metrics, and earlier rows only."""
+    def _rewrite_for(self, row: Row) -> None:
+        """Rewrites the file with a column for each metric of ``row``, and the rows before it only."""
         columns, rows = _read(self._path)
         self._columns = list(dict.fromkeys([*columns, *row]))
         with atomic_write(self._path) as file:
             csv.writer(file, lineterminator="\n").writerow(self._columns)
             self._write(file, [earlier for earlier in rows if earlier[FRAMES] < row[FRAMES]])
-        return self._path.open("a", encoding="utf-8", newline="")
 
     def _write(self, file: TextIO, rows: Iterable[Row]) -> None:
         texts = ({name: repr(float(value)) for name, value in row.items()} | {FRAMES: row[FRAMES]} for row in rows)

@@ -33,7 +33,6 @@ def write_rows(path, rows):
     tracker = CsvTracker(path)
     for frames, logged in rows:
         tracker.log(frames, logged)
-    tracker.close()
 
 
 def contents(folder):

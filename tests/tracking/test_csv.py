@@ -18,7 +18,6 @@ def test_a_row_is_in_the_file_before_the_tracker_is_closed(tmp_path):
     for frames in (8, 16):
         tracker.log(frames, {"a": 1.0})
         assert metrics(tmp_path)[-1]["frames"] == str(frames)
-    tracker.close()
 
 
 names = st.text(st.characters(exclude_categories=["Cs", "Cc", "Zl", "Zp"]), min_size=1).filter("frames".__ne__)
@@ -53,7 +52,6 @@ def test_a_run_that_resumes_in_its_directory_continues_its_rows(logger_options, 
     tracker = make(logger_options(), tmp_path, {})
     for frames in (16, 24):
         tracker.log(frames, {metric: -1.0})
-    tracker.close()
     assert (tmp_path / "metrics.csv").read_text() == after
 
 
