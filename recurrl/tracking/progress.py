@@ -12,7 +12,6 @@ from typing import TextIO
 
 from recurrl.returns import return_format
 
-SECONDS_BETWEEN_DRAWS = 0.1
 SWITCH = "RECURRL_PROGRESS"
 """The environment variable with the id of the only process that draws; any other value turns the line off."""
 
@@ -30,22 +29,19 @@ class Progress:
         self._stream = sys.stderr if stream is None else stream
         self._visible = self._stream.isatty() and os.environ.get(SWITCH) in (None, str(os.getpid()))
         self._latest: dict[str, float] = {}
-        self._began, self._drawn_at, self._text = time.monotonic(), -math.inf, ""
+        self._began, self._text = time.monotonic(), ""
 
     def update(self, frames: int, metrics: Mapping[str, float], warning: str = "") -> None:
-        """Updates the state, and redraws unless the last redraw was less than a tenth of a second ago.
+        """Updates the state and redraws.
 
         A metric that is missing or NaN keeps its last value.
         """
         if not self._visible:
             return
         self._latest.update({name: value for name, value in metrics.items() if math.isfinite(value)})
-        now = time.monotonic()
-        elapsed = f"{timedelta(seconds=int(now - self._began))} "
+        elapsed = f"{timedelta(seconds=int(time.monotonic() - self._began))} "
         self._text = elapsed + " · ".join(filter(None, [described(frames, self._total_frames, self._latest), warning]))
-        if now - self._drawn_at >= SECONDS_BETWEEN_DRAWS:
-            self._draw("\r")
-            self._drawn_at = now
+        self._draw("\r")
 
     def close(self) -> None:
         """Draws the final state and leaves it on the terminal."""
