@@ -35,6 +35,7 @@ from recurrl.runtime.run_summary import RunSummary
 from recurrl.runtime.seeds import seed_of_rank, seed_process, seeds
 from recurrl.runtime.signals import StopRequest
 from recurrl.tracking import make_trackers
+from recurrl.tracking.progress import Progress
 from recurrl.trainer import Trainer
 from recurrl.validation import check_effects
 
@@ -105,12 +106,12 @@ def make_callbacks(
     if config.consistency_check:
         check.append(builtin.ConsistencyCheck(partial(check_consistency, config=share)))
     if world().rank > 0:
-        checkpoints = builtin.Checkpoints(config, settings, {}, None, restarts)
+        checkpoints = builtin.Checkpoints(settings, {}, None, restarts)
         return Callbacks([*check, builtin.EpisodeStatistics(), checkpoints])
     trackers = make_trackers(config.logger, run_dir, settings, None if start is None else start.resumed)
     continuous = sum(head.log_std.numel() for head in policy.modules() if isinstance(head, GaussianParameters))
     diagnosis = Diagnosis(config.iterations, config.algorithm.max_grad_norm, continuous, config.policy.initial_std)
-    checkpoints = builtin.Checkpoints(config, settings, trackers, start, restarts, rewrites=bool(callbacks))
+    checkpoints = builtin.Checkpoints(settings, trackers, start, restarts, rewrites=bool(callbacks))
     return Callbacks(
         [
             *check,
@@ -119,7 +120,7 @@ def make_callbacks(
             checkpoints,
             builtin.Evaluation(restarts, share.env),
             *(each if isinstance(each, Callback) else UserCallback(each, policy, config.env) for each in callbacks),
-            builtin.Log(trackers.values(), diagnosis, checkpoints, config.total_frames),
+            builtin.Log(trackers.values(), diagnosis, checkpoints, Progress(config.total_frames)),
         ]
     )
 

@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Mapping
 from contextlib import ExitStack
 from copy import deepcopy
+from dataclasses import dataclass
 from itertools import chain
 from operator import itemgetter
 from statistics import fmean
@@ -25,7 +26,7 @@ from recurrl.callbacks.diagnosis import Diagnosis
 from recurrl.checkpoint import files, rank_states
 from recurrl.collector.collector import STALENESS
 from recurrl.collector.restarts import RESTARTS, Restarts
-from recurrl.config import EnvConfig, TrainConfig
+from recurrl.config import EnvConfig
 from recurrl.envs import EPISODE_LENGTH, EPISODE_RETURN
 from recurrl.envs.batched import episodes_ended
 from recurrl.errors import ConfigError, EnvError, NonFiniteError, RunError
@@ -120,11 +121,11 @@ class EpisodeStatistics(Callback):
         self.episodes, self.count = deque(state["episodes"], maxlen=WINDOW), state["count"]
 
 
+@dataclass(eq=False)
 class Checkpoints(Callback):
     """Restores the run at its start, and saves it when a checkpoint or an evaluation is due, and at its end.
 
-    Args:
-        config: the whole run's configuration.
+    Attributes:
         settings: the whole configuration as plain values.
         trackers: destinations of metrics, by name; checkpoints store the run's id in each.
         start: the checkpoint to resume from, on rank 0; None for a new run. It is copied if it is in another directory.
@@ -132,22 +133,12 @@ class Checkpoints(Callback):
         rewrites: write a checkpoint again once it is complete, because users' callbacks may have changed the state.
     """
 
-    def __init__(
-        self,
-        config: TrainConfig,
-        settings: Mapping[str, Any],
-        trackers: Mapping[str, Tracker],
-        start: checkpoint.Checkpoint | None,
-        restarts: Restarts,
-        rewrites: bool = False,
-    ) -> None:
-        self._periods = config.checkpoint.every_frames, config.evaluation.every_frames
-        self._keep_last, self._rewrites = config.checkpoint.keep_last, rewrites
-        self._settings = settings
-        self._tracker_ids = {} if start is None else dict(start.resumed.ids)
-        self._tracker_ids |= {name: each.id for name, each in trackers.items() if each.id is not None}
-        self._start, self._restarts = start, restarts
-        self._saved_frames: int | None = None
+    settings: Mapping[str, Any]
+    trackers: Mapping[str, Tracker]
+    start: checkpoint.Checkpoint | None
+    restarts: Restarts
+    rewrites: bool = False
+    _saved_frames: int | None = None
 
     def on_start(self, trainer: Trainer) -> None:
         """Gives all ranks the state of rank 0, or of the checkpoint.
@@ -158,27 +149,27 @@ class Checkpoints(Callback):
         self._components = checkpoint.components(
             trainer.algorithm, callbacks=trainer.callbacks, collector_state=trainer.collector, summary=trainer.summary
         )
-        if self._start is None:
+        if self.start is None:
             rank_states.share(self._components)
             return
-        self._start.load(self._components, self._settings)
-        if not self._start.is_in(trainer.run_dir):
-            self._start = self._start.copied_to(trainer.run_dir)
+        self.start.load(self._components, self.settings)
+        if not self.start.is_in(trainer.run_dir):
+            self.start = self.start.copied_to(trainer.run_dir)
         # The count of all ranks so far; the other ranks begin at zero.
-        self._restarts.count = int(self._start.metrics.get(RESTARTS, 0))
-        self._start.replace_later_ones()
-        trainer.summary.checkpoint = f"{CHECKPOINTS}/{self._start.path.name}"
-        if self._start.is_complete:
-            trainer.summary.update(self._start.metrics)
+        self.restarts.count = int(self.start.metrics.get(RESTARTS, 0))
+        self.start.replace_later_ones()
+        trainer.summary.checkpoint = f"{CHECKPOINTS}/{self.start.path.name}"
+        if self.start.is_complete:
+            trainer.summary.update(self.start.metrics)
         else:
-            trainer.metrics = self._start.metrics
+            trainer.metrics = self.start.metrics
 
     def on_iteration(self, trainer: Trainer, metrics: dict[str, float]) -> None:
         """Saves the run if it is due."""
-        trainer.checkpoint = None
-        if self._start is not None and trainer.summary.frames_here == 0:
-            trainer.checkpoint = self._start.path  # the evaluation of its iteration is repeated
-        elif any(map(trainer.is_due, self._periods)):
+        config, trainer.checkpoint = trainer.config, None
+        if self.start is not None and trainer.summary.frames_here == 0:
+            trainer.checkpoint = self.start.path  # the evaluation of its iteration is repeated
+        elif any(map(trainer.is_due, (config.checkpoint.every_frames, config.evaluation.every_frames))):
             self._save(trainer)
 
     def on_end(self, trainer: Trainer) -> None:
@@ -194,16 +185,18 @@ class Checkpoints(Callback):
         """
         if trainer.checkpoint is None or trainer.is_interrupted:
             return
-        if self._rewrites:
+        if self.rewrites:
             self._save(trainer, is_complete=True)
         else:
             files.complete(trainer.checkpoint, trainer.metrics)
-        checkpoint.prune(trainer.run_dir, self._keep_last)
+        checkpoint.prune(trainer.run_dir, trainer.config.checkpoint.keep_last)
         trainer.checkpoint = None
 
     def _save(self, trainer: Trainer, is_complete: bool = False) -> None:
         self._saved_frames = trainer.frames
-        to_save = (trainer.metrics, self._components, self._tracker_ids, self._settings, is_complete)
+        ids = {} if self.start is None else dict(self.start.resumed.ids)
+        ids |= {name: tracker.id for name, tracker in self.trackers.items() if tracker.id is not None}
+        to_save = (trainer.metrics, self._components, ids, self.settings, is_complete)
         try:
             trainer.checkpoint = checkpoint.save(trainer.run_dir, trainer.frames, *to_save)
         except RunError as error:
@@ -287,21 +280,21 @@ def _evaluation_metrics(trainer: Trainer, env: EnvConfig, seed: int) -> dict[str
     return metrics
 
 
+@dataclass(eq=False)
 class Log(Callback):
     """Logs each iteration, then completes its checkpoint. Draws the learning curve at the end.
 
-    Args:
+    Attributes:
         trackers: destinations of metrics, the file first.
         diagnosis: the callback that finds the warnings for the summary.
         checkpoints: the callback that writes checkpoints; it completes that of each logged iteration.
-        total_frames: the run's total frames, for the progress line.
+        progress: the line on the terminal.
     """
 
-    def __init__(
-        self, trackers: Collection[Tracker], diagnosis: Diagnosis, checkpoints: Checkpoints, total_frames: int
-    ) -> None:
-        self._trackers, self._diagnosis, self._checkpoints = trackers, diagnosis, checkpoints
-        self._progress = Progress(total_frames)
+    trackers: Collection[Tracker]
+    diagnosis: Diagnosis
+    checkpoints: Checkpoints
+    progress: Progress
 
     def on_iteration(self, trainer: Trainer, metrics: dict[str, float]) -> None:
         """Logs the iteration, unless the run was stopped: it is then first evaluated, and logged by :meth:`on_end`."""
@@ -312,21 +305,21 @@ class Log(Callback):
         """Logs the last iteration of a stopped run, completes its checkpoint, and draws the learning curve."""
         if trainer.stopped and trainer.metrics and not trainer.is_interrupted:
             self._log(trainer)
-        self._checkpoints.complete(trainer)
+        self.checkpoints.complete(trainer)
         plot_learning_curve(trainer.run_dir / METRICS, trainer.run_dir / CURVE)
 
     def _log(self, trainer: Trainer) -> None:
         summary, metrics = trainer.summary, floats(trainer.metrics)
-        summary.warnings = self._diagnosis.warnings(metrics)
-        for tracker in self._trackers:
+        summary.warnings = self.diagnosis.warnings(metrics)
+        for tracker in self.trackers:
             tracker.log(trainer.frames, metrics)
         summary.update(metrics)
-        self._progress.update(trainer.frames, metrics, warning=next(reversed(summary.warnings), ""))
-        self._checkpoints.complete(trainer)
+        self.progress.update(trainer.frames, metrics, warning=next(reversed(summary.warnings), ""))
+        self.checkpoints.complete(trainer)
 
     def close(self, failed: bool) -> None:
         """Closes the destinations; if one fails, the others are closed nevertheless."""
-        self._progress.close()
+        self.progress.close()
         with ExitStack() as stack:
-            for tracker in self._trackers:
+            for tracker in self.trackers:
                 stack.callback(tracker.close, int(failed))

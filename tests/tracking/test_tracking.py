@@ -18,7 +18,7 @@ def test_closing_reaches_every_destination_and_raises_the_failure_of_one(failing
     trackers = [Mock(Tracker) for _ in range(3)]
     trackers[failing].close.side_effect = OSError("disk full")
     with pytest.raises(OSError, match="disk full"):
-        Log(trackers, diagnosis=None, checkpoints=None, total_frames=1).close(failed=True)
+        Log(trackers, diagnosis=None, checkpoints=None, progress=Mock()).close(failed=True)
     assert [tracker.close.mock_calls for tracker in trackers] == [[call(1)]] * 3
 
 
