@@ -41,7 +41,7 @@ class CsvTracker(Tracker):
         self._path = path
         self._columns: list[str] = []
         path.touch()
-        _read(path)  # rejects a damaged file before training
+        read_rows(path)  # rejects a damaged file before training
 
     def log(self, frames: int, metrics: Mapping[str, float]) -> None:
         """Appends a row, and columns for new metrics.
@@ -61,11 +61,11 @@ class CsvTracker(Tracker):
 
     def _rewrite_for(self, row: Row) -> None:
         """Rewrites the file with a column for each metric of ``row``, and the rows before it only."""
-        columns, rows = _read(self._path)
-        self._columns = list(dict.fromkeys([*columns, *row]))
+        earlier = [each for each in read_rows(self._path) if each[FRAMES] < row[FRAMES]]
+        self._columns = list(dict.fromkeys(name for each in (*earlier, row) for name in each))
         with atomic_write(self._path) as file:
             csv.writer(file, lineterminator="\n").writerow(self._columns)
-            self._write(file, [earlier for earlier in rows if earlier[FRAMES] < row[FRAMES]])
+            self._write(file, earlier)
 
     def _write(self, file: TextIO, rows: Iterable[Row]) -> None:
         texts = ({name: repr(float(value)) for name, value in row.items()} | {FRAMES: row[FRAMES]} for row in rows)
@@ -89,26 +89,17 @@ def log_history(tracker: Tracker, run_dir: Path, resumed: Resumed | None) -> Non
             tracker.log(frames, row)
 
 
-def read_rows(path: Path) -> list[Row]:
-    """The rows of a file of metrics, without an incomplete last one.
-
-    Raises:
-        ConfigError: the file is missing or malformed.
-    """
-    return _read(path)[1]
-
-
 def curve_of(rows: Iterable[Row], metric: str) -> Curve:
     """The finite values of a metric over frames."""
     points = ((int(row[FRAMES]), row.get(metric, math.nan)) for row in rows)
     return [(frames, value) for frames, value in points if math.isfinite(value)]
 
 
-def _read(path: Path) -> tuple[list[str], list[Row]]:
-    """Columns and rows of a file, without an incomplete last line, which a crash leaves.
+def read_rows(path: Path) -> list[Row]:
+    """The rows of a file of metrics, without an incomplete last line, which a crash leaves.
 
     Raises:
-        ConfigError: the file is malformed.
+        ConfigError: the file is missing or malformed.
     """
     text = read_text(path)
     reader = csv.DictReader(io.StringIO(text[: text.rfind("\n") + 1], newline=""), strict=True)
@@ -117,11 +108,11 @@ def _read(path: Path) -> tuple[list[str], list[Row]]:
         for cells in reader:
             if None in cells or not _FRAME_COUNT.fullmatch(cells.get(FRAMES) or ""):
                 raise ValueError("it has no frame count, or more cells than the header")
-            values = {name: float(cell) for name, cell in cells.items() if cell}
-            rows.append(values | {FRAMES: int(cells[FRAMES])})
+            frames = int(cells.pop(FRAMES))
+            rows.append({FRAMES: frames, **{name: float(cell) for name, cell in cells.items() if cell}})
     except (csv.Error, ValueError) as error:
         raise ConfigError(
             f"Line {reader.line_num} of {path} is malformed: {error}. Move the file away; the run then continues with "
             "a new one."
         ) from error
-    return list(reader.fieldnames or []), rows
+    return rows
