@@ -93,7 +93,7 @@ def looks_like_checkpoint(path: Path) -> bool:
 
 
 def check_unused(run_dir: Path, is_resumed: bool) -> None:
-    """Rejects a directory that holds another run, or other files that this run would overwrite.
+    """Rejects a directory that holds another run, or something that is in the way of the run's files.
 
     Args:
         run_dir: the directory of a run that begins.
@@ -102,9 +102,20 @@ def check_unused(run_dir: Path, is_resumed: bool) -> None:
     Raises:
         ConfigError: the message names the offending path.
     """
-    check_writable_places(run_dir)
-    checkpoints = any(map(looks_like_checkpoint, (run_dir / CHECKPOINTS).glob("*")))
-    is_run = checkpoints or (run_dir / METRICS).exists()
+    checkpoints = run_dir / CHECKPOINTS
+    places: list[tuple[Path, str, Callable[[Path], bool]]] = [
+        *((run_dir / name, "a regular file", Path.is_file) for name in FILES),
+        *((run_dir / name, "a folder", Path.is_dir) for name in FOLDERS),
+        *((path, "a checkpoint", looks_like_checkpoint) for path in checkpoints.glob(f"{PREFIX}{12 * '[0-9]'}")),
+    ]
+    for path, kind, fits in places:
+        may_be_link = path.name in FOLDERS and path.name != ".hydra"
+        require(
+            not os.path.lexists(path) or (fits(path) and (may_be_link or not path.is_symlink())),
+            f"{path} is a link or is not {kind}, but the run must write there. Move it away, or choose another "
+            "run directory with hydra.run.dir=... (run_dir in Python).",
+        )
+    is_run = any(map(looks_like_checkpoint, checkpoints.glob("*"))) or (run_dir / METRICS).exists()
     for path in (run_dir / CONFIG_FILE, run_dir / SUMMARY, run_dir / CURVE):
         # A run that ended before its first iteration has left .hydra.
         require(is_run or (run_dir / ".hydra").is_dir() or not os.path.lexists(path), _foreign(path))
@@ -121,29 +132,6 @@ def _foreign(path: Path) -> str:
         f"{path} was not written by a run, and this run would overwrite it. Move it away, or choose another run "
         "directory with hydra.run.dir=... (run_dir in Python)."
     )
-
-
-def check_writable_places(run_dir: Path) -> None:
-    """Rejects a directory in which something blocks the run's files, before it trains for hours.
-
-    Raises:
-        ConfigError: the message names the offending path.
-    """
-    places: list[tuple[Path, str, Callable[[Path], bool]]] = [
-        *((run_dir / name, "a regular file", Path.is_file) for name in FILES),
-        *((run_dir / name, "a folder", Path.is_dir) for name in FOLDERS),
-        *(
-            (path, "a checkpoint", looks_like_checkpoint)
-            for path in (run_dir / CHECKPOINTS).glob(f"{PREFIX}{12 * '[0-9]'}")
-        ),
-    ]
-    for path, kind, fits in places:
-        may_be_link = path.name in FOLDERS and path.name != ".hydra"
-        require(
-            not os.path.lexists(path) or (fits(path) and (may_be_link or not path.is_symlink())),
-            f"{path} is a link or is not {kind}, but the run must write there. Move it away, or choose another "
-            "run directory with hydra.run.dir=... (run_dir in Python).",
-        )
 
 
 @contextmanager

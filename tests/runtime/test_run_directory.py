@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from rejections import error_of
 
-from recurrl.runtime.run_directory import check_writable_places
+from recurrl.runtime.run_directory import check_unused
 
 MAKE = {
     "link": lambda path: path.symlink_to(__file__),
@@ -28,6 +28,6 @@ def test_what_is_where_a_run_is_to_write_is_found_before_it_trains(tmp_path, nam
     path = tmp_path / "run" / name
     path.parent.mkdir(parents=True)
     MAKE[kind](path)
-    error = error_of(check_writable_places, tmp_path / "run")
+    error = error_of(check_unused, tmp_path / "run", is_resumed=False)
     assert error.startswith(f"{path} is ")
     assert "Move it away" in error
