@@ -47,19 +47,20 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
+@dataclass(eq=False)
 class ConsistencyCheck(Callback):
     """Checks that the update sees what the rollout saw, once, on the first rollout with weights of this process.
 
     A resumed run may begin with rollouts that were collected ahead of learning, by weights that were not saved.
 
-    Args:
+    Attributes:
         check: takes the policy, its rollout and ``resumed``, and returns a line for the log.
     """
 
-    def __init__(self, check: Callable[..., str]) -> None:
-        self._check = check
-        self._done, self._updates = False, 0
-        self._first: Policy | None = None
+    check: Callable[..., str]
+    _done: bool = False
+    _updates: int = 0
+    _first: Policy | None = None
 
     def on_rollout(self, trainer: Trainer, rollout: TensorDictBase) -> None:
         """Checks the rollout if it is the first one that can be checked.
@@ -72,7 +73,7 @@ class ConsistencyCheck(Callback):
         staleness = trainer.collector.metrics().get(STALENESS, 0.0)
         if staleness in (0, self._updates):
             policy = self._first if staleness else trainer.policy
-            logger.info(self._check(policy, rollout, resumed=trainer.frames > 0))
+            logger.info(self.check(policy, rollout, resumed=trainer.frames > 0))
             self._done, self._first = True, None
         elif self._first is None:
             self._first = deepcopy(trainer.policy)

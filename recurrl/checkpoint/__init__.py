@@ -214,8 +214,8 @@ class Checkpoint:
 
     def _shaping(self, settings: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
         """The changed settings that may make the checkpoint incompatible."""
-        changes = differences(self.settings, settings) if self.settings and settings else {}
-        return {key: change for key, change in changes.items() if key.startswith(SHAPING)}
+        changes = differences(self.settings, settings).items()
+        return {key: change for key, change in changes if key.startswith(SHAPING)}
 
 
 def prune(run_dir: Path, keep_last: int | None) -> None:
