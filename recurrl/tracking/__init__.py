@@ -3,6 +3,6 @@
 ``make(options, run_dir, settings, resumed)`` returns a :class:`Tracker`, see :func:`make_trackers`.
 """
 
-from recurrl.tracking.trackers import FRAMES, Resumed, Tracker, make_trackers
+from recurrl.tracking.trackers import FRAMES, Resumed, Settings, Tracker, make_trackers
 
-__all__ = ["FRAMES", "Resumed", "Tracker", "make_trackers"]
+__all__ = ["FRAMES", "Resumed", "Settings", "Tracker", "make_trackers"]

@@ -8,13 +8,13 @@ import math
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TextIO
 
 from recurrl.config import LoggerConfig
 from recurrl.errors import ConfigError
 from recurrl.runtime.atomic import atomic_write
 from recurrl.runtime.run_directory import METRICS, read_text
-from recurrl.tracking.trackers import FRAMES, Resumed, Tracker
+from recurrl.tracking.trackers import FRAMES, Resumed, Settings, Tracker
 
 Row = dict[str, float]
 """The values of an iteration by metric, and its ``frames``."""
@@ -72,9 +72,7 @@ class CsvTracker(Tracker):
         csv.DictWriter(file, self._columns, restval="", lineterminator="\n").writerows(texts)
 
 
-def make(
-    options: LoggerConfig, run_dir: Path, settings: Mapping[str, Any], resumed: Resumed | None = None
-) -> CsvTracker:
+def make(options: LoggerConfig, run_dir: Path, settings: Settings, resumed: Resumed | None = None) -> CsvTracker:
     """The tracker of a run that starts in ``run_dir``, or continues there."""
     return CsvTracker(run_dir / METRICS)
 

@@ -2,13 +2,12 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from torch.utils.tensorboard import SummaryWriter
 
 from recurrl.config import LoggerConfig
 from recurrl.tracking.csv import log_history
-from recurrl.tracking.trackers import Resumed, Tracker
+from recurrl.tracking.trackers import Resumed, Settings, Tracker
 
 
 class TensorboardTracker(Tracker):
@@ -37,7 +36,7 @@ class TensorboardTracker(Tracker):
 
 
 def make(
-    options: LoggerConfig, run_dir: Path, settings: Mapping[str, Any], resumed: Resumed | None = None
+    options: LoggerConfig, run_dir: Path, settings: Settings, resumed: Resumed | None = None
 ) -> TensorboardTracker:
     """Creates the tracker of a run in ``run_dir``, with the rows before a resume if it has no events yet."""
     directory = run_dir / "tensorboard"

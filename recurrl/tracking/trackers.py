@@ -10,6 +10,8 @@ from recurrl.config import LoggerConfig
 from recurrl.config.plugins import factory
 from recurrl.errors import require
 
+Settings = Mapping[str, Any]
+"""The whole configuration of a run, as plain values in nested mappings."""
 FRAMES = "frames"
 """The x-axis of all metrics: environment steps summed over environments."""
 
@@ -56,14 +58,14 @@ class Tracker:
 
 
 def make_trackers(
-    logger: LoggerConfig, run_dir: Path, settings: Mapping[str, Any], resumed: Resumed | None = None
+    logger: LoggerConfig, run_dir: Path, settings: Settings, resumed: Resumed | None = None
 ) -> dict[str, Tracker]:
     """Opens a run's destinations, by name: ``metrics.csv`` first, then the configured ones.
 
     Args:
         logger: the options of the configured destinations.
         run_dir: the run's directory, which must exist.
-        settings: the full configuration as nested dictionaries, for destinations that store it.
+        settings: the whole configuration, for destinations that store it.
         resumed: state to resume from; None for a new run.
 
     Raises:

@@ -19,7 +19,7 @@ from recurrl.config import WandbConfig
 from recurrl.errors import ConfigError, RunError, message_of
 from recurrl.runtime.run_directory import METRICS
 from recurrl.tracking.csv import log_history, read_rows
-from recurrl.tracking.trackers import FRAMES, Resumed, Tracker
+from recurrl.tracking.trackers import FRAMES, Resumed, Settings, Tracker
 
 NAME, CHECKPOINT = "wandb", "checkpoint"
 FINISH_TIMEOUT_S = 60.0
@@ -79,9 +79,7 @@ class WandbTracker(Tracker):
                 wandb.teardown()
 
 
-def make(
-    options: WandbConfig, run_dir: Path, settings: Mapping[str, Any], resumed: Resumed | None = None
-) -> WandbTracker:
+def make(options: WandbConfig, run_dir: Path, settings: Settings, resumed: Resumed | None = None) -> WandbTracker:
     """Starts a separate wandb run for this training run, even if the process has started others.
 
     A resumed run continues its own wandb run, or the one that ``logger.id`` names. A wandb run other than its own gets
@@ -144,7 +142,7 @@ def upload(
     options: WandbConfig,
     run_id: str,
     run_dir: Path,
-    settings: Mapping[str, Any],
+    settings: Settings,
     artifacts: Mapping[str, tuple[Path, Mapping[str, Any]]],
     exit_code: int,
 ) -> str:
@@ -180,7 +178,7 @@ def upload(
     return _where(run)
 
 
-def _start(options: WandbConfig, run_id: str | None, run_dir: Path, settings: Mapping[str, Any]) -> wandb.Run:
+def _start(options: WandbConfig, run_id: str | None, run_dir: Path, settings: Settings) -> wandb.Run:
     try:
         # Hides wandb's start and end banners; errors and warnings still show.
         machine = wandb.setup(settings=wandb.Settings(show_info=False)).settings
