@@ -261,16 +261,13 @@ def _manifest(path: Path) -> dict[str, Any]:
 def _sealed(values: Mapping[str, Any]) -> str:
     """The text of a manifest with its own checksum in place of an earlier one."""
     own = {name: value for name, value in values.items() if name != "sha256"}
-    return _canonical({**own, "sha256": hashlib.sha256(_canonical(own).encode()).hexdigest()})
+    checksum = hashlib.sha256(json.dumps(own, sort_keys=True).encode()).hexdigest()
+    return json.dumps({**own, "sha256": checksum}, indent=1, sort_keys=True) + "\n"
 
 
 def _checksum(file: Path) -> str:
     with file.open("rb") as opened:
         return hashlib.file_digest(opened, "sha256").hexdigest()
-
-
-def _canonical(values: Any) -> str:
-    return json.dumps(values, indent=1, sort_keys=True) + "\n"
 
 
 # Removal
