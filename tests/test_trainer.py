@@ -11,7 +11,6 @@ import pytest
 from run_files import ended
 
 import recurrl
-from recurrl.callbacks.callback import Callbacks
 from recurrl.errors import ConfigError, RunError
 from recurrl.evaluation import StoppedError
 from recurrl.runtime.ranks import World
@@ -98,13 +97,6 @@ def test_callbacks_run_in_order_add_metrics_stop_the_run_and_keep_their_states(t
     assert (again.summary["status"], again.summary["frames"]) == ("completed", 96)
     assert [counter.seen for counter in resumed] == [[32, 64, 96]] * 2
     assert other.calls[0] == "start at 64"
-
-
-def test_callbacks_of_one_name_are_all_called():
-    called = []
-    callbacks = [callback(name, on_end=lambda self, _: called.append(self)) for name in ("Mine", "Mine_1", "Mine")]
-    Callbacks(callbacks).on_end(None)
-    assert called == callbacks
 
 
 def test_a_run_extended_from_a_checkpoint_of_its_end_has_the_states_after_it(tiny):

@@ -54,24 +54,23 @@ def test_values_reach_those_they_are_for():
         assert (broadcast, averaged) == (("from", 0), {"a": 1.0})
 
 
-METRICS = {
-    "the same": ([{"a": 1.0, "b": 2.0}, {"a": 3.0, "b": 5.0}], {"a": 2.0, "b": 3.5}),
-    "another order": ([{"a": 1.0, "b": 2.0}, {"b": 5.0, "a": 3.0}], {"a": 2.0, "b": 3.5}),
-    "other names": ([{"a": 1.0}, {"b": 5.0}], {"a": 1.0, "b": 5.0}),
-    "more": ([{"a": 1.0}, {"b": 5.0, "a": 3.0}], {"a": 2.0, "b": 5.0}),
-    "none on rank 0": ([{}, {"a": 3.0}], {"a": 3.0}),
-    "none": ([{}, {}], {}),
-    "numbers of other types": ([{"a": 1}, {"a": np.float32(2)}, {"a": torch.tensor(6)}], {"a": 3.0}),
-    "of one process": ([{"a": np.float64(1), "b": torch.tensor(2)}], {"a": 1.0, "b": 2.0}),
-}
+METRICS = [
+    ([{"a": 1.0, "b": 2.0}, {"b": 5.0, "a": 3.0}], {"a": 2.0, "b": 3.5}),
+    ([{"a": 1.0}, {"b": 5.0}], {"a": 1.0, "b": 5.0}),
+    ([{"a": 1.0}, {"b": 5.0, "a": 3.0}], {"a": 2.0, "b": 5.0}),
+    ([{}, {"a": 3.0}], {"a": 3.0}),
+    ([{}, {}], {}),
+    ([{"a": np.float32(2)}, {"a": torch.tensor(6)}], {"a": 4.0}),
+    ([{"a": np.float64(1), "b": torch.tensor(2)}], {"a": 1.0, "b": 2.0}),  # of one process
+]
 
 
-@pytest.mark.parametrize("case", METRICS)
-def test_metrics_are_averaged_by_name_over_the_ranks_that_have_them(case):
-    of_ranks, expected = METRICS[case]
-    for averaged in in_ranks(len(of_ranks), met(lambda: world().averaged(of_ranks[world().rank]))):
-        assert list(averaged.items()) == list(expected.items())
-        assert {type(value) for value in averaged.values()} <= {float}
+@pytest.mark.parametrize("size", [1, 2])
+def test_metrics_are_averaged_by_name_over_the_ranks_that_have_them(size):
+    cases = [case for case in METRICS if len(case[0]) == size]
+    for averaged in in_ranks(size, met(lambda: [world().averaged(of_ranks[world().rank]) for of_ranks, _ in cases])):
+        # As text, which has the order of the names and the types of the values.
+        assert repr(averaged) == repr([expected for _, expected in cases])
 
 
 def test_after_a_rank_was_lost_no_exchange_returns_anything():
