@@ -41,9 +41,11 @@ def test_the_best_checkpoint_and_other_files_of_a_run_offline_wait_for_wandb_syn
     assert sent == {f"{kind}-{run_id}": files for kind, files in expected.items()}
     artifact = server.artifacts[f"checkpoint-{run_id}"]
     assert (artifact.request["artifactTypeName"], artifact.request["runName"]) == ("checkpoint", run_id)
+    metadata = json.loads(artifact.request["metadata"])
     about = {"frames": best.frames, "version": best.version, "sha256": best.checksums}
-    assert json.loads(artifact.request["metadata"]) == best.metrics | about
-    assert "eval/return_mean" in best.metrics
+    assert {name: metadata.pop(name) for name in about} == about
+    assert metadata.pop("eval/return_mean") == best.metrics["eval/return_mean"]
+    assert all(name.startswith("eval/") for name in metadata)
 
 
 @pytest.mark.slow
