@@ -52,8 +52,8 @@ def _uploaded(run: Path, trust_packages: bool) -> str:
         raise ConfigError(f"{run_dir} has no wandb run: it was trained with logger={options.name}. Give another run.")
     with locked(run_dir):
         best = checkpoint.Checkpoint(checkpoint.find(run_dir, checkpoint.BEST))
-        about = {name: value for name, value in best.metrics.items() if name.startswith("eval/")}
-        about |= {"frames": best.frames, "version": best.version, "sha256": best.checksums}
+        evaluation = {name: value for name, value in best.metrics.items() if name.startswith("eval/")}
+        about = {**evaluation, "frames": best.frames, "version": best.version, "sha256": best.checksums}
         artifacts: dict[str, tuple[Path, Mapping[str, Any]]] = {CHECKPOINT: (best.path, about)}
         artifacts |= {kind: (run_dir / kind, {}) for kind in (EXPORTS, VIDEOS) if (run_dir / kind).is_dir()}
         # The exit code of training, which wandb shows as the state of its run.

@@ -12,14 +12,6 @@ from run_files import metrics, write_rows
 
 from recurrl.tracking.csv import CsvTracker, make
 
-
-def test_a_row_is_in_the_file_before_the_tracker_is_closed(tmp_path):
-    tracker = CsvTracker(tmp_path / "metrics.csv")
-    for frames in (8, 16):
-        tracker.log(frames, {"a": 1.0})
-        assert metrics(tmp_path)[-1]["frames"] == str(frames)
-
-
 names = st.text(st.characters(exclude_categories=["Cs", "Cc", "Zl", "Zp"]), min_size=1).filter("frames".__ne__)
 
 
