@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from tensordict import TensorDictBase
+from torchrl.checkpoint import GlobalRNGState
 
 from recurrl import checkpoint, evaluation
 from recurrl.callbacks.callback import Callback
@@ -147,9 +148,8 @@ class Checkpoints(Callback):
         Raises:
             ConfigError: the checkpoint does not fit the configuration.
         """
-        self._components = checkpoint.components(
-            trainer.algorithm, callbacks=trainer.callbacks, collector_state=trainer.collector, summary=trainer.summary
-        )
+        self._components = {**trainer.algorithm.components(), "rng": GlobalRNGState(), "callbacks": trainer.callbacks}
+        self._components |= {rank_states.EPISODES: trainer.collector, "summary": trainer.summary}
         if self.start is None:
             rank_states.share(self._components)
             return

@@ -9,10 +9,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from torchrl.checkpoint import GlobalRNGState
-
 from recurrl import __version__
-from recurrl.algorithms import Algorithm
 from recurrl.checkpoint import files, rank_states
 from recurrl.config.keys import described, differences, flat
 from recurrl.errors import ConfigError, require
@@ -41,11 +38,6 @@ _RETURNS = "discounted_return"
 logger = logging.getLogger(__name__)
 
 
-def components(algorithm: Algorithm, **others: Stateful) -> dict[str, Stateful]:
-    """The whole state of a run: the algorithm's parts, random numbers, and ``others``."""
-    return {**algorithm.components(), "rng": GlobalRNGState(), **others}
-
-
 def save(
     run_dir: Path,
     frames: int,
@@ -63,7 +55,7 @@ def save(
         run_dir: the run's directory.
         frames: frames seen so far.
         metrics: the last iteration's metrics; before it is complete, without those of its evaluation.
-        parts: the :func:`components` of the run.
+        parts: the parts of the run that have a state, by name.
         tracker_ids: the run's id in each tracker, by the tracker's name.
         settings: the run's whole configuration as plain values.
         is_complete: true if the iteration has been evaluated, if that was due, and logged.
@@ -123,7 +115,7 @@ class Checkpoint:
         Environments whose settings have changed begin new episodes, and the log says so.
 
         Args:
-            into: the :func:`components` of the run.
+            into: the parts of the run that have a state, by name.
             settings: the run's whole configuration as plain values.
 
         Raises:

@@ -132,9 +132,9 @@ def test_an_algorithms_own_parameters_and_buffers_are_saved_and_restored(small, 
     before = deepcopy(algorithm.norm.state_dict())
     assert "loss/extra" in algorithm.update(batches[0], 0.0)
     assert all(not torch.equal(value, before[name]) for name, value in algorithm.norm.state_dict().items())
-    path = checkpoint.save(tmp_path, 64, {}, checkpoint.components(algorithm))
+    path = checkpoint.save(tmp_path, 64, {}, algorithm.components())
     loaded, _ = made(small, Counting, "seed=1")
-    checkpoint.Checkpoint(path).load(checkpoint.components(loaded), {"seed": 0})
+    checkpoint.Checkpoint(path).load(loaded.components(), {"seed": 0})
     states = ((each.state_dict(), each.optimizer.state_dict()) for each in (loaded, algorithm))
     torch.testing.assert_close(*states, rtol=0, atol=0)
 

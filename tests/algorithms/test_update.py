@@ -228,9 +228,9 @@ def test_the_reference_policy_is_refreshed_every_so_many_iterations(every, refre
 def test_the_reference_policy_is_part_of_a_checkpoint(small, tmp_path):
     options = (*GRPO, "algorithm.kl_to_ref_coeff=0.1", "algorithm.ref_refresh_iterations=2")
     trained, _ = learn(small, *options)
-    path = checkpoint.save(tmp_path, 64, {}, checkpoint.components(trained))
+    path = checkpoint.save(tmp_path, 64, {}, trained.components())
     loaded, _ = with_rollout(small(*OPTIONS, *options, "seed=1"))
-    checkpoint.Checkpoint(path).load(checkpoint.components(loaded), {"seed": 0})
+    checkpoint.Checkpoint(path).load(loaded.components(), {"seed": 0})
     assert loaded.iterations == trained.iterations == 1
     assert torch.equal(weights_of(loaded.reference), weights_of(trained.reference))
     assert not torch.equal(weights_of(loaded.reference), weights_of(trained.policy))
@@ -260,7 +260,7 @@ def test_skipped_steps_in_a_row_are_counted_across_a_resume(small, monkeypatch, 
     for algorithm, _ in made:
         monkeypatch.setattr(algorithm, "loss", partial(not_finite, algorithm))
     first.update(batch.clone(), progress=0.5)
-    path = checkpoint.save(tmp_path, 64, {}, checkpoint.components(first))
-    checkpoint.Checkpoint(path).load(checkpoint.components(second), {"seed": 0})
+    path = checkpoint.save(tmp_path, 64, {}, first.components())
+    checkpoint.Checkpoint(path).load(second.components(), {"seed": 0})
     with pytest.raises(NonFiniteError, match="the last 12 gradient steps"):
         second.update(batch, progress=0.5)

@@ -76,7 +76,7 @@ def test_what_is_no_longer_the_same_on_all_ranks_is_not_saved(small, of):
     def of_a_rank():
         set_process_state(config)
         learner = make_algorithm(config, make_policy_for(config))
-        components = checkpoint.components(learner)
+        components = learner.components()
         assert len(rank_states.gathered_states(components)) == (1 if world().rank == 0 else 0)
         if world().rank == 1:
             next(iter(components[of].state_dict().values())).add_(1)
