@@ -41,7 +41,7 @@ _HOLDER = "process "
 PREFIX = "frames_"
 """A checkpoint's name is this and its frames."""
 MANIFEST = "manifest.json"
-"""A checkpoint's metadata, the checksums of its states, its evaluation once added, and a checksum of itself."""
+"""A checkpoint's values, such as its metrics, the checksums of its states, and a checksum of itself."""
 
 logger = logging.getLogger(__name__)
 
