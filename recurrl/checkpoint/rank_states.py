@@ -32,15 +32,11 @@ def gathered_states(components: Mapping[str, Stateful]) -> dict[str, Any]:
     Raises:
         RunError: the policies or algorithms of the ranks are no longer the same.
     """
-    if world().size == 1:
-        return {}
-    of_modules = ((name, components[name].state_dict()) for name in ("policy", "algorithm"))
+    of_modules = ((name, components[name].state_dict()) for name in ("policy", "algorithm") if name in components)
     entries = {f"{name}.{key}": entry for name, state in of_modules for key, entry in state.items()}
     sizes = {name: float(entry.double().abs().sum()) for name, entry in entries.items() if isinstance(entry, Tensor)}
-    if world().rank > 0:
-        world().gather((sizes, to_bytes(_states(components, OWN))))
-        return {}
-    _, *others = world().gather((sizes, b""))
+    own = to_bytes(_states(components, OWN)) if world().rank > 0 else b""
+    _, *others = world().gather((sizes, own))  # only rank 0 gets those of others
     for rank, (theirs, _) in enumerate(others, start=1):
         # With a tolerance, because processors of different kinds round differently.
         differing = [name for name, size in sizes.items() if not math.isclose(size, theirs[name], rel_tol=1e-3)]
@@ -50,7 +46,7 @@ def gathered_states(components: Mapping[str, Stateful]) -> dict[str, Any]:
                 "averages that a module keeps differ between ranks. Have it use recurrl.runtime.statistics or "
                 "recurrl.policy.normalization.RunningMoments, or train in one process."
             )
-    return {RANKS: [from_bytes(state) for _, state in others]}
+    return {RANKS: [from_bytes(state) for _, state in others]} if others else {}
 
 
 def share(components: Mapping[str, Stateful], own: Sequence[State] = (), seeds: Sequence[int] = ()) -> None:
@@ -61,8 +57,6 @@ def share(components: Mapping[str, Stateful], own: Sequence[State] = (), seeds: 
         own: on rank 0, for each rank, the states of components that differ; a component without one keeps its state.
         seeds: on rank 0, a seed for each rank's random numbers; empty to keep them.
     """
-    if world().size == 1 and not own:
-        return
     common = [name for name in components if name not in (*OWN, *OF_RANK_0)]
     message = (to_bytes(_states(components, common)), [to_bytes(each) for each in own], list(seeds))
     states, states_of_ranks, seeds = world().broadcast(message if world().rank == 0 else None)
