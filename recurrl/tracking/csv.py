@@ -57,19 +57,19 @@ class CsvTracker(Tracker):
         if not row.keys() <= set(self._columns):
             self._rewrite_for(row)
         with self._path.open("a", encoding="utf-8", newline="") as file:
-            self._write(file, [row])
+            self._writer(file).writerow(row)
 
     def _rewrite_for(self, row: Row) -> None:
         """Rewrites the file with a column for each metric of ``row``, and the rows before it only."""
         earlier = [each for each in read_rows(self._path) if each[FRAMES] < row[FRAMES]]
         self._columns = list(dict.fromkeys(name for each in (*earlier, row) for name in each))
         with atomic_write(self._path) as file:
-            csv.writer(file, lineterminator="\n").writerow(self._columns)
-            self._write(file, earlier)
+            writer = self._writer(file)
+            writer.writeheader()
+            writer.writerows(earlier)
 
-    def _write(self, file: TextIO, rows: Iterable[Row]) -> None:
-        texts = ({name: repr(float(value)) for name, value in row.items()} | {FRAMES: row[FRAMES]} for row in rows)
-        csv.DictWriter(file, self._columns, restval="", lineterminator="\n").writerows(texts)
+    def _writer(self, file: TextIO) -> csv.DictWriter[str]:
+        return csv.DictWriter(file, self._columns, lineterminator="\n")
 
 
 def make(options: LoggerConfig, run_dir: Path, settings: Settings, resumed: Resumed | None = None) -> CsvTracker:
