@@ -134,7 +134,7 @@ class Diagnosis(Callback):
             metrics: the last iteration's metrics, with those of its evaluation if there was one.
         """
         is_compared = RANDOM_MEAN in metrics
-        figures = _no_better_than_random(metrics) if is_compared else {}
+        figures = dict(_no_better_than_random(metrics)) if is_compared else {}
         learns = not figures if is_compared else self._improved(metrics)
         if not learns:
             figures |= self._lasting_conditions(metrics)
@@ -192,32 +192,28 @@ class Diagnosis(Callback):
             setattr(self, f"_{name}", state[name])
 
 
-def _no_better_than_random(metrics: Metrics) -> dict[str, str]:
+def _no_better_than_random(metrics: Metrics) -> Iterator[tuple[str, str]]:
     mean, std = metrics["eval/return_mean"], metrics["eval/return_std"]
     random, random_std = metrics[RANDOM_MEAN], metrics["eval/return_std_random"]
-    if mean > random + math.hypot(std, random_std) / math.sqrt(metrics["eval/episodes"]):
-        return {}
-    return {RANDOM: f"a return of {_spread(mean, std)}, against {_spread(random, random_std)}"}
+    if not mean > random + math.hypot(std, random_std) / math.sqrt(metrics["eval/episodes"]):
+        yield RANDOM, f"a return of {_spread(mean, std)}, against {_spread(random, random_std)}"
 
 
-def _memory_not_used(metrics: Metrics) -> dict[str, str]:
+def _memory_not_used(metrics: Metrics) -> Iterator[tuple[str, str]]:
     mean, zeroed, shuffled = (metrics[f"eval/return_mean{of}"] for of in ("", "_zeroed_state", "_shuffled_state"))
-    if mean - min(zeroed, shuffled) > MIN_MEMORY_GAIN * abs(mean - metrics.get(RANDOM_MEAN, 0.0)):
-        return {}
-    form = return_format(mean)
-    return {
-        MEMORY: f"a return of {mean:{form}}, {zeroed:{form}} with zeros and {shuffled:{form}} with another episode's"
-    }
+    if not mean - min(zeroed, shuffled) > MIN_MEMORY_GAIN * abs(mean - metrics.get(RANDOM_MEAN, 0.0)):
+        form = return_format(mean)
+        figure = f"a return of {mean:{form}}, {zeroed:{form}} with zeros and {shuffled:{form}} with another episode's"
+        yield MEMORY, figure
 
 
-def _better_when_sampled(metrics: Metrics) -> dict[str, str]:
+def _better_when_sampled(metrics: Metrics) -> Iterator[tuple[str, str]]:
     """Compares the evaluation's returns, of most probable actions, with those of training, of sampled actions."""
     evaluated, trained = (metrics["eval/return_mean"], metrics["eval/return_std"]), (metrics[MEAN], metrics[STD])
     variances = evaluated[1] ** 2 / metrics["eval/episodes"], trained[1] ** 2 / max(1, min(metrics[EPISODES], WINDOW))
     lost, gain = trained[0] - evaluated[0], trained[0] - metrics[RANDOM_MEAN]
-    if not lost > max(2 * math.sqrt(sum(variances)), MAX_LOST_GAIN * abs(gain)):
-        return {}
-    return {SAMPLED: f"a return of {_spread(*evaluated)}, against {_spread(*trained)} in training"}
+    if lost > max(2 * math.sqrt(sum(variances)), MAX_LOST_GAIN * abs(gain)):
+        yield SAMPLED, f"a return of {_spread(*evaluated)}, against {_spread(*trained)} in training"
 
 
 def _spread(mean: float, std: float) -> str:
