@@ -29,6 +29,7 @@ from recurrl.runtime.serialization import Stateful
 
 _OURS = re.compile(rf"{re.escape(MANIFEST)}|state-\w+\.pt")
 """The files of a checkpoint. All others in its directory are foreign."""
+_MAX_MANIFEST_BYTES = 2**24
 _KINDS = {
     **dict.fromkeys(("version", "sha256"), str),
     **dict.fromkeys(("frames", "ranks"), int),
@@ -223,6 +224,7 @@ def _verified(path: Path) -> dict[str, Any]:
     """
     try:
         require(_is_part(path / MANIFEST), f"{MANIFEST} is missing")
+        require((path / MANIFEST).stat().st_size <= _MAX_MANIFEST_BYTES, f"{MANIFEST} is larger than runs write it")
         values = _manifest(path)
         for name, checksum in values["checksums"].items():
             require(_is_part(path / name), f"{name} is missing")
