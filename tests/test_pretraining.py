@@ -231,7 +231,7 @@ def test_hostile_files_are_rejected_and_run_no_code(small, tmp_path):
     read = partial(read_episodes, tmp_path, make_policy_for(config), config.env)
     file, marker = tmp_path / "one.npz", tmp_path / "marker"
     np.savez(file, observations=GOOD["observations"], actions=np.array([Code(marker)] * STEPS, dtype=object))
-    assert "cannot be read: ValueError: Object arrays cannot be loaded" in error_of(read)
+    assert "cannot be read: it fails with ValueError: Object arrays cannot be loaded" in error_of(read)
     file.write_bytes(pickle.dumps(Code(marker)))
     assert "cannot be read: " in error_of(read)
     assert not marker.exists()
