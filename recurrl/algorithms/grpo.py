@@ -237,22 +237,16 @@ def grpo_loss(
     weight = mask.to(log_ratio.dtype)
     if aggregation == "episode":
         weight = weight / data[EPISODE_LOSS_STEPS].clamp(min=1)
-    terms = {"objective": _mean(-clipped_surrogate(log_ratio, advantage, log_clip_range), weight)}
+    terms = {"objective": mean_of(-clipped_surrogate(log_ratio, advantage, log_clip_range), weight)}
     metrics = {}
     if entropy_coeff is not None:
         metrics["entropy"] = entropy = _entropy(distribution, samples_mc_entropy).unsqueeze(-1)
-        terms["entropy"] = _mean(-entropy_coeff * entropy, weight)
+        terms["entropy"] = mean_of(-entropy_coeff * entropy, weight)
     if kl_to_ref_coeff:
         metrics["kl_to_ref"] = kl = kl_from_log_ratio(data[REF_LOG_PROB].view_as(old) - (old + log_ratio))
-        terms["kl_to_ref"] = _mean(kl_to_ref_coeff * kl, weight)
+        terms["kl_to_ref"] = mean_of(kl_to_ref_coeff * kl, weight)
     means = {f"policy/{name}": mean_of(value.detach(), mask) for name, value in metrics.items()}
     return Losses(terms, means, log_ratio.detach(), mask, weight.sum())
-
-
-def _mean(value: Tensor, weight: Tensor) -> Tensor:
-    """The weighted mean; zero if all weights are. Values of weight zero are ignored, even NaN."""
-    total = (torch.where(weight > 0, value, 0.0) * weight).sum()
-    return total / torch.where(weight.sum() > 0, weight.sum(), 1.0)
 
 
 def _entropy(distribution: Distribution, samples: int) -> Tensor:
