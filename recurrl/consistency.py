@@ -68,8 +68,8 @@ def check_consistency(policy: Policy, batch_NT: TensorDictBase, config: TrainCon
     Raises:
         ConsistencyError: an entry differs; the message has the first such environment and step, both values, and a
             likely cause.
+        KeyError: the rollout lacks an entry that the update needs.
     """
-    _check_present(batch_NT, policy.input_keys)
     after = batch_NT["next"].keys(True, True)
     observed = [key for key in batch_NT.select(OBSERVATION).keys(True, True) if key in after]
     _check_starts(batch_NT, resumed)
@@ -86,22 +86,12 @@ def check_consistency(policy: Policy, batch_NT: TensorDictBase, config: TrainCon
     with torch.random.fork_rng([policy.device] if policy.device.type == "cuda" else []):
         resets = _check_resets(config, batch_NT, observed)
         tolerance = TOLERANCE[precision.resolve(config.precision, policy.device)]
-        differences = check_network(policy, batch_NT, config.slice_len, config.minibatch_slices, tolerance)
+        differences = check_network(policy, batch_NT, config, tolerance)
     figures = ", ".join(f"{name} {value:.1e}" for name, value in differences.items())
     return (
         f"consistency check passed: the update reproduces the rollout in {batch_NT.numel()} frames with {resets} "
         f"resets; largest differences: {figures} (tolerance {tolerance:.0e})"
     )
-
-
-def _check_present(batch_NT: TensorDictBase, state_keys: Sequence[Any]) -> None:
-    """Checks that the batch marks episode starts and holds the recurrent states."""
-    for key in [IS_INIT, *state_keys, *(("next", key) for key in state_keys)]:
-        if batch_NT.get(key) is None:
-            raise ConsistencyError(
-                f"{NOT_SEEN} the batch has no entry {key!r}, so the policy's state was lost, or leaked from one "
-                "episode into the next. The collector must write is_init, and the states before and after each step."
-            )
 
 
 def _check_starts(batch_NT: TensorDictBase, resumed: bool) -> None:
@@ -175,18 +165,16 @@ def _coincidence(last_P: TensorDictBase, first_P: TensorDictBase, most: int = 64
     return float(chance**count)
 
 
-def check_network(
-    policy: Policy, batch_NT: TensorDictBase, slice_len: int, minibatch_slices: int, tolerance: float
-) -> dict[str, float]:
+def check_network(policy: Policy, batch_NT: TensorDictBase, config: TrainConfig, tolerance: float) -> dict[str, float]:
     """Compares two replays with each other, then with the recorded entries; returns the largest difference by name."""
-    replayed_NT, again_NT = (_replay(policy, batch_NT, slice_len, minibatch_slices) for _ in range(2))
+    replayed_NT, again_NT = (_replay(policy, batch_NT, config) for _ in range(2))
     _check_repeats(replayed_NT, again_NT)
     # The states come first, because a difference in them causes the others.
     comparisons: list[tuple[str, Any, Tensor, str]] = []
     for key in policy.state_keys:
         recorded_NT = batch_NT["next", key]
         # In sequence mode states are known at the ends of segments only.
-        ends = expand_as_right(segment_ends(batch_NT, slice_len), recorded_NT)
+        ends = expand_as_right(segment_ends(batch_NT, config.slice_len), recorded_NT)
         at_ends_NT = torch.where(ends, replayed_NT["sequence", key], recorded_NT)
         comparisons.append(("state", ("next", key), replayed_NT["step", key], _STEPS))
         comparisons.append(("state", ("next", key), at_ends_NT, _SEQUENCES))
@@ -202,7 +190,7 @@ def check_network(
     return largest
 
 
-def _replay(policy: Policy, batch_NT: TensorDictBase, slice_len: int, minibatch_slices: int) -> TensorDictBase:
+def _replay(policy: Policy, batch_NT: TensorDictBase, config: TrainConfig) -> TensorDictBase:
     """The policy's outputs for the recorded observations and states, in minibatches like those of the update.
 
     Returns:
@@ -210,9 +198,8 @@ def _replay(policy: Policy, batch_NT: TensorDictBase, slice_len: int, minibatch_
         segments, by :meth:`Policy.sequence`. The deterministic action and as ``step`` the next state of a single step
         from each recorded state.
     """
-    slices_SK = batch_NT.reshape(-1, slice_len)
     replayed = []
-    for chosen_SK in slices_SK.split(minibatch_slices):
+    for chosen_SK in batch_NT.reshape(-1, config.slice_len).split(config.minibatch_slices):
         # With gradients enabled, so that the backend is the one of the update.
         output = policy.sequence(*policy.inputs(chosen_SK))
         with torch.no_grad():
