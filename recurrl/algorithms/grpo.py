@@ -104,16 +104,8 @@ def add_group_advantages(rows_NT: TensorDictBase, reward_NT: Tensor, options: GR
 
     Returns:
         Metrics of the groups.
-
-    Raises:
-        ValueError: a row does not begin with a reset.
     """
     is_init_NT = rows_NT[IS_INIT].squeeze(-1)
-    if not is_init_NT[:, 0].all():
-        raise ValueError(
-            "Group-relative advantages need rows that begin with a reset, but some begin mid-episode. Have the "
-            "collector reset all environments before each batch."
-        )
     start_NT, episode_id_NT, compared_NT = _comparisons(is_init_NT, options.group_size)
     # The discounted sum of rewards from each step to the end of its episode or row, in float64.
     counted_NT1 = torch.where(compared_NT, reward_NT, 0.0).double().unsqueeze(-1)
@@ -173,12 +165,11 @@ def _comparisons(is_init_NT: Tensor, group_size: int) -> tuple[Tensor, Tensor, T
     members_M = torch.arange(1, group_size + 1, device=step_T.device)
     frames_GMJ = members_M.view(-1, 1) * (steps - ordered_GMJ)
     frames_GMJ[:, 0] = 0  # a single member cannot be compared
-    last_G1J = frames_GMJ.argmax(1, keepdim=True)
-    latest_GJ = ordered_GMJ.gather(1, last_G1J).squeeze(1)
-    horizon_GJ = torch.where(frames_GMJ.gather(1, last_G1J).squeeze(1) > 0, steps - latest_GJ, 0)
+    frames_GJ, last_GJ = frames_GMJ.max(1)
+    horizon_GJ = frames_GJ // (last_GJ + 1)
     episode_id_NT = (torch.arange(rows, device=step_T.device) // group_size * episodes).view(-1, 1) + episode_NT
-    is_in_time_NT = start_NT <= latest_GJ.flatten()[episode_id_NT]
-    return start_NT, episode_id_NT, is_in_time_NT & (step_T - start_NT < horizon_GJ.flatten()[episode_id_NT])
+    horizon_NT = horizon_GJ.flatten()[episode_id_NT]
+    return start_NT, episode_id_NT, (start_NT + horizon_NT <= steps) & (step_T - start_NT < horizon_NT)
 
 
 def _relative(values: Tensor, peers: Tensor, divide_by_std: bool) -> Tensor:
