@@ -189,10 +189,9 @@ class Algorithm(nn.Module):
                 break
         metrics = mean_metrics(steps, self.log_clip_range)
         checks.check_parameters(self)
-        is_zero = metrics.get(GRAD_NORM) == 0 and any(
-            metrics[name] != 0 for name in metrics if name.startswith("loss/")
-        )
-        checks.check_learns(self, not is_zero, "has a gradient of exactly zero in all steps of an iteration")
+        has_loss = any(value != 0 for name, value in metrics.items() if name.startswith("loss/"))
+        learns = not has_loss or metrics[GRAD_NORM] != 0
+        checks.check_learns(self, learns, "has a gradient of exactly zero in all steps of an iteration")
         optim = {"optim/lr": self._optimized["lr"], "optim/signal": self.gradient_signal.share}
         return merged(metrics, self.states.drift(slices_SK), optim)
 
