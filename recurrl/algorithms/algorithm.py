@@ -21,7 +21,7 @@ from recurrl.algorithms.metrics import GRAD_NORM, KL, STEPS, Losses, mean_metric
 from recurrl.algorithms.states import SliceStates
 from recurrl.config import AlgorithmConfig, TrainConfig
 from recurrl.config.plugins import factory
-from recurrl.errors import require
+from recurrl.errors import ConfigError
 from recurrl.keys import INSERTED, LOSS_MASK, OBSERVATION
 from recurrl.policy import Policy
 from recurrl.policy.normalization import RewardScaler
@@ -150,11 +150,11 @@ class Algorithm(nn.Module):
         self.states.set_rows(rows_NT)
         with torch.no_grad():
             prepared = self.prepare(rows_NT, reward_NT)
-        require(
-            isinstance(prepared, Mapping),
-            f"prepare of algorithm={self.options.name} must return its metrics (got {prepared!r:.60}). Return {{}} for "
-            "none.",
-        )
+        if not isinstance(prepared, Mapping):
+            raise ConfigError(
+                f"prepare of algorithm={self.options.name} must return its metrics (got {prepared!r:.60}). Return {{}} "
+                "for none."
+            )
         metrics = merged(metrics, self.states.norms(rows_NT), prepared)
         metrics = merged(metrics, self._run_epochs(rows_NT))
         # Last, because rollout and update must normalise observations by the same statistics.

@@ -34,8 +34,8 @@ def check_losses(losses: Losses, algorithm: Algorithm, slices_SK: TensorDictBase
     what = f"The loss of algorithm={algorithm.options.name}"
     require(
         isinstance(losses, Losses) and bool(losses.terms),
-        f"{what} must be recurrl.algorithms.Losses with at least one term (got {losses!r:.60}). Return "
-        "Losses({'objective': loss}).",
+        f"{what} must be recurrl.algorithms.Losses with at least one term (got a {type(losses).__name__}). "
+        "Return Losses({'objective': loss}).",
     )
     terms = {f"loss/{name}": term for name, term in losses.terms.items()}
     for name, value in (*terms.items(), *losses.metrics.items()):

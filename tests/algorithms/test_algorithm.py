@@ -188,9 +188,9 @@ NOT_LEARNT_OR_LOGGED = [
     (altered(prepare=text_metric), r"The metric mine/phase must be a number \(got 'warmup'\)"),
     (
         altered(loss=lambda *of: of[-1].value.mean()),
-        r"must be recurrl.algorithms.Losses with at least one term \(got tensor",
+        r"must be recurrl.algorithms.Losses with at least one term \(got a Tensor",
     ),
-    (changing(lambda losses, _: losses._replace(terms={})), r"with at least one term \(got Losses\(terms={}"),
+    (changing(lambda losses, _: losses._replace(terms={})), r"with at least one term \(got a Losses\)"),
     (changing(of_every_pair), r"log_ratio of shape \(2, 8, 8, 1\) for slices of shape \(2, 8\)"),
     (changing(sometimes), r"returns \['loss/rare'\] for some minibatches only"),
     (plus(aside=torch.ones(())), "returns the term aside without gradient, so it would not"),
