@@ -13,7 +13,7 @@ from tensordict import TensorDictBase
 from torch import Tensor, nn
 
 from recurrl.algorithms.metrics import SKIPPED, STEPS, Losses
-from recurrl.errors import ConfigError, NonFiniteError, RunError, require
+from recurrl.errors import NonFiniteError, RunError, require
 from recurrl.keys import LOSS_MASK
 
 if TYPE_CHECKING:
@@ -37,11 +37,14 @@ def check_losses(losses: Losses, algorithm: Algorithm, slices_SK: TensorDictBase
         f"{what} must be recurrl.algorithms.Losses with at least one term (got a {type(losses).__name__}). "
         "Return Losses({'objective': loss}).",
     )
-    terms = {f"loss/{name}": term for name, term in losses.terms.items()}
-    for name, value in (*terms.items(), *losses.metrics.items()):
+    scalars = {**{f"loss/{name}": term for name, term in losses.terms.items()}, **losses.metrics}
+    of_steps = {"log_ratio": losses.log_ratio, "mask": losses.mask}
+    shape_SK = tuple(slices_SK.batch_size)
+    for name, value in {**scalars, **{name: each for name, each in of_steps.items() if each is not None}}.items():
+        shapes: list[Any] = [()] if name in scalars else [shape_SK, (*shape_SK, 1)]
         shape = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
-        advice = "Return a scalar tensor, for example its mean()."
-        require(shape == (), f"{what} returns {name} of shape {shape}. {advice}")
+        advice = "Return scalar tensors as terms and metrics, and one value per step as log_ratio and mask."
+        require(shape in shapes, f"{what} returns {name} of shape {shape} instead of {shapes[0]}. {advice}")
     detached = [name for name, term in losses.terms.items() if not term.requires_grad and term != 0]
     require(
         not detached or len(detached) == len(losses.terms),
@@ -53,13 +56,6 @@ def check_losses(losses: Losses, algorithm: Algorithm, slices_SK: TensorDictBase
         f"{what} must leave out steps that the environment inserts (got no mask). Read mask = slices[{LOSS_MASK!r}], "
         "compute means with recurrl.algorithms.importance.mean_of(value, mask), and return Losses(..., mask=mask).",
     )
-    shape_SK = slices_SK.batch_size
-    for name, of_steps in (("log_ratio", losses.log_ratio), ("mask", losses.mask)):
-        if of_steps is not None and of_steps.shape not in (shape_SK, (*shape_SK, 1)):
-            raise ConfigError(
-                f"{what} returns {name} of shape {tuple(of_steps.shape)} for slices of shape {tuple(shape_SK)}. "
-                "Return one value per step."
-            )
     needs_kl = algorithm.config.lr_schedule == "adaptive" or algorithm.options.target_kl is not None
     require(
         losses.log_ratio is not None or not needs_kl,

@@ -21,7 +21,6 @@ from recurrl.keys import ACTION, ADVANTAGE, LOG_PROB, LOSS_MASK, VALUE, VALUE_TA
 from recurrl.policy import Policy
 from recurrl.policy.normalization import RunningScale
 from recurrl.policy.policy import SequenceOutput
-from recurrl.runtime.ranks import world
 from recurrl.runtime.statistics import masked, moments, summary, variance
 from recurrl.specs import has_continuous_action
 
@@ -85,7 +84,7 @@ class PPO(Algorithm):
         if options.normalize_advantage == "batch":
             advantage = standardized(advantage, mask)
         explained = torch.full_like(self.explained, metrics["value/explained_variance"]).nan_to_num()
-        self.explained.lerp_(world().gathered(explained.clamp(0.0, 1.0)).mean(), AVERAGE_RATE)
+        self.explained.lerp_(explained.clamp(0.0, 1.0), AVERAGE_RATE)
         if options.normalize_advantage != "minibatch":
             self.advantage_scale.update(masked(advantage, mask))
         # With normalize_advantage=minibatch the scale stays 1.
