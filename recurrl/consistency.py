@@ -6,7 +6,7 @@ policy is rerun over it, in sequences and step by step, and its outputs are comp
 Shape legend: N environments, T steps of a row, S slices, K steps of a slice, P pairs of observations around a reset.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from typing import Any
 
@@ -37,6 +37,15 @@ REPEATED = 1e-4
 
 NOT_SEEN = "The update would not see what the rollout saw:"
 MIN_RESETS = 5
+_STEPS = (
+    "Repeating the single step does not reproduce it: something changed the state after the policy wrote it (zeroed "
+    "it, for example), or changed the weights. Leave both alone during collection."
+)
+_SEQUENCES = "Sequences and steps of the cell differ. Choose another backend; a custom step may not mix rows."
+_NETWORK = (
+    "The states are correct, so the network around the cell has changed since, or depends on more than one step: batch "
+    "normalisation, for example, or running statistics updated by each call."
+)
 COINCIDENCE = 1e-6
 """Below this probability, equal observations around all resets are not a coincidence."""
 
@@ -59,17 +68,25 @@ def check_consistency(policy: Policy, batch_NT: TensorDictBase, config: TrainCon
     Raises:
         ConsistencyError: an entry differs; the message has the first such environment and step, both values, and a
             likely cause.
+        KeyError: the rollout lacks an entry that the update needs.
     """
-    _check_present(batch_NT, policy.input_keys)
-    keys = list(batch_NT.select(OBSERVATION, *policy.input_keys).keys(True, True))
-    _check_marks(batch_NT, resumed)
-    _check_chain(batch_NT, keys, policy.input_keys)
+    after = batch_NT["next"].keys(True, True)
+    observed = [key for key in batch_NT.select(OBSERVATION).keys(True, True) if key in after]
+    _check_starts(batch_NT, resumed)
+    _check_chain(
+        batch_NT, observed, "The environment or one of its transforms returns another observation than its step."
+    )
+    _check_chain(
+        batch_NT,
+        policy.input_keys,
+        "The recurrent state was replaced (zeroed, for example) mid-episode. The collector must write at each step the "
+        "state that the policy returned at the one before.",
+    )
     # The CPU's generator is always saved; a GPU's must be named.
     with torch.random.fork_rng([policy.device] if policy.device.type == "cuda" else []):
-        observed = [key for key in keys if key not in policy.input_keys]
         resets = _check_resets(config, batch_NT, observed)
         tolerance = TOLERANCE[precision.resolve(config.precision, policy.device)]
-        differences = check_network(policy, batch_NT, config.slice_len, config.minibatch_slices, tolerance)
+        differences = check_network(policy, batch_NT, config, tolerance)
     figures = ", ".join(f"{name} {value:.1e}" for name, value in differences.items())
     return (
         f"consistency check passed: the update reproduces the rollout in {batch_NT.numel()} frames with {resets} "
@@ -77,67 +94,39 @@ def check_consistency(policy: Policy, batch_NT: TensorDictBase, config: TrainCon
     )
 
 
-def _check_present(batch_NT: TensorDictBase, state_keys: Sequence[Any]) -> None:
-    """Checks that the batch marks episode starts and holds the recurrent states."""
-    for key in [IS_INIT, *state_keys, *(("next", key) for key in state_keys)]:
-        if batch_NT.get(key) is None:
-            raise ConsistencyError(
-                f"{NOT_SEEN} the batch has no entry {key!r}, so the policy's state was lost, or leaked from one "
-                "episode into the next. The collector must write is_init, and the states before and after each step."
-            )
-
-
-def _check_marks(batch_NT: TensorDictBase, resumed: bool) -> None:
+def _check_starts(batch_NT: TensorDictBase, resumed: bool) -> None:
     """Checks that episode starts are marked exactly where collecting began and after each episode's end.
 
     In a resumed run, which may continue episodes, a row's first step may be marked or not.
     """
-    is_init_NT, done_NT = batch_NT[IS_INIT].squeeze(-1), batch_NT["next", "done"].squeeze(-1)
-    began_N1 = is_init_NT[:, :1] if resumed else torch.ones_like(done_NT[:, :1])
-    started_NT = torch.cat((began_N1, done_NT[:, :-1]), 1)
-    at = _first(is_init_NT != started_NT)
-    if at is not None:
-        marked, not_marked = ("is marked", "no episode starts") if is_init_NT[at] else ("is not marked", "one starts")
-        raise ConsistencyError(
-            f"{NOT_SEEN} {_place(*at)} {marked} by {IS_INIT!r} as the start of an episode, but {not_marked} there. "
-            "The collector must write True at the first step of each episode, and False at all others."
-        )
+    marked_NT1, done_NT1 = batch_NT[IS_INIT], batch_NT["next", "done"]
+    began_N11 = marked_NT1[:, :1] if resumed else torch.ones_like(done_NT1[:, :1])
+    started_NT1 = torch.cat((began_N11, done_NT1[:, :-1]), 1)
+    advice = "The collector must write True at the first step of each episode, and False at all others."
+    wrong_NT = (marked_NT1 != started_NT1).squeeze(-1)
+    _reject_first(wrong_NT, IS_INIT, marked_NT1, started_NT1, f"by the ends of episodes. {advice}")
 
 
-def _check_chain(batch_NT: TensorDictBase, keys: Sequence[Any], state_keys: Sequence[Any]) -> None:
+def _check_chain(batch_NT: TensorDictBase, keys: Sequence[Any], cause: str) -> None:
     """Checks that within episodes each step begins with the result of the previous one."""
     continues_NT = ~batch_NT["next", "done"].squeeze(-1)[:, :-1]
     for key in keys:
-        after = batch_NT["next"].get(key)
-        if after is None:
-            continue
-        now_NT, before_NT = batch_NT[key][:, 1:], after[:, :-1]
-        at = _first(_any(now_NT != before_NT) & continues_NT)
-        if at is not None:
-            cause = (
-                "The recurrent state was replaced (zeroed, for example) mid-episode. The collector must write at each "
-                "step the state that the policy returned at the one before."
-                if key in state_keys
-                else "The environment or one of its transforms returns a different observation than its step did."
-            )
-            difference = float((now_NT[at].double() - before_NT[at].double()).abs().max())
-            raise ConsistencyError(
-                f"{NOT_SEEN} {key!r} of {_place(at[0], at[1] + 1)} is not what the previous step of the episode led to "
-                f"(difference {difference:.2g}). {cause}"
-            )
+        led_to = batch_NT[key].clone()
+        led_to[:, 1:][continues_NT] = batch_NT["next", key][:, :-1][continues_NT]
+        wrong_NT = _any(batch_NT[key] != led_to)
+        _reject_first(wrong_NT, key, batch_NT[key], led_to, f"after the previous step of its episode. {cause}")
 
 
 def _check_resets(config: TrainConfig, batch_NT: TensorDictBase, keys: Sequence[Any]) -> int:
     """Checks that episodes do not begin with the last observation of the one before; returns the number of resets."""
-    keys = [key for key in keys if batch_NT["next"].get(key) is not None]
     ended_NT = batch_NT["next", "done"].squeeze(-1)[:, :-1]
     last_P, first_P = batch_NT["next"].select(*keys)[:, :-1][ended_NT], batch_NT.select(*keys)[:, 1:][ended_NT]
-    resets = last_P.shape[0]
+    resets = len(last_P)
     if resets < MIN_RESETS:
         last_P, first_P = _forced_resets(config, keys)
-    if _is_not_reset(last_P, first_P):
+    if _coincidence(last_P, first_P) < COINCIDENCE:
         raise ConsistencyError(
-            f"{NOT_SEEN} after each of {last_P.shape[0]} resets the observation {keys} equals the last one of the "
+            f"{NOT_SEEN} after each of {len(last_P)} resets the observation {keys} equals the last one of the "
             "previous episode, bit for bit. The environment returns a wrong observation on reset, or resets itself in "
             "its last step: have reset return the new episode's first observation, and disable automatic resets. If "
             "episodes really continue where the last one ended, set consistency_check=false."
@@ -149,94 +138,78 @@ def _forced_resets(config: TrainConfig, keys: Sequence[Any]) -> tuple[TensorDict
     """The observations before and after forced resets, from new copies of the environment with random actions."""
     # As many as a worker has, because games of several agents come in whole rows of agents.
     count = config.env.num_envs // getattr(config.collector, "num_workers", 1)
+    before, after = [], []
     with closing(make_batched_env(config.env, count, config.seed, privileged=(OBSERVATION, HIDDEN) in keys)) as env:
-        before, after = [], []
         observed = env.reset_tensors(None)
-        for _ in range(MIN_RESETS - 1):
-            for _ in range(3):
-                last = env.step_tensors(random_action(env, observed))
-                observed = env.reset_tensors(last["done"])
+        for _ in range(MIN_RESETS):
+            last = env.step_tensors(random_action(env, observed))
             observed = env.reset_tensors(None)
             before.append(TensorDict({key: last[key] for key in keys}, env.batch_size))
             after.append(TensorDict({key: observed[key] for key in keys}, env.batch_size))
     return torch.cat(before), torch.cat(after)
 
 
-def _is_not_reset(last_P: TensorDictBase, first_P: TensorDictBase, most: int = 64) -> bool:
-    """True if the observations before and after each reset are equal, and that is not a coincidence.
+def _coincidence(last_P: TensorDictBase, first_P: TensorDictBase, most: int = 64) -> float:
+    """The probability that the observations before and after each reset are equal by chance; 1 if any differ.
 
     The probability that two observations are equal is estimated from those of different resets.
     """
     last_P, first_P = last_P[:most], first_P[:most]
-    count = last_P.shape[0]
+    count = len(last_P)
     equal_PP = torch.ones(count, count, dtype=torch.bool, device=last_P.device)
     for key in last_P.keys(True, True):
-        equal_PP &= _any(last_P[key].unsqueeze(1) != first_P[key].unsqueeze(0)).logical_not()
-    if count < MIN_RESETS or not equal_PP.diagonal().all():
-        return False
-    others = count * (count - 1)
-    chance = (int(equal_PP.sum()) - count + 1) / (others + 1)
-    return bool(chance**count < COINCIDENCE)
+        equal_PP &= ~_any(last_P[key].unsqueeze(1) != first_P[key].unsqueeze(0))
+    if not equal_PP.diagonal().all():
+        return 1.0
+    chance = (int(equal_PP.sum()) - count + 1) / (count * (count - 1) + 1)
+    return float(chance**count)
 
 
-def _any(mask: Tensor) -> Tensor:
-    """True where any entry is true, over the dimensions after the first two."""
-    return mask.flatten(2).any(-1) if mask.ndim > 2 else mask
-
-
-def _first(wrong_NT: Tensor) -> tuple[int, int] | None:
-    """Environment and step of the earliest true entry; None if no entry is true."""
-    places = wrong_NT.T.nonzero()
-    return None if len(places) == 0 else (int(places[0, 1]), int(places[0, 0]))
-
-
-def _place(n: int, t: int) -> str:
-    """A location in words, to be followed by a verb."""
-    return f"environment {n}, step {t},"
-
-
-def check_network(
-    policy: Policy, batch_NT: TensorDictBase, slice_len: int, minibatch_slices: int, tolerance: float
-) -> dict[str, float]:
+def check_network(policy: Policy, batch_NT: TensorDictBase, config: TrainConfig, tolerance: float) -> dict[str, float]:
     """Compares two replays with each other, then with the recorded entries; returns the largest difference by name."""
-    replayed_NT = _replay(policy, batch_NT, slice_len, minibatch_slices)
-    _check_repeats(replayed_NT, _replay(policy, batch_NT, slice_len, minibatch_slices))
+    replayed_NT, again_NT = (_replay(policy, batch_NT, config) for _ in range(2))
+    _check_repeats(replayed_NT, again_NT)
+    # The states come first, because a difference in them causes the others.
+    comparisons: list[tuple[str, Any, Tensor, str]] = []
+    for key in policy.state_keys:
+        recorded_NT = batch_NT["next", key]
+        # In sequence mode states are known at the ends of segments only.
+        ends = expand_as_right(segment_ends(batch_NT, config.slice_len), recorded_NT)
+        at_ends_NT = torch.where(ends, replayed_NT["sequence", key], recorded_NT)
+        comparisons.append(("state", ("next", key), replayed_NT["step", key], _STEPS))
+        comparisons.append(("state", ("next", key), at_ends_NT, _SEQUENCES))
+    for name, key in (("log-probability", LOG_PROB), ("value", VALUE)):
+        if key in replayed_NT:
+            comparisons.append((name, key, replayed_NT[key], _NETWORK))
     largest: dict[str, float] = {}
-    for name, key, again_NT, cause in _comparisons(policy, batch_NT, replayed_NT, slice_len):
-        difference_NT = _difference(again_NT, batch_NT[key])
+    for name, key, value_NT, cause in comparisons:
+        difference_NT = _difference(value_NT, batch_NT[key])
         largest[name] = max(float(difference_NT.max()), largest.get(name, 0.0))
-        at = _first(difference_NT > tolerance)
-        if at is not None:
-            replayed, recorded = again_NT[at].flatten(), batch_NT[key][at].flatten()
-            worst = int(_difference(replayed, recorded).argmax())
-            raise ConsistencyError(
-                f"{NOT_SEEN} {key!r} of {_place(*at)} was {float(recorded[worst]):.6g} when collected but is "
-                f"{float(replayed[worst]):.6g} when replayed (tolerance {tolerance:.0e} relative to 1 + |recorded|). "
-                f"{cause}"
-            )
+        where = f"when replayed (tolerance {tolerance:.0e} relative to 1 + |recorded|)"
+        _reject_first(difference_NT > tolerance, key, batch_NT[key], value_NT, f"{where}. {cause}")
     return largest
 
 
-def _replay(policy: Policy, batch_NT: TensorDictBase, slice_len: int, minibatch_slices: int) -> TensorDictBase:
+def _replay(policy: Policy, batch_NT: TensorDictBase, config: TrainConfig) -> TensorDictBase:
     """The policy's outputs for the recorded observations and states, in minibatches like those of the update.
 
     Returns:
-        ``sequence``: the log-probabilities of the recorded actions, the values, and the states at the ends of segments,
-        by :meth:`Policy.sequence`. ``step``: the deterministic action and the next state of a single step from each
-        recorded state.
+        The log-probabilities of the recorded actions, the values, and as ``sequence`` the states at the ends of
+        segments, by :meth:`Policy.sequence`. The deterministic action and as ``step`` the next state of a single step
+        from each recorded state.
     """
-    slices_SK = batch_NT.reshape(-1, slice_len)
     replayed = []
-    for chosen_SK in slices_SK.split(minibatch_slices):
+    for chosen_SK in batch_NT.reshape(-1, config.slice_len).split(config.minibatch_slices):
         # With gradients enabled, so that the backend is the one of the update.
-        distribution, value, state, _ = policy.sequence(*policy.inputs(chosen_SK))
-        sequence = {LOG_PROB: distribution.log_prob(chosen_SK[ACTION]), **({} if value is None else {VALUE: value})}
+        output = policy.sequence(*policy.inputs(chosen_SK))
         with torch.no_grad():
-            output = policy.step(*policy.inputs(chosen_SK.reshape(-1)))
-        after = {key: output.state[key] for key in policy.state_keys}
-        step = TensorDict({ACTION: output.action, "next": after}, [chosen_SK.numel()])
-        entries = {"sequence": {**sequence, "next": dict(state)}, "step": step.reshape(chosen_SK.batch_size)}
-        replayed.append(TensorDict(entries, chosen_SK.batch_size).detach())
+            step = policy.step(*policy.inputs(chosen_SK.reshape(-1)))
+        after = {key: step.state[key] for key in policy.state_keys}
+        entries = TensorDict({ACTION: step.action, "step": after}, [chosen_SK.numel()]).reshape(chosen_SK.batch_size)
+        entries[LOG_PROB], entries["sequence"] = output.distribution.log_prob(chosen_SK[ACTION]), dict(output.state)
+        if output.value is not None:
+            entries[VALUE] = output.value
+        replayed.append(entries.detach())
     return torch.cat(replayed).reshape(batch_NT.batch_size)
 
 
@@ -244,45 +217,34 @@ def _check_repeats(once_NT: TensorDictBase, again_NT: TensorDictBase) -> None:
     """Rejects a policy whose outputs or deterministic actions differ between two calls with the same inputs."""
     differing = [key for key in once_NT.keys(True, True) if _difference(once_NT[key], again_NT[key]).max() > REPEATED]
     if differing:
-        what = "outputs" if any(ACTION not in key for key in differing) else "deterministic actions"
         raise ConsistencyError(
-            f"{NOT_SEEN} the policy returns different {what} for the same observations and states, so dropout or "
-            "another source of noise is active. Set dropout to 0, or call eval() on the module that has it. The mode "
-            "of an actor's distribution may not draw random numbers either."
+            f"{NOT_SEEN} two calls of the policy with the same observations and states differ in {differing}, so "
+            "dropout or another source of noise is active. Set dropout to 0, or call eval() on the module that has it. "
+            "The mode of an actor's distribution may not draw random numbers either."
         )
 
 
-def _comparisons(
-    policy: Policy, batch_NT: TensorDictBase, replayed_NT: TensorDictBase, slice_len: int
-) -> Iterator[tuple[str, Any, Tensor, str]]:
-    """For each comparison: printed name, key, replayed values ``[N, T, ...]``, and the cause of a difference.
-
-    The states come first, because a difference in them causes the others.
-    """
-    sequence_NT = replayed_NT["sequence"]
-    for key in policy.state_keys:
-        recorded_NT = batch_NT["next", key]
-        step = (
-            "Repeating the single step does not reproduce it: something changed the state after the policy wrote it "
-            "(zeroed it, for example), or changed the weights. Leave both alone during collection."
-        )
-        yield "state", ("next", key), replayed_NT["step", "next", key], step
-        # In sequence mode states are known at the ends of segments only.
-        ends = expand_as_right(segment_ends(batch_NT, slice_len), recorded_NT)
-        at_ends_NT = torch.where(ends, sequence_NT["next", key], recorded_NT)
-        sequence = "Sequences and steps of the cell differ. Choose another backend; a custom step may not mix rows."
-        yield "state", ("next", key), at_ends_NT, sequence
-    network = (
-        "The states are correct, so the network around the cell has changed since, or depends on more than one step: "
-        "batch normalisation, for example, or running statistics updated by each call."
+def _reject_first(wrong_NT: Tensor, key: Any, recorded_NT: Tensor, other_NT: Tensor, where: str) -> None:
+    """Raises for the earliest step at which ``wrong_NT`` is true, with the numbers of an entry that differ most."""
+    places = wrong_NT.T.nonzero()
+    if len(places) == 0:
+        return
+    t, n = places[0].tolist()
+    recorded, other = recorded_NT[n, t].flatten(), other_NT[n, t].flatten()
+    worst = _difference(other, recorded).argmax()
+    raise ConsistencyError(
+        f"{NOT_SEEN} {key!r} of environment {n}, step {t}, is {recorded[worst].item():.6g} in the rollout, but "
+        f"{other[worst].item():.6g} {where}"
     )
-    yield "log-probability", LOG_PROB, sequence_NT[LOG_PROB], network
-    if batch_NT.get(VALUE) is not None:
-        yield "value", VALUE, sequence_NT[VALUE], network
 
 
-def _difference(replayed: Tensor, recorded: Tensor) -> Tensor:
+def _any(mask: Tensor) -> Tensor:
+    """True where any entry is true, over the dimensions after the first two."""
+    return mask.flatten(2).any(-1) if mask.ndim > 2 else mask
+
+
+def _difference(other: Tensor, recorded: Tensor) -> Tensor:
     """Largest difference over the dimensions after the first two, relative to 1 + |recorded|; infinite for NaN."""
     recorded = recorded.double()
-    difference = ((replayed.double() - recorded).abs() / (1 + recorded.abs())).nan_to_num(torch.inf)
+    difference = ((other.double() - recorded).abs() / (1 + recorded.abs())).nan_to_num(torch.inf)
     return difference.flatten(2).amax(-1) if difference.ndim > 2 else difference

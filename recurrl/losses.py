@@ -5,7 +5,7 @@ For PPO use TorchRL's ``ClipPPOLoss``: it works with :class:`recurrl.policy.Poli
 Shape legend: B rows, T steps.
 """
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -120,14 +120,12 @@ class GRPOLoss(LossModule):
 
     def _forward_value_estimator_keys(self, **kwargs: Any) -> None:
         """Called when keys are set; there is no value estimator to forward them to."""
-        self.in_keys = list(dict.fromkeys([*self.actor_network.in_keys, *self._required().values()]))
-
-    def _required(self) -> dict[str, NestedKey]:
-        """The keys of the required entries, by their field in ``set_keys``."""
         fields = ["action", "sample_log_prob", "advantage"]
         fields += ["ref_log_probs"] if self.kl_to_ref_coeff else []
         fields += ["episode_loss_steps"] if self.aggregation == "episode" else []
-        return {field: getattr(self.tensor_keys, field) for field in fields}
+        # The keys of the required entries, by their names in rollouts.
+        self._required = {getattr(self.default_keys, field): getattr(self.tensor_keys, field) for field in fields}
+        self.in_keys = list(dict.fromkeys([*self.actor_network.in_keys, *self._required.values()]))
 
     @dispatch  # type: ignore[untyped-decorator]
     def forward(self, tensordict: TensorDictBase) -> GRPOLossOutput:
@@ -137,12 +135,9 @@ class GRPOLoss(LossModule):
             KeyError: an entry is missing.
             ValueError: the policy returns more than one log-probability per step.
         """
-        for field, key in self._required().items():
-            if tensordict.get(key, None) is None:
-                raise KeyError(f"GRPOLoss needs the entry {key!r} ({field}), which is not in the TensorDict.")
-        keys, names = asdict(self.tensor_keys), asdict(self.default_keys())
-        entries = ((names[field], tensordict.get(key, None)) for field, key in keys.items())
-        data = {name: value for name, value in entries if value is not None}
+        data = {name: tensordict[key] for name, key in self._required.items()}
+        if self.tensor_keys.loss_mask in tensordict:
+            data[LOSS_MASK] = tensordict[self.tensor_keys.loss_mask]
         losses = grpo_loss(
             self.actor_network.get_dist(tensordict.copy()),
             data,
@@ -155,10 +150,9 @@ class GRPOLoss(LossModule):
         assert losses.log_ratio is not None
         assert losses.mask is not None
         ratios = ratio_metrics(losses.log_ratio.flatten(), losses.mask.flatten(), self.log_clip_range)
-        metrics = {name.removeprefix("policy/"): value for name, value in ratios.items()}
+        metrics = {name.removeprefix("policy/"): value for name, value in {**losses.metrics, **ratios}.items()}
         return GRPOLossOutput(
             **{f"loss_{name}": term for name, term in losses.terms.items()},
-            **{name.removeprefix("policy/"): value for name, value in losses.metrics.items()},
             kl_approx=-mean_of(losses.log_ratio, losses.mask),
             ESS=metrics.pop("effective_sample_fraction"),
             **metrics,

@@ -5,21 +5,19 @@ Shape legend: T steps of an episode, R rows, K steps of a slice.
 
 import logging
 import zipfile
-import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from gymnasium import spaces
 from tensordict import TensorDict, TensorDictBase, pad_sequence
 from torch import Tensor, nn
 from torch.nn import functional
 
 from recurrl.agent.named_arrays import REWARD, NamedArray, NamedInterface
 from recurrl.config import EnvConfig, PretrainConfig
-from recurrl.errors import ConfigError, message_of, require
+from recurrl.errors import require, user_code
 from recurrl.keys import ACTION, ACTION_MASK, OBSERVATION, PREVIOUS_ACTION, PREVIOUS_REWARD
 from recurrl.policy import Policy
 from recurrl.policy.heads import GaussianParameters
@@ -37,9 +35,7 @@ MAX_NORM = 0.5
 _MAX_BYTES = 2**33
 """The most memory that the arrays of a file may take."""
 _ROUNDING = 1e-4
-"""How far an action may lie outside its bounds, as a fraction of their distance."""
-_UNREADABLE = (*(OSError, ValueError, KeyError, EOFError, MemoryError, RuntimeError), *(zipfile.BadZipFile, zlib.error))
-"""What numpy and zipfile raise for files of other kinds; NotImplementedError and RecursionError are RuntimeErrors."""
+"""How far an action may lie outside its bounds, as a fraction of the bound."""
 
 
 def pretrain(policy: Policy, env: EnvConfig, options: PretrainConfig, lr: float, slice_len: int, rows: int) -> float:
@@ -146,20 +142,17 @@ def _episode(file: Path, policy: Policy, interface: NamedInterface) -> TensorDic
         array = array[:steps] if array.ndim and len(array) == steps + 1 and entry is not REWARD else array
         return entry.read(array, (steps,), f"{what}. {page}", name=f"{file}: {name}")
 
-    inputs = {}
-    for entry in interface.actions:
-        name, space = _plural(entry.name, ACTION), entry.space
-        inputs[entry.name] = read(entry, name)
-        if isinstance(space, spaces.Box):
-            width = np.where(np.isfinite(space.high - space.low), space.high - space.low, 0)
-            array, slack = inputs[entry.name].numpy(), _ROUNDING * width
-            require(
-                bool(((array >= space.low - slack) & (array <= space.high + slack)).all()),
-                f"{what}: {name} lies outside {space}: record actions as the environment takes them. {page}",
-            )
-    inputs |= {entry.name: read(entry, _plural(entry.name, OBSERVATION)) for entry in interface.observed}
+    inputs = {entry.name: read(entry, _plural(entry.name, ACTION)) for entry in interface.actions}
     actions = interface.policy_action({entry.path: inputs[entry.name] for entry in interface.actions})
     action = actions[()] if () in actions else TensorDict(actions, [steps])
+    clipped = interface.env_action(action)
+    for entry in interface.actions:
+        require(
+            torch.allclose(inputs[entry.name], clipped[entry.path], rtol=_ROUNDING, atol=1e-6),
+            f"{what}: {_plural(entry.name, ACTION)} lies outside {entry.space}: record actions as the environment "
+            f"takes them. {page}",
+        )
+    inputs |= {entry.name: read(entry, _plural(entry.name, OBSERVATION)) for entry in interface.observed}
     if ACTION_MASK in interface.added:
         inputs[ACTION_MASK] = read(interface.mask, "action_masks")
     mask = inputs.get(ACTION_MASK, inputs.get(f"{OBSERVATION}.{ACTION_MASK}"))
@@ -181,21 +174,16 @@ def _plural(name: str, root: str) -> str:
     return f"{root}s{name.removeprefix(root)}"
 
 
-def _arrays(file: Path) -> Mapping[str, Array]:
+def _arrays(file: Path) -> dict[str, Array]:
     """The arrays of a file; nothing in it is executed.
 
     Raises:
         ConfigError: it is not an ``.npz`` file of arrays, or too large.
     """
-    try:
+    advice = "Write it with numpy.savez or numpy.savez_compressed, from arrays of numbers."
+    with user_code(f"{file} cannot be read: it fails", advice):
         with zipfile.ZipFile(file) as members:
             size = sum(member.file_size for member in members.infolist())
-        if size <= _MAX_BYTES:
-            with np.load(file, allow_pickle=False) as stored:
-                return {name: np.asarray(stored[name]) for name in stored}
-    except _UNREADABLE as error:
-        raise ConfigError(
-            f"{file} cannot be read: {type(error).__name__}: {message_of(error)}. Write it with numpy.savez or "
-            "numpy.savez_compressed, from arrays of numbers."
-        ) from error
-    raise ConfigError(f"{file} would take {size} bytes of memory. Write one episode per file.")
+        require(size <= _MAX_BYTES, f"{file} would take {size} bytes of memory. Write one episode per file.")
+        with np.load(file, allow_pickle=False) as stored:
+            return {name: np.asarray(stored[name]) for name in stored}

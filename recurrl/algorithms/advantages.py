@@ -19,13 +19,7 @@ from recurrl.runtime.statistics import masked, mean_and_std, summary
 
 
 def gae(
-    reward: Tensor,
-    value: Tensor,
-    next_value: Tensor,
-    done: Tensor,
-    gamma: float,
-    lmbda: float,
-    ratio: Tensor | None = None,
+    rows_NT: TensorDictBase, reward: Tensor, next_value: Tensor, gamma: float, lmbda: float, ratio: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """Advantages A, and the value targets A + V, ``[N, T, 1]``: generalised advantages or, given ratios, V-trace.
 
@@ -35,16 +29,17 @@ def gae(
     policy's gradient is weighted by, with λ too.
 
     Args:
+        rows_NT: rows whose ``state_value`` is V, the value of the observation before each step. No advantage crosses
+            the end of an episode.
         reward: ``[N, T, 1]``, like all other tensors.
-        value: V, the value of the observation before each step.
         next_value: the value of the observation after each step, see :func:`next_values`.
-        done: true at the last step of an episode; no advantage crosses it.
         gamma: discount per step.
         lmbda: λ.
         ratio: ρ = π(a) / π_behaviour(a), where older weights collected the rows.
     """
+    value = rows_NT[VALUE]
     error = reward + gamma * next_value - value
-    carried = gamma * lmbda * (~done).to(value.dtype)
+    carried = gamma * lmbda * (~rows_NT["next", "done"]).to(value.dtype)
     if ratio is not None:
         weight = ratio.clamp(max=1.0)
         error, carried = weight * error, weight * carried

@@ -17,18 +17,18 @@ from torch.optim import Adam, AdamW, Optimizer
 
 from recurrl.algorithms import checks
 from recurrl.algorithms.gradient_signal import GradientSignal
-from recurrl.algorithms.metrics import KL, STEPS, Losses, mean_metrics, share_of_ranks, step_metrics
+from recurrl.algorithms.metrics import GRAD_NORM, KL, STEPS, Losses, mean_metrics, step_metrics, weighted
 from recurrl.algorithms.states import SliceStates
 from recurrl.config import AlgorithmConfig, TrainConfig
 from recurrl.config.plugins import factory
-from recurrl.errors import ConfigError, RunError
+from recurrl.errors import ConfigError
 from recurrl.keys import INSERTED, LOSS_MASK, OBSERVATION
 from recurrl.policy import Policy
 from recurrl.policy.normalization import RewardScaler
 from recurrl.policy.policy import SequenceOutput
 from recurrl.recurrent.module.keys import IS_INIT
 from recurrl.runtime.compiling import compiled
-from recurrl.runtime.metrics import floats, merged
+from recurrl.runtime.metrics import merged
 from recurrl.runtime.ranks import world
 
 logger = logging.getLogger(__name__)
@@ -148,26 +148,19 @@ class Algorithm(nn.Module):
         metrics["optim/replay_ratio"] = len(rows_NT) / len(rollout_NT)
         reward_NT = self.reward_scaler(rows_NT["next", "reward"].squeeze(-1))
         self.states.set_rows(rows_NT)
-        metrics = merged(metrics, self.states.norms(rows_NT), self._prepared(rows_NT, reward_NT))
-        if LOSS_MASK in rows_NT and not world().gathered(rows_NT[LOSS_MASK].any()).any():
-            metrics[STEPS] = 0.0
-        else:
-            metrics = merged(metrics, self._run_epochs(rows_NT))
+        with torch.no_grad():
+            prepared = self.prepare(rows_NT, reward_NT)
+        if not isinstance(prepared, Mapping):
+            raise ConfigError(
+                f"prepare of algorithm={self.options.name} must return its metrics (got {prepared!r:.60}). Return {{}} "
+                "for none."
+            )
+        metrics = merged(metrics, self.states.norms(rows_NT), prepared)
+        metrics = merged(metrics, self._run_epochs(rows_NT))
         # Last, because rollout and update must normalise observations by the same statistics.
         seen_NT = rollout_NT[OBSERVATION]
         self.policy.observe(seen_NT if mask_NT is None else seen_NT[mask_NT].unsqueeze(0))
         return world().averaged(metrics)
-
-    @torch.no_grad()
-    def _prepared(self, rows_NT: TensorDictBase, reward_NT: Tensor) -> dict[str, float]:
-        """The metrics of ``prepare``, checked."""
-        metrics = self.prepare(rows_NT, reward_NT)
-        if not isinstance(metrics, Mapping):
-            raise ConfigError(
-                f"prepare of algorithm={self.options.name} must return its metrics (got {metrics!r:.60}). Return {{}} "
-                "for none."
-            )
-        return floats(metrics)
 
     def _run_epochs(self, rows_NT: TensorDictBase) -> dict[str, float]:
         steps: list[Metrics] = []
@@ -195,8 +188,10 @@ class Algorithm(nn.Module):
             if self.options.target_kl is not None and self._kl(steps[before:]) > self.options.target_kl:
                 break
         metrics = mean_metrics(steps, self.log_clip_range)
-        checks.check_gradient(self, metrics)
-        checks.check_all_optimized(self)
+        checks.check_parameters(self)
+        has_loss = any(value != 0 for name, value in metrics.items() if name.startswith("loss/"))
+        learns = not has_loss or metrics[GRAD_NORM] != 0
+        checks.check_learns(self, learns, "has a gradient of exactly zero in all steps of an iteration")
         optim = {"optim/lr": self._optimized["lr"], "optim/signal": self.gradient_signal.share}
         return merged(metrics, self.states.drift(slices_SK), optim)
 
@@ -234,17 +229,15 @@ class Algorithm(nn.Module):
             checks.check_losses(losses, self, slices_SK)
         if losses.weight is None and losses.mask is not None:
             losses = losses._replace(weight=losses.mask.sum().float())
-        if losses.weight is not None and world().size > 1:
-            share, weight = share_of_ranks(losses.weight)
-            terms = {name: term * share for name, term in losses.terms.items()}
+        if losses.weight is not None:
+            terms, weight = weighted(losses.terms, losses.weight)
             losses = losses._replace(terms=terms, weight=weight)
         total = losses.total
-        if not total.requires_grad:
-            raise RunError(checks.no_gradient(self, "does not require a gradient"))
+        checks.check_learns(self, total.requires_grad, "does not require a gradient")
         self.optimizer.zero_grad()
         total.backward()
         if not self._is_checked:
-            checks.check_own_parameters(self)
+            checks.check_parameters(self)
             self._is_checked = True
         # A module that routes its inputs, such as a mixture of experts, uses other parameters in each minibatch. Their
         # gradient is zero, so that ranks, which use different ones, learn what one process does.
@@ -279,8 +272,7 @@ class Algorithm(nn.Module):
 
     def _kl(self, steps: Sequence[Metrics]) -> float:
         """The mean KL of gradient steps; NaN if none was taken."""
-        kl = torch.tensor(mean_metrics(steps, self.log_clip_range).get(KL, math.nan), dtype=torch.float64)
-        return float(world().gathered(kl).mean())
+        return world().averaged(mean_metrics(steps, self.log_clip_range)).get(KL, math.nan)
 
     def components(self) -> dict[str, Any]:
         """The parts that checkpoints hold, each with ``state_dict`` and ``load_state_dict``."""

@@ -12,8 +12,8 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor, nn
 
-from recurrl.algorithms.metrics import GRAD_NORM, SKIPPED, STEPS, Losses
-from recurrl.errors import ConfigError, NonFiniteError, RunError, require
+from recurrl.algorithms.metrics import SKIPPED, STEPS, Losses
+from recurrl.errors import NonFiniteError, RunError, require
 from recurrl.keys import LOSS_MASK
 
 if TYPE_CHECKING:
@@ -33,16 +33,18 @@ def check_losses(losses: Losses, algorithm: Algorithm, slices_SK: TensorDictBase
     """
     what = f"The loss of algorithm={algorithm.options.name}"
     require(
-        isinstance(losses, Losses),
-        f"{what} must be recurrl.algorithms.Losses (got a {type(losses).__name__}). "
+        isinstance(losses, Losses) and bool(losses.terms),
+        f"{what} must be recurrl.algorithms.Losses with at least one term (got a {type(losses).__name__}). "
         "Return Losses({'objective': loss}).",
     )
-    require(bool(losses.terms), f"{what} has no terms. Return at least one in Losses(terms, metrics).")
-    terms = {f"loss/{name}": term for name, term in losses.terms.items()}
-    for name, value in (*terms.items(), *losses.metrics.items()):
+    scalars = {**{f"loss/{name}": term for name, term in losses.terms.items()}, **losses.metrics}
+    of_steps = {"log_ratio": losses.log_ratio, "mask": losses.mask}
+    shape_SK = tuple(slices_SK.batch_size)
+    for name, value in {**scalars, **{name: each for name, each in of_steps.items() if each is not None}}.items():
+        shapes: list[Any] = [()] if name in scalars else [shape_SK, (*shape_SK, 1)]
         shape = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
-        advice = "Return a scalar tensor, for example its mean()."
-        require(shape == (), f"{what} returns {name} of shape {shape}. {advice}")
+        advice = "Return scalar tensors as terms and metrics, and one value per step as log_ratio and mask."
+        require(shape in shapes, f"{what} returns {name} of shape {shape} instead of {shapes[0]}. {advice}")
     detached = [name for name, term in losses.terms.items() if not term.requires_grad and term != 0]
     require(
         not detached or len(detached) == len(losses.terms),
@@ -54,40 +56,36 @@ def check_losses(losses: Losses, algorithm: Algorithm, slices_SK: TensorDictBase
         f"{what} must leave out steps that the environment inserts (got no mask). Read mask = slices[{LOSS_MASK!r}], "
         "compute means with recurrl.algorithms.importance.mean_of(value, mask), and return Losses(..., mask=mask).",
     )
-    shape_SK = slices_SK.batch_size
-    for name, of_steps in (("log_ratio", losses.log_ratio), ("mask", losses.mask)):
-        # GRPO's have one more dimension, of size one.
-        if of_steps is not None and of_steps.shape not in (shape_SK, (*shape_SK, 1)):
-            raise ConfigError(
-                f"{what} returns {name} of shape {tuple(of_steps.shape)} for slices of shape {tuple(shape_SK)}. "
-                "Return one value per step."
-            )
-    follows = {
-        "lr_schedule=adaptive": algorithm.config.lr_schedule == "adaptive",
-        "algorithm.target_kl": algorithm.options.target_kl is not None,
-    }
-    needs = " and ".join(key for key, needed in follows.items() if needed)
+    needs_kl = algorithm.config.lr_schedule == "adaptive" or algorithm.options.target_kl is not None
     require(
-        losses.log_ratio is not None or not needs,
-        f"{needs} needs the KL, but the loss of algorithm={algorithm.options.name} has no log_ratio. "
-        "Return it in Losses, or leave the key out.",
+        losses.log_ratio is not None or not needs_kl,
+        f"{what} must have a log_ratio for lr_schedule=adaptive and algorithm.target_kl (got none). Return it in "
+        "Losses, or leave these keys out.",
     )
 
 
-def check_own_parameters(algorithm: Algorithm) -> None:
-    """Rejects parameters of an algorithm that would not be trained. Called after the first gradient.
+def check_parameters(algorithm: Algorithm) -> None:
+    """Rejects parameters that would not be trained. Called after the first gradient, and after each iteration.
 
     Raises:
         ConfigError: with the names of such parameters.
     """
-    own = ((name, each) for name, each in algorithm.named_parameters() if not name.startswith("policy."))
-    without = [name for name, each in own if each.requires_grad and each.grad is None]
+    trained = set(map(id, algorithm.optimizer.param_groups[0]["params"]))
+    learnt = {name: each for name, each in algorithm.named_parameters() if each.requires_grad}
+    late = [name for name, each in learnt.items() if id(each) not in trained]
+    unused = [name for name, each in learnt.items() if each.grad is None and not name.startswith("policy.")]
     unknown = [name for name, each in vars(algorithm).items() if name not in vars(nn.Module()) and _is_learnt(each)]
-    for names, why in ((without, "get no gradient from the loss"), (unknown, "are not registered")):
+    reasons = {
+        "are made or unfrozen after its constructor": late,
+        "get no gradient from the loss": unused,
+        "are not registered": unknown,
+    }
+    for why, names in reasons.items():
         require(
             not names,
-            f"{', '.join(names)} of algorithm={algorithm.options.name} {why}, so they would not be trained. "
-            "Register them as nn.Parameter, nn.ModuleList, nn.ModuleDict or nn.Buffer, and use them in the loss.",
+            f"{', '.join(names)} of algorithm={algorithm.options.name} {why}, so they would not be trained. Register "
+            "them in __init__ as nn.Parameter, nn.ModuleList, nn.ModuleDict or nn.Buffer, and use them in the loss. "
+            "Sizes are in policy.observation_spec, policy.action_spec and config.cell.hidden_size.",
         )
 
 
@@ -100,38 +98,18 @@ def _is_learnt(value: Any) -> bool:
     )
 
 
-def check_all_optimized(algorithm: Algorithm) -> None:
-    """Rejects parameters that the optimizer does not have, because they were made or unfrozen after it.
+def check_learns(algorithm: Algorithm, learns: bool, what: str) -> None:
+    """Rejects a loss from which nothing would be learned; ``what`` says why.
 
     Raises:
-        ConfigError: with the names of such parameters.
+        RunError: ``learns`` is false.
     """
-    optimized = set(map(id, algorithm.optimizer.param_groups[0]["params"]))
-    late = [name for name, each in algorithm.named_parameters() if each.requires_grad and id(each) not in optimized]
-    if late:
-        raise ConfigError(
-            f"The parameters of algorithm={algorithm.options.name} must be those after its constructor (got "
-            f"{', '.join(late)} later, which would not be trained). Make modules in __init__: their sizes are in "
-            "policy.observation_spec, policy.action_spec and config.cell.hidden_size."
+    if not learns:
+        raise RunError(
+            f"The loss of algorithm={algorithm.options.name} {what}, so nothing would be learned. Look for parameters "
+            "that were detached or replaced, for example by requires_grad_(False) in a callback, or for "
+            "torch.no_grad()."
         )
-
-
-def check_gradient(algorithm: Algorithm, metrics: Mapping[str, float]) -> None:
-    """Rejects an iteration whose gradients were all zero, unless its loss was exactly zero too.
-
-    Raises:
-        RunError: all gradients of the iteration were zero.
-    """
-    if metrics.get(GRAD_NORM) == 0 and any(value != 0 for name, value in metrics.items() if name.startswith("loss/")):
-        raise RunError(no_gradient(algorithm, "has a gradient of exactly zero in all steps of an iteration"))
-
-
-def no_gradient(algorithm: Algorithm, what: str) -> str:
-    """The error message for a loss from which nothing would be learned."""
-    return (
-        f"The loss of algorithm={algorithm.options.name} {what}, so nothing would be learned. Look for parameters that "
-        "were detached or replaced, for example by requires_grad_(False) in a callback, or for torch.no_grad()."
-    )
 
 
 def check_skipped(algorithm: Algorithm, steps: Sequence[Mapping[str, Tensor]]) -> None:

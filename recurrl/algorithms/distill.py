@@ -59,8 +59,8 @@ class Distill(PPO):
         losses = super().loss(slices_SK, output)
         rest = {"objective": 1 - self.weight, "entropy": 1 - self.weight}
         terms = {name: rest.get(name, 1) * term for name, term in losses.terms.items()}
-        error_SK = imitation_error(output.distribution, slices_SK[TEACHER_ACTION])
-        return losses._replace(terms={"imitation": self.weight * mean_of(error_SK, losses.mask), **terms})
+        error_SK1 = imitation_error(output.distribution, slices_SK[TEACHER_ACTION]).unsqueeze(-1)
+        return losses._replace(terms={"imitation": self.weight * mean_of(error_SK1, losses.mask), **terms})
 
     def components(self) -> dict[str, Any]:
         """The components of every algorithm, and the teacher's recurrent states."""

@@ -104,16 +104,8 @@ def add_group_advantages(rows_NT: TensorDictBase, reward_NT: Tensor, options: GR
 
     Returns:
         Metrics of the groups.
-
-    Raises:
-        ValueError: a row does not begin with a reset.
     """
     is_init_NT = rows_NT[IS_INIT].squeeze(-1)
-    if not is_init_NT[:, 0].all():
-        raise ValueError(
-            "Group-relative advantages need rows that begin with a reset, but some begin mid-episode. Have the "
-            "collector reset all environments before each batch."
-        )
     start_NT, episode_id_NT, compared_NT = _comparisons(is_init_NT, options.group_size)
     # The discounted sum of rewards from each step to the end of its episode or row, in float64.
     counted_NT1 = torch.where(compared_NT, reward_NT, 0.0).double().unsqueeze(-1)
@@ -173,12 +165,11 @@ def _comparisons(is_init_NT: Tensor, group_size: int) -> tuple[Tensor, Tensor, T
     members_M = torch.arange(1, group_size + 1, device=step_T.device)
     frames_GMJ = members_M.view(-1, 1) * (steps - ordered_GMJ)
     frames_GMJ[:, 0] = 0  # a single member cannot be compared
-    last_G1J = frames_GMJ.argmax(1, keepdim=True)
-    latest_GJ = ordered_GMJ.gather(1, last_G1J).squeeze(1)
-    horizon_GJ = torch.where(frames_GMJ.gather(1, last_G1J).squeeze(1) > 0, steps - latest_GJ, 0)
+    frames_GJ, last_GJ = frames_GMJ.max(1)
+    horizon_GJ = frames_GJ // (last_GJ + 1)
     episode_id_NT = (torch.arange(rows, device=step_T.device) // group_size * episodes).view(-1, 1) + episode_NT
-    is_in_time_NT = start_NT <= latest_GJ.flatten()[episode_id_NT]
-    return start_NT, episode_id_NT, is_in_time_NT & (step_T - start_NT < horizon_GJ.flatten()[episode_id_NT])
+    horizon_NT = horizon_GJ.flatten()[episode_id_NT]
+    return start_NT, episode_id_NT, (start_NT + horizon_NT <= steps) & (step_T - start_NT < horizon_NT)
 
 
 def _relative(values: Tensor, peers: Tensor, divide_by_std: bool) -> Tensor:
@@ -237,22 +228,16 @@ def grpo_loss(
     weight = mask.to(log_ratio.dtype)
     if aggregation == "episode":
         weight = weight / data[EPISODE_LOSS_STEPS].clamp(min=1)
-    terms = {"objective": _mean(-clipped_surrogate(log_ratio, advantage, log_clip_range), weight)}
+    terms = {"objective": mean_of(-clipped_surrogate(log_ratio, advantage, log_clip_range), weight)}
     metrics = {}
     if entropy_coeff is not None:
         metrics["entropy"] = entropy = _entropy(distribution, samples_mc_entropy).unsqueeze(-1)
-        terms["entropy"] = _mean(-entropy_coeff * entropy, weight)
+        terms["entropy"] = mean_of(-entropy_coeff * entropy, weight)
     if kl_to_ref_coeff:
         metrics["kl_to_ref"] = kl = kl_from_log_ratio(data[REF_LOG_PROB].view_as(old) - (old + log_ratio))
-        terms["kl_to_ref"] = _mean(kl_to_ref_coeff * kl, weight)
+        terms["kl_to_ref"] = mean_of(kl_to_ref_coeff * kl, weight)
     means = {f"policy/{name}": mean_of(value.detach(), mask) for name, value in metrics.items()}
     return Losses(terms, means, log_ratio.detach(), mask, weight.sum())
-
-
-def _mean(value: Tensor, weight: Tensor) -> Tensor:
-    """The weighted mean; zero if all weights are. Values of weight zero are ignored, even NaN."""
-    total = (torch.where(weight > 0, value, 0.0) * weight).sum()
-    return total / torch.where(weight.sum() > 0, weight.sum(), 1.0)
 
 
 def _entropy(distribution: Distribution, samples: int) -> Tensor:

@@ -80,8 +80,14 @@ def ratio_metrics(
 
 
 def mean_of(value: Tensor, mask: Tensor | None, dim: int | None = None) -> Tensor:
-    """The mean over unmasked steps (all without a mask), along ``dim`` or all dimensions; zero if there are none."""
-    return value.mean(dim) if mask is None else torch.where(mask, value, 0.0).sum(dim) / mask.sum(dim).clamp(min=1)
+    """The mean over unmasked steps (all without a mask), along ``dim`` or all dimensions; zero if there are none.
+
+    A mask of numbers weights the steps. Values of weight zero are ignored, even NaN.
+    """
+    if mask is None:
+        return value.mean(dim)
+    weight = mask.sum(dim)
+    return (torch.where(mask > 0, value, 0.0) * mask).sum(dim) / torch.where(weight > 0, weight, 1)
 
 
 def effective_sample_fraction(log_ratio: Tensor, mask: Tensor | None) -> Tensor:

@@ -27,9 +27,9 @@ class Losses(NamedTuple):
     Attributes:
         terms: scalars whose sum is minimised, logged as ``loss/<name>``.
         metrics: other scalars to log, without gradient, by the name of their column in ``metrics.csv``.
-        log_ratio: log π(a) − log π_old(a), ``[S, K]``, without gradient. ``lr_schedule=adaptive`` and
+        log_ratio: log π(a) − log π_old(a), ``[S, K]`` or ``[S, K, 1]``, without gradient. ``lr_schedule=adaptive`` and
             ``algorithm.target_kl`` need it for the KL; None if neither is used.
-        mask: bool ``[S, K]`` or ``[S, K, 1]``, the steps that the terms and metrics are means over; None for all.
+        mask: bool, of either shape, the steps that the terms and metrics are means over; None for all.
         weight: the scalar that the terms were divided by, if it is not the number of unmasked steps. Ranks weight
             their terms by it. If it is zero, the optimizer takes no step.
     """
@@ -57,7 +57,9 @@ def step_metrics(losses: Losses, norm: Tensor, skipped: Tensor, taken: Tensor) -
         taken: 1 if the optimizer took the step, else 0.
     """
     terms = {f"loss/{name}": term.detach() for name, term in losses.terms.items()}
-    metrics = losses.metrics if losses.mask is None else _weighted(losses.metrics, losses.mask.flatten())
+    metrics = losses.metrics
+    if losses.mask is not None:
+        metrics, _ = weighted(metrics, losses.mask.sum().double())
     ratios = {}
     if losses.log_ratio is not None:
         mask = torch.ones_like(losses.log_ratio, dtype=torch.bool) if losses.mask is None else losses.mask
@@ -86,7 +88,8 @@ def mean_metrics(steps: Sequence[Mapping[str, Tensor]], log_clip_range: tuple[fl
         # Minibatches may differ in size.
         log_ratio = pad_sequence(of_steps[_LOG_RATIO], batch_first=True)
         mask = pad_sequence(of_steps[_MASK], batch_first=True)
-        columns = merged(columns, _weighted(ratio_metrics(log_ratio, mask, log_clip_range), mask))
+        ratios, _ = weighted(ratio_metrics(log_ratio, mask, log_clip_range), mask.sum(-1).double())
+        columns = merged(columns, ratios)
     taken_M1 = (columns[STEPS] > 0).unsqueeze(1)
     sums = torch.stack([columns.pop(STEPS).sum(), columns.pop(SKIPPED).sum()])
     means = torch.stack(list(columns.values()), 1).where(taken_M1, 0.0).sum(0) / taken_M1.sum()
@@ -94,15 +97,10 @@ def mean_metrics(steps: Sequence[Mapping[str, Tensor]], log_clip_range: tuple[fl
     return {**(dict(zip(columns, values, strict=True)) if taken else {}), SKIPPED: skipped, STEPS: taken}
 
 
-def _weighted(metrics: Mapping[str, Tensor], mask: Tensor) -> Mapping[str, Tensor]:
-    """Scales means over masks ``[..., P]`` so that their plain mean over ranks is the mean over all unmasked steps."""
+def weighted(means: Mapping[str, Tensor], weight: Tensor) -> tuple[dict[str, Tensor], Tensor]:
+    """Scales each rank's means so that their plain mean is weighted by ``weight``. Also returns the sum of weights."""
     if world().size == 1:
-        return metrics
-    share, _ = share_of_ranks(mask.sum(-1).double())
-    return {name: value * share for name, value in metrics.items()}
-
-
-def share_of_ranks(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """The factor that turns a plain mean over ranks into one weighted by ``weight``, and the sum of the weights."""
+        return dict(means), weight
     total = world().gathered(weight).sum(0)
-    return weight * world().size / total.clamp(min=torch.finfo(weight.dtype).tiny), total
+    share = weight * world().size / total.clamp(min=torch.finfo(weight.dtype).tiny)
+    return {name: value * share for name, value in means.items()}, total

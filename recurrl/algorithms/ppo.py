@@ -21,7 +21,6 @@ from recurrl.keys import ACTION, ADVANTAGE, LOG_PROB, LOSS_MASK, VALUE, VALUE_TA
 from recurrl.policy import Policy
 from recurrl.policy.normalization import RunningScale
 from recurrl.policy.policy import SequenceOutput
-from recurrl.runtime.ranks import world
 from recurrl.runtime.statistics import masked, moments, summary, variance
 from recurrl.specs import has_continuous_action
 
@@ -73,19 +72,19 @@ class PPO(Algorithm):
         has_old_rows = self.config.collector.collects_ahead or len(rows_NT) > self.config.env.num_envs
         # Reevaluation also writes the log-probabilities, values and next states of the current weights.
         ratio = reevaluate(rows_NT, self.policy) if has_old_rows else None
-        value, next_value, done = rows_NT[VALUE], next_values(rows_NT, self.policy), rows_NT["next", "done"]
         gamma, reward_NT1 = self._discount(rows_NT), reward_NT.unsqueeze(-1)
         if gamma < options.gamma < 1:
             # The deviation of the returns of uncorrelated rewards stays the same.
             reward_NT1 = reward_NT1 * math.sqrt((1 - gamma**2) / (1 - options.gamma**2))
-        advantage, target = gae(reward_NT1, value, next_value, done, gamma, options.lmbda, ratio)
-        mask = rows_NT.get(LOSS_MASK)
+        after = next_values(rows_NT, self.policy)
+        advantage, target = gae(rows_NT, reward_NT1, after, gamma, options.lmbda, ratio)
+        value, mask = rows_NT[VALUE], rows_NT.get(LOSS_MASK)
         metrics = advantage_metrics(masked(advantage, mask)) | _value_metrics(masked(value, mask), masked(target, mask))
         metrics["advantage/discount"] = gamma
         if options.normalize_advantage == "batch":
             advantage = standardized(advantage, mask)
         explained = torch.full_like(self.explained, metrics["value/explained_variance"]).nan_to_num()
-        self.explained.lerp_(world().gathered(explained.clamp(0.0, 1.0)).mean(), AVERAGE_RATE)
+        self.explained.lerp_(explained.clamp(0.0, 1.0), AVERAGE_RATE)
         if options.normalize_advantage != "minibatch":
             self.advantage_scale.update(masked(advantage, mask))
         # With normalize_advantage=minibatch the scale stays 1.
@@ -131,15 +130,13 @@ class PPO(Algorithm):
 
     def loss(self, slices_SK: TensorDictBase, output: SequenceOutput) -> Losses:
         """The clipped surrogate, the value loss and the entropy bonus of a minibatch."""
-        distribution, value = output.distribution, output.value
-        advantage, mask_SK1 = slices_SK[ADVANTAGE].squeeze(-1), slices_SK.get(LOSS_MASK)
-        mask = None if mask_SK1 is None else mask_SK1.squeeze(-1)
+        advantage, mask = slices_SK[ADVANTAGE], slices_SK.get(LOSS_MASK)
         if self.options.normalize_advantage == "minibatch":
             advantage = standardized(advantage, mask)
-        log_ratio = distribution.log_prob(slices_SK[ACTION]) - slices_SK[LOG_PROB]
-        entropy = mean_of(distribution.entropy(), mask)
-        assert value is not None
-        critic, value_metrics = self._critic_loss(value, slices_SK, mask_SK1)
+        log_ratio = (output.distribution.log_prob(slices_SK[ACTION]) - slices_SK[LOG_PROB]).unsqueeze(-1)
+        entropy = mean_of(output.distribution.entropy().unsqueeze(-1), mask)
+        assert output.value is not None
+        critic, value_metrics = self._critic_loss(output.value, slices_SK, mask)
         terms = {
             "objective": mean_of(-clipped_surrogate(log_ratio, advantage, self.log_clip_range), mask),
             "critic": self.options.critic_coeff * critic,

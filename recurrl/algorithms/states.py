@@ -60,12 +60,10 @@ class SliceStates:
         """Recomputes the states that the slices of the rows start from, if the mode is ``refresh``."""
         if self._mode != REFRESH:
             return
-        inputs_NT = rows_NT.select(*self._read).clone()
-        slices = inputs_NT.split(self._slice_len, 1)
-        for before_NK, after_NK in pairwise(slices):
+        # The slices are views of the rows.
+        for before_NK, after_NK in pairwise(rows_NT.select(*self._read).split(self._slice_len, 1)):
             state = self._policy.sequence(*self._policy.inputs(before_NK)).state
             self._write_initial(after_NK, {key: each[:, -1] for key, each in state.items()})
-        rows_NT.update(inputs_NT.select(*self._keys))
 
     def set_initial_states(self, slices_SK: TensorDictBase) -> None:
         """Writes the states that sampled slices start from into their first step.

@@ -148,20 +148,20 @@ def _onnx(path: Path, device: torch.device) -> tuple[Act, Shapes]:
     import onnxruntime
 
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
-    names, (observed, *states) = [each.name for each in session.get_inputs()], session.get_inputs()
+    observed, *states = session.get_inputs()
+    names = [each.name for each in session.get_inputs()]
 
-    def call(*inputs: Tensor) -> list[Tensor]:
+    def call(observation: Tensor, *entering: Tensor) -> list[Tensor]:
+        inputs = (observation, *(value.transpose(0, 1) for value in entering))
         arrays = (value.contiguous().cpu().numpy() for value in inputs)
-        return [torch.from_numpy(each).to(device) for each in session.run(None, dict(zip(names, arrays, strict=True)))]
+        outputs = session.run(None, dict(zip(names, arrays, strict=True)))
+        action, *new = (torch.from_numpy(each).to(device) for each in outputs)
+        return [action, *(value.transpose(0, 1) for value in new)]
 
     def act(raw: Tensors, state: States, _: Tensor) -> tuple[Any, States]:
         size = 1 if observed.shape[0] == 1 else len(raw[OBSERVATION])  # rsl_rl exports for a batch of one
         chunks = (values.split(size) for values in (raw[OBSERVATION].float(), *state.values()))
-        calls = []
-        for observation, *entering in zip(*chunks, strict=True):
-            action, *new = call(observation, *(value.transpose(0, 1) for value in entering))
-            calls.append((action, *(value.transpose(0, 1) for value in new)))
-        action, *new = map(torch.cat, zip(*calls, strict=True))
+        action, *new = map(torch.cat, zip(*map(call, *chunks), strict=True))
         return action, dict(zip(state, new, strict=True))
 
     return act, {each.name: (each.shape[0], *each.shape[2:]) for each in states}

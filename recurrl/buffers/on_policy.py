@@ -48,16 +48,7 @@ class SliceBuffer:
 
         Minibatches are copies, which may be changed. They have all entries of the rows but ``next``, and the entry
         ``index``, the number of each step's slice.
-
-        Raises:
-            ValueError: the rows cannot be cut into slices, or the slices into minibatches.
         """
-        rows, steps = rows_NT.batch_size
-        if steps % self.slice_len != 0 or rows * steps // self.slice_len % self.minibatch_slices != 0:
-            raise ValueError(
-                f"{rows} rows of {steps} steps cannot be cut into slices of {self.slice_len} steps and minibatches of "
-                f"{self.minibatch_slices} slices."
-            )
         slices_SK = rows_NT.exclude("next").reshape(-1, self.slice_len)
         index_S = torch.arange(len(slices_SK), device=slices_SK.device)
         slices_SK.set("index", index_S.unsqueeze(1).expand(slices_SK.batch_size))

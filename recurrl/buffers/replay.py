@@ -5,7 +5,7 @@ Shape legend: N environments, T steps of a row, R rows.
 
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -40,21 +40,18 @@ class ReplayBuffer(SliceBuffer):
         super().__init__(options, slice_len, minibatch_slices)
         # The last rollouts, the newest first, as copies, because learning changes the rows that it gets.
         self._earlier: list[TensorDictBase] = []
-        self._loaded: Mapping[Any, Tensor] = {}
         # Rows to learn from per new one, and the parts of the permutation that are left for the next epochs.
         self._ratio = 1
         self._parts: list[Tensor] = []
 
-    def state_dict(self) -> dict[Any, Tensor]:
-        """The entries of the earlier rows, ``[R, T, ...]``, the newest rollout first, for checkpoints."""
-        if not self._earlier:
-            return dict(self._loaded)
-        earlier_RT: TensorDictBase = torch.cat(self._earlier)
-        return dict(earlier_RT.items(True, True))
+    def state_dict(self) -> dict[str, list[dict[Any, Tensor]]]:
+        """The entries ``[R, T, ...]`` of each earlier rollout, the newest first, for checkpoints."""
+        return {"rollouts": [dict(rows_RT.items(True, True)) for rows_RT in self._earlier]}
 
-    def load_state_dict(self, state: Mapping[Any, Tensor]) -> None:
-        """Restores the rows from a checkpoint. They are dropped if new ones have other entries or another length."""
-        self._earlier, self._loaded = [], state
+    def load_state_dict(self, state: Mapping[str, Sequence[dict[Any, Tensor]]]) -> None:
+        """Restores the rollouts. They are dropped if new ones have other entries or another length."""
+        newest = state["rollouts"][: self.options.rollouts]
+        self._earlier = [TensorDict(rows, rows["next", "done"].shape[:2]) for rows in newest]
 
     def order(self, slices_SK: TensorDictBase) -> Tensor:
         """As many slices as the rollout has: a part of a permutation of all slices, whose other parts come next."""
@@ -68,7 +65,10 @@ class ReplayBuffer(SliceBuffer):
         most = self.options.most(continuous=has_continuous_action(rollout_NT))
         if most == 1:
             return rollout_NT
-        earlier = self._earlier or self._restored(rollout_NT)
+        layout = _layout(rollout_NT)
+        earlier = [rows_RT.to(rollout_NT.device) for rows_RT in self._earlier if _layout(rows_RT) == layout]
+        if len(earlier) < len(self._earlier):
+            logger.warning("The replay buffer starts empty, because rows have other entries or another length now.")
         self._earlier = [rollout_NT.clone(), *earlier][: self.options.rollouts]
         lengths = [len(rows_RT) for rows_RT in earlier]
         wanted = least + round((most - least) * (1 - math.sqrt(signal)))
@@ -78,17 +78,6 @@ class ReplayBuffer(SliceBuffer):
         is_drawn_R = torch.randperm(sum(lengths), device=rollout_NT.device) < (self._ratio - 1) * rows
         drawn = [rows_RT[drawn_R] for rows_RT, drawn_R in zip(earlier, is_drawn_R.split(lengths), strict=True)]
         return torch.cat([rollout_NT, *drawn])
-
-    def _restored(self, rollout_NT: TensorDictBase) -> list[TensorDictBase]:
-        """The newest rows of a checkpoint if they are like new ones; otherwise none."""
-        loaded, self._loaded = self._loaded, {}
-        if not loaded:
-            return []
-        earlier_RT = TensorDict(dict(loaded), loaded["next", "done"].shape[:2], device=rollout_NT.device)
-        if _layout(earlier_RT) != _layout(rollout_NT):
-            logger.warning("The replay buffer starts empty, because rows have other entries or another length now.")
-            return []
-        return list(earlier_RT.split(len(rollout_NT))[: self.options.rollouts])
 
 
 def _layout(rows_RT: TensorDictBase) -> dict[Any, tuple[torch.Size, torch.dtype]]:

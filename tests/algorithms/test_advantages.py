@@ -71,9 +71,9 @@ def test_advantages_and_targets_equal_the_definition(on_policy, rollout, lmbda, 
     batch, rewards, lists = rollout
     log_ratio = torch.randn(rewards.shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     ratio = (log_ratio * (not on_policy)).exp()
-    values = batch["state_value"], next_values(batch, ValueOfObservation())
     ratios = None if on_policy else ratio.unsqueeze(-1)
-    advantage, target = gae(rewards.unsqueeze(-1), *values, batch["next", "done"], GAMMA, lmbda, ratios)
+    after = next_values(batch, ValueOfObservation())
+    advantage, target = gae(batch, rewards.unsqueeze(-1), after, GAMMA, lmbda, ratios)
     plain = [plain_vtrace(*row, of_row, lmbda) for row, of_row in zip(lists, ratio.tolist(), strict=True)]
     expected = torch.tensor(plain, dtype=torch.float64).unsqueeze(-1).unbind(1)
     torch.testing.assert_close((target, advantage), expected, rtol=1e-9, atol=1e-9)

@@ -5,7 +5,6 @@ from itertools import pairwise
 from statistics import fmean, stdev
 from types import SimpleNamespace
 
-import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -107,12 +106,6 @@ def test_a_group_without_spread_has_no_advantage_and_is_counted_as_dropped():
         assert batch[LOSS_MASK].flatten(1)[:, 0].tolist() == [not drop, not drop, True, True]
     half = math.sqrt(0.5)
     torch.testing.assert_close(batch[ADVANTAGE][2:].flatten(1), torch.tensor([[half] * 3, [-half] * 3]))
-
-
-def test_rows_that_continue_an_episode_are_rejected():
-    batch = rows_of([[0], [1]], steps=3)
-    with pytest.raises(ValueError, match="rows that begin with a reset"):
-        add_group_advantages(batch, torch.ones(2, 3), options())
 
 
 def test_rewards_that_differ_in_their_last_digits_alone_are_no_spread():

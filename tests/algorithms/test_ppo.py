@@ -154,7 +154,7 @@ def test_the_discount_follows_the_length_of_episodes_if_it_hardly_differs(overri
     # Uncorrelated rewards of deviation 1 have returns of deviation 1 / √(1 − γ²).
     scale = ((1 - expected**2) / (1 - gamma**2)) ** 0.5 if gamma < 1 else 1.0
     after = next_values(rows, algorithm.policy)
-    advantage, target = gae(scale * reward, rows["state_value"], after, done, expected, config.algorithm.lmbda)
+    advantage, target = gae(rows, scale * reward, after, expected, config.algorithm.lmbda)
     torch.testing.assert_close((rows["advantage"], rows["value_target"]), (advantage, target))
     resumed = make_algorithm(config, algorithm.policy)
     resumed.load_state_dict(algorithm.state_dict())

@@ -86,7 +86,7 @@ def test_without_a_number_no_rows_come_again_with_continuous_actions(dtype, most
         rows = simulated.rows()
         rows["action"] = rows["action"].to(dtype)
         assert len(buffer.extend(rows, NOISE)) / 3 == min(most, 1 + count)
-    assert bool(buffer.state_dict()) == (most > 1)
+    assert bool(buffer.state_dict()["rollouts"]) == (most > 1)
 
 
 def test_all_earlier_rows_are_drawn_equally_often():
