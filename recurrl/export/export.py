@@ -6,9 +6,8 @@ import json
 import logging
 import shutil
 import warnings
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from contextlib import ExitStack
-from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -20,15 +19,14 @@ from recurrl.agent import Agent
 from recurrl.agent.named_arrays import Tensors
 from recurrl.agent.step import NOISE_INPUT
 from recurrl.errors import require
-from recurrl.export.checking import TOLERANCE, Call, examples, largest_difference, recorded_inputs
-from recurrl.export.layouts import LAYERS_FIRST, RSL_RL, RslRlLayout, outputs_by_state
+from recurrl.export.checking import BATCHES, STEPS, TOLERANCE, Call, largest_difference, recorded_inputs
+from recurrl.export.layouts import RSL_RL, RslRlLayout, batch_dim, outputs_by_state
 from recurrl.keys import ACTION_MASK, PREVIOUS_REWARD
 from recurrl.recurrent.module.keys import IS_INIT
 from recurrl.runtime.atomic import replacing
 
 OPSET = 18
 ONNX, PT2 = FORMATS = ("onnx", "pt2")
-STEPS, BATCH = 200, 3
 DESCRIPTION = "policy.json"
 _MEANINGS = {
     IS_INIT: "true where an episode begins",
@@ -64,30 +62,25 @@ def export(
             policy; nothing is written.
     """
     _check_request(formats, sampled, layout)
-    rsl_rl = None if layout is None else RslRlLayout(agent.step)
-    step: Any = rsl_rl or agent.step
-    pool = recorded_inputs(agent, STEPS)
-
-    def inputs_of_steps(batch: int) -> Iterator[Tensors]:
-        inputs = islice(examples(agent.step, pool, batch, sampled), STEPS)
-        return map(rsl_rl.inputs_of, inputs) if rsl_rl else inputs
-
-    inputs = next(inputs_of_steps(BATCH))
+    step: Any = agent.step if layout is None else RslRlLayout(agent.step)
+    inputs = recorded_inputs(agent, sampled)
+    if layout is not None:
+        inputs = step.inputs_of(inputs)
     with TemporaryDirectory() as temporary, torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the exporter warns about packages that it does not need
         logging.getLogger("torch.onnx").setLevel(logging.ERROR)
         outputs = step(inputs)
         batch = torch.export.Dim("batch", min=1)
-        dims = {name: {int(name in LAYERS_FIRST): batch} for name in inputs}
+        dims = {name: {batch_dim(name): batch} for name in inputs}
         program = torch.export.export(step, (inputs,), dynamic_shapes=(dims,))
         files = {}
         for name in formats:
             path = Path(temporary) / f"policy.{name}"
             call = _write_onnx(program, path, inputs, outputs) if name == ONNX else _write_pt2(program, path)
-            difference = max(largest_difference(step, call, inputs_of_steps(each)) for each in (1, BATCH))
+            difference = max(largest_difference(step, call, inputs, batch) for batch in BATCHES)
             require(
                 difference <= TOLERANCE,
-                f"The policy as {name} differs from the policy by {difference:.1e} of the scale within {STEPS} steps, "
+                f"The policy as {name} differs from the policy by {difference:.1e} of the scale in {STEPS} steps, "
                 f"more than {TOLERANCE:.0e}. Nothing was written. Its encoder or cell may compute something that does "
                 "not export exactly; use the other --format.",
             )
@@ -122,39 +115,30 @@ def _check_request(formats: Collection[str], sampled: bool, layout: str | None) 
     )
 
 
-def load_onnx(path: Path) -> Call:
-    """Loads an exported step into onnxruntime, with one thread."""
+def _write_onnx(program: Any, path: Path, inputs: Tensors, outputs: Tensors) -> Call:
+    """Writes a program as ONNX, and loads it into onnxruntime, with one thread."""
     import onnxruntime
 
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = options.inter_op_num_threads = 1
-    session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
-    names = [each.name for each in session.get_outputs()]
-
-    def call(inputs: Tensors) -> Tensors:
-        values = session.run(names, {name: value.numpy() for name, value in inputs.items()})
-        return {name: torch.from_numpy(value) for name, value in zip(names, values, strict=True)}
-
-    return call
-
-
-def load_pt2(path: Path) -> Call:
-    """Loads an exported step into torch."""
-    return torch.export.load(path).module()
-
-
-def _write_onnx(program: Any, path: Path, inputs: Tensors, outputs: Tensors) -> Call:
     onnx_program = torch.onnx.export(
         program, (inputs,), input_names=list(inputs), output_names=list(outputs), opset_version=OPSET, verbose=False
     )
     assert onnx_program is not None
     onnx_program.save(path)
-    return load_onnx(path)
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = options.inter_op_num_threads = 1
+    session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+
+    def call(inputs: Tensors) -> Tensors:
+        values = session.run(list(outputs), {name: value.numpy() for name, value in inputs.items()})
+        return {name: torch.from_numpy(value) for name, value in zip(outputs, values, strict=True)}
+
+    return call
 
 
 def _write_pt2(program: Any, path: Path) -> Call:
+    """Writes a program of ``torch.export``, and loads it."""
     torch.export.save(program, path)
-    return load_pt2(path)
+    return torch.export.load(path).module()
 
 
 def _described(agent: Agent, inputs: Tensors, outputs: Tensors, run: Mapping[str, Any]) -> dict[str, Any]:
@@ -183,5 +167,5 @@ def _described(agent: Agent, inputs: Tensors, outputs: Tensors, run: Mapping[str
 
 def _array(name: str, value: torch.Tensor) -> dict[str, Any]:
     shape: list[int | str] = list(value.shape)
-    shape[int(name in LAYERS_FIRST)] = "batch"
+    shape[batch_dim(name)] = "batch"
     return {"dtype": str(value.dtype).removeprefix("torch."), "shape": shape}

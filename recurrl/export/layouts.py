@@ -15,8 +15,11 @@ from recurrl.recurrent.module.keys import IS_INIT
 RSL_RL = "rsl_rl"
 STATES = {"h_in": "h_out", "c_in": "c_out"}
 """For each state input, the output whose value the next step takes as that input."""
-LAYERS_FIRST = (*STATES, *STATES.values())
-"""The inputs and outputs whose second dimension is the batch."""
+
+
+def batch_dim(name: str) -> int:
+    """The dimension of an input or output that is the batch: the second of rsl_rl's states, else the first."""
+    return int(name in (*STATES, *STATES.values()))
 
 
 def outputs_by_state(outputs: Tensors) -> dict[str, str]:
