@@ -161,7 +161,7 @@ def _episode(file: Path, policy: Policy, interface: NamedInterface) -> TensorDic
     actions = interface.policy_action({entry.path: inputs[entry.name] for entry in interface.actions})
     action = actions[()] if () in actions else TensorDict(actions, [steps])
     if ACTION_MASK in interface.added:
-        inputs[ACTION_MASK] = read(interface.mask, "action_masks")
+        inputs[ACTION_MASK] = read(interface.added[ACTION_MASK], "action_masks")
     mask = inputs.get(ACTION_MASK, inputs.get(f"{OBSERVATION}.{ACTION_MASK}"))
     if mask is not None:
         taken = PreviousAction(policy.action_spec)(action)  # one-hot
