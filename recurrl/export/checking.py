@@ -3,23 +3,19 @@
 Shape legend: B batch.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import closing
 from typing import Any
 
 import torch
 
 from recurrl.agent import Agent
-from recurrl.agent.named_arrays import Tensors
-from recurrl.agent.step import NEXT, NOISE_INPUT
+from recurrl.agent.named_arrays import NEXT, NOISE_INPUT, Tensors
 from recurrl.errors import ConfigError
-from recurrl.export.layouts import batch_dim
-from recurrl.keys import ACTION_MASK, PREVIOUS_ACTION
-from recurrl.policy.noise import NOISE
+from recurrl.keys import ACTION_MASK, NOISE, PREVIOUS_ACTION
 from recurrl.recurrent.module.keys import IS_INIT
 
-STEPS, BATCHES = 200, (1, 3)
-"""The number of steps that are compared with each number of environments."""
+STEPS = 200
 TOLERANCE = 1e-5
 """Largest allowed difference of an output, relative to its largest magnitude, or to 1 if that is smaller."""
 RESETS = 0.02
@@ -61,8 +57,8 @@ def recorded_inputs(agent: Agent, sampled: bool = False) -> Tensors:
 
 
 @torch.no_grad()
-def largest_difference(step: Call, call: Call, inputs: Tensors, batch: int) -> float:
-    """The largest difference between the outputs of two steps, in random batches of ``batch`` of the inputs.
+def largest_difference(step: Call, call: Call, batches: Iterable[Tensors]) -> float:
+    """The largest difference between the outputs of two steps for the same inputs.
 
     It is relative to the largest magnitude of an output, or to 1 if that is smaller. Discrete actions that differ are
     counted instead, because rounding may decide a tie either way.
@@ -73,9 +69,8 @@ def largest_difference(step: Call, call: Call, inputs: Tensors, batch: int) -> f
     differences: dict[str, float] = {}
     scales: dict[str, float] = {}
     wrong = choices = 0
-    for rows_B in torch.randint(STEPS, (STEPS, batch), generator=torch.Generator().manual_seed(0)):
-        chosen = {name: values.index_select(batch_dim(name), rows_B) for name, values in inputs.items()}
-        ours, exported = step(chosen), call(chosen)
+    for inputs in batches:
+        ours, exported = step(inputs), call(inputs)
         for name, value in ours.items():
             if not value.is_floating_point():
                 wrong += int((exported[name] != value).sum())

@@ -1,4 +1,7 @@
-"""Exports a policy to ONNX and to ``torch.export``, and checks that each computes what the policy does."""
+"""Exports a policy to ONNX and to ``torch.export``, and checks that each computes what the policy does.
+
+Shape legend: B batch, L layers.
+"""
 
 import hashlib
 import importlib.util
@@ -6,26 +9,26 @@ import json
 import logging
 import shutil
 import warnings
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
+from torch import nn
 
 from recurrl import __version__
 from recurrl.agent import Agent
-from recurrl.agent.named_arrays import Tensors
-from recurrl.agent.step import NOISE_INPUT
+from recurrl.agent.named_arrays import NEXT, NOISE_INPUT, Step, Tensors
 from recurrl.errors import require
-from recurrl.export.checking import BATCHES, STEPS, TOLERANCE, Call, largest_difference, recorded_inputs
-from recurrl.export.layouts import RSL_RL, RslRlLayout, batch_dim, outputs_by_state
-from recurrl.keys import ACTION_MASK, PREVIOUS_REWARD
+from recurrl.export.checking import STEPS, TOLERANCE, Call, largest_difference, recorded_inputs
+from recurrl.keys import ACTION, ACTION_MASK, OBSERVATION, PREVIOUS_REWARD
 from recurrl.recurrent.module.keys import IS_INIT
 from recurrl.runtime.atomic import replacing
 
 OPSET = 18
+BATCHES = (1, 3)
 ONNX, PT2 = FORMATS = ("onnx", "pt2")
 DESCRIPTION = "policy.json"
 _MEANINGS = {
@@ -34,6 +37,9 @@ _MEANINGS = {
     ACTION_MASK: "1 for each action that is allowed, 0 for others; those of several choices concatenated",
     PREVIOUS_REWARD: "what the last step gave, not scaled; ignored where an episode begins",
 }
+RSL_RL = "rsl_rl"
+STATES = {"h_in": "h_out", "c_in": "c_out"}
+"""For each state input, the output whose value the next step takes as that input."""
 _NEEDED = {ONNX: ("onnx", "onnxscript", "onnxruntime"), PT2: ()}
 
 
@@ -47,7 +53,7 @@ def export(
 ) -> dict[str, Any]:
     """Writes ``policy.onnx``, ``policy.pt2`` and ``policy.json`` into a folder, and returns the content of the last.
 
-    Each file is one step of :class:`recurrl.agent.step.Step`, in float32 and for any batch size.
+    Each file is one step of :class:`recurrl.agent.named_arrays.Step`, in float32 and for any batch size.
 
     Args:
         agent: the policy to export, on the CPU.
@@ -77,7 +83,7 @@ def export(
         for name in formats:
             path = Path(temporary) / f"policy.{name}"
             call = _write_onnx(program, path, inputs, outputs) if name == ONNX else _write_pt2(program, path)
-            difference = max(largest_difference(step, call, inputs, batch) for batch in BATCHES)
+            difference = max(largest_difference(step, call, _batches(inputs, size)) for size in BATCHES)
             require(
                 difference <= TOLERANCE,
                 f"The policy as {name} differs from the policy by {difference:.1e} of the scale in {STEPS} steps, "
@@ -115,6 +121,12 @@ def _check_request(formats: Collection[str], sampled: bool, layout: str | None) 
     )
 
 
+def _batches(inputs: Tensors, size: int) -> Iterator[Tensors]:
+    """Random batches of ``size`` of the inputs, as many as there are inputs."""
+    for rows_B in torch.randint(STEPS, (STEPS, size), generator=torch.Generator().manual_seed(0)):
+        yield {name: values.index_select(batch_dim(name), rows_B) for name, values in inputs.items()}
+
+
 def _write_onnx(program: Any, path: Path, inputs: Tensors, outputs: Tensors) -> Call:
     """Writes a program as ONNX, and loads it into onnxruntime, with one thread."""
     import onnxruntime
@@ -143,7 +155,8 @@ def _write_pt2(program: Any, path: Path) -> Call:
 
 def _described(agent: Agent, inputs: Tensors, outputs: Tensors, run: Mapping[str, Any]) -> dict[str, Any]:
     """The content of ``policy.json``, for those who write the program around the policy."""
-    states = outputs_by_state(outputs)
+    state_outputs = STATES | {name.removeprefix(NEXT): name for name in outputs if name.startswith(NEXT)}
+    states = {name: output for name, output in state_outputs.items() if output in outputs}
     meanings = dict.fromkeys(inputs, "as the environment returns it, with its hidden entries, not scaled")
     meanings |= {name: f"state: the output {output} of the last step" for name, output in states.items()} | _MEANINGS
     return {
@@ -169,3 +182,56 @@ def _array(name: str, value: torch.Tensor) -> dict[str, Any]:
     shape: list[int | str] = list(value.shape)
     shape[batch_dim(name)] = "batch"
     return {"dtype": str(value.dtype).removeprefix("torch."), "shape": shape}
+
+
+def batch_dim(name: str) -> int:
+    """The dimension of an input or output that is the batch: the second of rsl_rl's states, else the first."""
+    return int(name in (*STATES, *STATES.values()))
+
+
+class RslRlLayout(nn.Module):
+    """A step as rsl_rl exports its policies: ``obs, h_in, c_in`` to ``actions, h_out, c_out``.
+
+    Observations ``[B, ...]`` are raw and actions the environment's own. States are ``[L, B, ...]``; a cell with one
+    state has no ``c_in``. The step does not reset them: pass zeros at the beginning of an episode.
+
+    Args:
+        step: the policy's step.
+
+    Attributes:
+        states: ``h`` or ``c``, by the name of the policy's state.
+
+    Raises:
+        ConfigError: the layout cannot hold the policy.
+    """
+
+    def __init__(self, step: Step) -> None:
+        super().__init__()
+        self.step, interface, shapes = step, step.interface, step.state_shapes(sampled=False)
+        vectors = (("observes", interface.observed, OBSERVATION), ("acts by", interface.actions, ACTION))
+        for what, entries, name in vectors:
+            kinds = {entry.name: f"{entry.spec.dtype} {tuple(entry.spec.shape)}" for entry in entries}
+            fits = list(kinds) == [name] and entries[0].spec.dtype.is_floating_point and entries[0].spec.ndim == 1
+            _require_policy(fits, f"{what} one vector of numbers", f"{kinds}")
+        _require_policy(not interface.added, "observes nothing but one vector", ", ".join(interface.added))
+        fits = len(shapes) <= 2 and all(len(shape) == 2 for shape in shapes.values())
+        _require_policy(fits, "has one or two states, a vector in each layer", f"{shapes}")
+        self.states = dict(zip(shapes, "hc", strict=False))
+
+    def forward(self, inputs: Tensors) -> Tensors:
+        """One step, with this layout's inputs and outputs."""
+        states = {name: inputs[f"{short}_in"].transpose(0, 1) for name, short in self.states.items()}
+        observed = inputs["obs"]
+        is_init_B = torch.zeros_like(observed[:, 0], dtype=torch.bool)
+        outputs = self.step({OBSERVATION: observed, IS_INIT: is_init_B, **states})
+        new = {f"{short}_out": outputs[NEXT + name].transpose(0, 1) for name, short in self.states.items()}
+        return {"actions": outputs[ACTION], **new}
+
+    def inputs_of(self, inputs: Tensors) -> Tensors:
+        """Converts the inputs of the policy's step to this layout's."""
+        states = {f"{short}_in": inputs[name].transpose(0, 1).contiguous() for name, short in self.states.items()}
+        return {"obs": inputs[OBSERVATION], **states}
+
+
+def _require_policy(condition: bool, what: str, got: str) -> None:
+    require(condition, f"--layout rsl_rl needs a policy that {what} (got {got}). Leave --layout out.")
