@@ -16,8 +16,9 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from PIL import Image, ImageDraw, ImageFont, ImageOps
 
+from recurrl.envs.checks import Array
 from recurrl.returns import return_format
-from recurrl.video.episode import Array, Episode
+from recurrl.video.episode import Episode
 
 WIDTH, HEIGHT = 1280, 576
 """Multiples of 16, the size of H.264's blocks."""

@@ -20,8 +20,7 @@ from recurrl.runs.open_run import open_run
 from recurrl.runtime.seeds import seeds
 from recurrl.video import episode as recording
 from recurrl.video.drawing import HEIGHT, WIDTH, frames
-from recurrl.video.episode import Episode, Recorder
-from recurrl.video.rendering import drawable
+from recurrl.video.episode import Episode, Recorder, drawable
 from recurrl.video.writing import files_of
 
 
