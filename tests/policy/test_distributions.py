@@ -124,9 +124,7 @@ def test_the_entropy_of_a_squashed_action_is_its_integral(loc, scale):
     log_density = normal.log_prob(before) - 2 * (math.log(2) - before - torch.nn.functional.softplus(-2 * before))
     expected = -torch.trapezoid(normal.log_prob(before).exp() * log_density, before)
     torch.testing.assert_close(entries(SquashedGaussian, 1, *parameters).entropy(), expected, rtol=0, atol=1e-3)
-    assert has_analytic_entropy(
-        entries(SquashedGaussian, 1, *parameters)
-    )  # for TorchRL's losses
+    assert has_analytic_entropy(entries(SquashedGaussian, 1, *parameters))  # for TorchRL's losses
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
