@@ -51,14 +51,7 @@ class Blinking(Counting):
         return {"pixels": pixels, **wrong}[self.drawn]
 
 
-class Unseen(Counting):
-    """Cannot be drawn."""
-
-    metadata: ClassVar = {"render_modes": ["human"]}
-
-
 gymnasium.register("recurrl-test/Blinking-v0", entry_point=Blinking)
-gymnasium.register("recurrl-test/Unseen-v0", entry_point=Unseen)
 
 TASKS = [
     ("CartPole-v1", ("env.mask=[1,3]",)),
@@ -164,8 +157,7 @@ def test_whatever_an_episode_has_is_drawn_and_the_future_is_faded(values, states
 
 
 NOT_DRAWN = [
-    ("env=gym env.id=recurrl-test/Unseen-v0", "its render modes are human, and rgb_array is needed. Leave out"),
-    ("env=gym env.id=tasks:VectorCartPole", "its render modes are none"),
+    ("env=gym env.id=tasks:VectorCartPole", "its render modes are none, and rgb_array is needed. Leave out"),
     ("env=t_maze", "env.source=memory makes environments of tensors, which nothing draws."),
 ]
 
