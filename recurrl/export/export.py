@@ -9,8 +9,8 @@ import json
 import logging
 import shutil
 import warnings
-from collections.abc import Collection, Iterator, Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import ExitStack, closing
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -21,14 +21,12 @@ from torch import nn
 from recurrl import __version__
 from recurrl.agent import Agent
 from recurrl.agent.named_arrays import NEXT, NOISE_INPUT, Step, Tensors
-from recurrl.errors import require
-from recurrl.export.checking import STEPS, TOLERANCE, Call, largest_difference, recorded_inputs
-from recurrl.keys import ACTION, ACTION_MASK, OBSERVATION, PREVIOUS_REWARD
+from recurrl.errors import ConfigError, require
+from recurrl.keys import ACTION, ACTION_MASK, NOISE, OBSERVATION, PREVIOUS_ACTION, PREVIOUS_REWARD
 from recurrl.recurrent.module.keys import IS_INIT
 from recurrl.runtime.atomic import replacing
 
 OPSET = 18
-BATCHES = (1, 3)
 ONNX, PT2 = FORMATS = ("onnx", "pt2")
 DESCRIPTION = "policy.json"
 _MEANINGS = {
@@ -40,7 +38,14 @@ _MEANINGS = {
 RSL_RL = "rsl_rl"
 STATES = {"h_in": "h_out", "c_in": "c_out"}
 """For each state input, the output whose value the next step takes as that input."""
+STEPS, BATCHES = 200, (1, 3)
+TOLERANCE = 1e-5
+"""Largest allowed difference of an output, relative to its largest magnitude, or to 1 if that is smaller."""
+RESETS = 0.02
+"""Probability that a step begins an episode."""
 _NEEDED = {ONNX: ("onnx", "onnxscript", "onnxruntime"), PT2: ()}
+
+Call = Callable[[Tensors], Tensors]
 
 
 def export(
@@ -121,12 +126,6 @@ def _check_request(formats: Collection[str], sampled: bool, layout: str | None) 
     )
 
 
-def _batches(inputs: Tensors, size: int) -> Iterator[Tensors]:
-    """Random batches of ``size`` of the inputs, as many as there are inputs."""
-    for rows_B in torch.randint(STEPS, (STEPS, size), generator=torch.Generator().manual_seed(0)):
-        yield {name: values.index_select(batch_dim(name), rows_B) for name, values in inputs.items()}
-
-
 def _write_onnx(program: Any, path: Path, inputs: Tensors, outputs: Tensors) -> Call:
     """Writes a program as ONNX, and loads it into onnxruntime, with one thread."""
     import onnxruntime
@@ -182,6 +181,71 @@ def _array(name: str, value: torch.Tensor) -> dict[str, Any]:
     shape: list[int | str] = list(value.shape)
     shape[batch_dim(name)] = "batch"
     return {"dtype": str(value.dtype).removeprefix("torch."), "shape": shape}
+
+
+@torch.no_grad()
+def recorded_inputs(agent: Agent, sampled: bool = False) -> Tensors:
+    """The policy's inputs in :data:`STEPS` steps of one environment, ``[STEPS, ...]``, with random resets.
+
+    Args:
+        agent: the policy.
+        sampled: add random noise, as for sampled actions.
+    """
+    state = agent.initial_state()
+    rows: list[Tensors] = []
+    reward: Any = 0.0
+    begins = True
+    with closing(agent.make_env()) as env:
+        observation, info = env.reset(seed=0)
+        for _ in range(STEPS):
+            extra: dict[str, Any] = {"reward": reward, "action_mask": info.get(ACTION_MASK)}
+            rows.append(agent.inputs(observation, state, begins, **extra))
+            action, state = agent.act(observation, state, begins, **extra)
+            observation, reward, terminated, truncated, info = env.step(action)
+            begins = terminated or truncated
+            if begins:
+                observation, info = env.reset()
+    inputs = {name: torch.cat([row[name] for row in rows]) for name in rows[0]}
+    generator = torch.Generator().manual_seed(0)
+    inputs[IS_INIT] = torch.rand(STEPS, generator=generator) < RESETS
+    is_correlated = inputs.pop(NOISE, None) is not None
+    if sampled:
+        names = [NOISE_INPUT, NOISE] if is_correlated else [NOISE_INPUT]
+        inputs |= {name: torch.randn(STEPS, agent.policy.noise_size, generator=generator) for name in names}
+    return inputs
+
+
+@torch.no_grad()
+def largest_difference(step: Call, call: Call, batches: Iterable[Tensors]) -> float:
+    """The largest difference between the outputs of two steps for the same inputs.
+
+    It is relative to the largest magnitude of an output, or to 1 if that is smaller. Discrete actions that differ are
+    counted instead, because rounding may decide a tie either way.
+
+    Raises:
+        ConfigError: discrete actions differ more often than ties explain.
+    """
+    pairs = [(step(inputs), call(inputs)) for inputs in batches]
+    difference, wrong, choices = 0.0, 0, 0
+    for name in pairs[0][0]:
+        ours, theirs = (torch.cat([each[name].flatten() for each in outputs]) for outputs in zip(*pairs, strict=True))
+        if not ours.is_floating_point():
+            wrong += int((theirs != ours).sum())
+            choices += ours.numel()
+        elif name != NEXT + PREVIOUS_ACTION:  # the action, which may be a tie
+            off = (theirs.double() - ours.double()).abs().nan_to_num(torch.inf).max()
+            # The logits of actions that are not allowed would hide any difference in those of the others.
+            scale = ours[ours > torch.finfo(ours.dtype).min].abs().max().clamp(min=1.0)
+            difference = max(difference, float(off / scale))
+    if difference <= TOLERANCE and wrong > choices / 1000:
+        raise ConfigError(f"{wrong} of {choices} actions are not the policy's.")
+    return difference
+
+
+def _batches(inputs: Tensors, size: int) -> Iterator[Tensors]:
+    """Random batches of ``size`` of the inputs, as many as there are inputs."""
+    for rows_B in torch.randint(STEPS, (STEPS, size), generator=torch.Generator().manual_seed(0)):
+        yield {name: values.index_select(batch_dim(name), rows_B) for name, values in inputs.items()}
 
 
 def batch_dim(name: str) -> int:

@@ -18,8 +18,7 @@ from tasks import CUE, MASKED, PREVIOUS
 
 import recurrl
 from recurrl.errors import ConfigError
-from recurrl.export.checking import largest_difference, recorded_inputs
-from recurrl.export.export import export
+from recurrl.export.export import export, largest_difference, recorded_inputs
 from recurrl.recurrent.cells import cell_names
 
 IN_INFO = "env.action_mask_from_info=true"
