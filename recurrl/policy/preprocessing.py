@@ -119,7 +119,8 @@ class DictEncoder(PerEntry):
 
     def forward(self, observation: Any) -> Tensor:
         """The concatenated features ``[B, sum of widths]``."""
-        return torch.cat([network(value) for _, network, value in self.each(observation)], -1)
+        features = [network(value) for _, network, value in self.each(observation)]
+        return torch.cat(features, -1) if len(features) > 1 else features[0]
 
 
 class ToFloat(nn.Module):

@@ -3,13 +3,12 @@
 Shape legend: B batch, A numbers of an action.
 """
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 from torchrl.data import TensorSpec, Unbounded
 
 from recurrl.policy.encoders.mlp import OneHot
+from recurrl.policy.preprocessing import DictEncoder
 from recurrl.specs import bounds_of, choices, leaves_of
 
 INITIAL_GAIN = 0.01
@@ -18,10 +17,11 @@ be learned without it would otherwise take longer (docs/measurements/recipe.md).
 FLOAT32 = torch.finfo(torch.float32)
 
 
-class PreviousAction(nn.Module):
+class PreviousAction(DictEncoder):
     """Encodes what a policy did in its last step, which it cannot infer from observations if its actions are sampled.
 
-    The encoded action is passed from step to step like a recurrent state, and is zero where an episode begins.
+    The parts of an action are concatenated: numbers clipped to their bounds, choices one-hot. The encoded action
+    ``[B, A]`` is passed from step to step like a recurrent state, and is zero where an episode begins.
 
     Args:
         spec: the spec of one environment's action, as the policy chooses it.
@@ -31,19 +31,9 @@ class PreviousAction(nn.Module):
     """
 
     def __init__(self, spec: TensorSpec) -> None:
-        super().__init__()
-        self.size = 0
-        self._parts: list[tuple[tuple[str, ...], nn.Module]] = []
-        for path, part in leaves_of(spec):
-            sizes = choices(part)
-            self._parts.append((path, Numbers(part) if sizes is None else OneHot(sizes)))
-            self.size += part.shape.numel() if sizes is None else sum(sizes)
-        self._modules_of_parts = nn.ModuleList(module for _, module in self._parts)
-
-    def forward(self, action: Any) -> Tensor:
-        """The encoded action ``[B, A]``: its parts, concatenated; numbers clipped to their bounds, choices one-hot."""
-        seen = [part(action[path] if path else action) for path, part in self._parts]
-        return torch.cat(seen, -1) if len(seen) > 1 else seen[0]
+        parts = [(path, part, choices(part)) for path, part in leaves_of(spec)]
+        super().__init__({path: Numbers(part) if sizes is None else OneHot(sizes) for path, part, sizes in parts})
+        self.size = self(spec.zero([1])).shape[-1]
 
 
 class Numbers(nn.Module):
