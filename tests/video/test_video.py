@@ -130,12 +130,6 @@ def test_the_command_writes_a_video_and_a_small_gif(recurrl_evaluate, finished_r
     assert not list((tmp_path / "shown").glob(".recurrl*"))
 
 
-def test_a_file_may_be_named_and_the_returns_stay_the_same(finished_run, tmp_path):
-    returns = open_run(finished_run).evaluate(episodes=3, seed=5, video=[tmp_path / "a.gif"])
-    assert returns == open_run(finished_run).evaluate(episodes=3, seed=5)
-    assert [path.name for path in tmp_path.iterdir()] == ["a.gif"]
-
-
 @pytest.mark.filterwarnings("error", "ignore::ResourceWarning")  # a process that another test left
 @pytest.mark.parametrize(("values", "states", "hidden"), [(True, 2, 12), (False, 2, 0), (True, 0, 0), (False, 0, 12)])
 def test_whatever_an_episode_has_is_drawn_and_the_future_is_faded(values, states, hidden):
