@@ -51,7 +51,9 @@ def make_policy(config: TrainConfig, observation_spec: Composite, action_spec: T
     previous = PreviousAction(action_spec) if sees_action else None
     trunk, width = _make_trunk(config, seen, cell, previous, discrete), config.cell.hidden_size
     actor_head = make_actor(config.policy, width, seen, action_spec)
-    critic_head, critic_trunk = None if critic is None else linear(width, 1, HEAD_GAIN), None
+    critic_head, critic_trunk = None, None
+    if critic is not None:
+        critic_head = linear(width, 1, HEAD_GAIN)
     if critic not in (None, "shared"):
         own = cell if critic == "recurrent" else None
         critic_trunk = _make_trunk(config, observation, own, previous, discrete, prefix="critic_")
