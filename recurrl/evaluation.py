@@ -8,15 +8,13 @@ from collections.abc import Callable, Sequence
 from contextlib import closing
 from math import ceil
 from statistics import fmean
-from typing import Any, Protocol
 
 import torch
 from tensordict import NestedKey
-from torch import Tensor
 
 from recurrl.config import EnvConfig
 from recurrl.envs import make_batched_env
-from recurrl.envs.batched import BatchedEnv, Tensors, episodes_ended, observation_in
+from recurrl.envs.batched import Tensors, episodes_ended, observation_in
 from recurrl.envs.making import random_action
 from recurrl.envs.policy_env import PolicyEnv
 from recurrl.keys import HIDDEN
@@ -33,27 +31,16 @@ MAX_STEPS = 100_000
 MAX_RANDOM_STEPS = 10_000
 """Like :data:`MAX_STEPS`, for episodes of random actions."""
 MAX_COPIES = 240
-"""The largest number of environments in an evaluation, a multiple of the usual numbers of agents; a simulator keeps its
-own number.
-"""
+"""The most environments of an evaluation, a multiple of the usual numbers of agents; a simulator keeps its own."""
 
 logger = logging.getLogger(__name__)
-
-Act = Callable[[Tensors, Tensor], tuple[Any, StepOutput | None]]
-"""Maps observations and episode starts ``[N, 1]`` to actions and the policy's output, None for random actions."""
 
 # Treatments of the recurrent states between two steps: unchanged, zeros, or those of another episode.
 KEPT, ZEROED, SHUFFLED = "kept", "zeroed", "shuffled"
 
 
-class EvaluationObserver(Protocol):
-    """Observes an evaluation, for example to record a video."""
-
-    def begin(self, env: PolicyEnv) -> None:
-        """Called after the first reset."""
-
-    def step(self, env: PolicyEnv, output: StepOutput, after: Tensors) -> None:
-        """Called after each step and before the resets, with the policy's output and what the step returned."""
+Observer = Callable[[PolicyEnv, StepOutput | None, Tensors], None]
+"""Called after the first reset, with None, and after each step, before resets, with the policy's output."""
 
 
 class StoppedError(Exception):
@@ -70,7 +57,7 @@ def evaluate(
     states: str = KEPT,
     stopped: Callable[[], bool] = lambda: False,
     deterministic: bool = True,
-    observer: EvaluationObserver | None = None,
+    observer: Observer | None = None,
 ) -> list[float]:
     """Plays episodes, and returns the undiscounted, unscaled return of each.
 
@@ -86,7 +73,7 @@ def evaluate(
             gives each environment the states of another one, and so uses at least two.
         stopped: called before each step; True ends the evaluation.
         deterministic: take the most probable actions; False to sample them.
-        observer: called after the first reset, and after each step of a policy.
+        observer: observes what the policy does.
 
     Raises:
         StoppedError: ``stopped`` returned True.
@@ -96,8 +83,9 @@ def evaluate(
     privileged = policy is not None and HIDDEN in policy.critic_only
     torch.manual_seed(seed)
     with closing(make_batched_env(config, copies, seed + SEED_OFFSET, privileged=privileged)) as env:
-        act = _acting(env, policy, states, seed, deterministic)
         count, device = env.batch_size[0], env.device
+        generator = torch.Generator().manual_seed(seed)
+        state: State = {} if policy is None else policy.initial_state(count)
         most = ceil(episodes / count)
         max_steps = most * (MAX_RANDOM_STEPS if policy is None else MAX_STEPS)
         # Environment n plays the episodes n, n + N, n + 2 N and so on; the last column takes what comes after them.
@@ -107,16 +95,22 @@ def evaluate(
         observation = env.reset_tensors(None)
         env.check_step(observation)
         if observer is not None:
-            observer.begin(env)
+            observer(env, None, observation)
         done = torch.ones(count, 1, dtype=torch.bool, device=device)
         for _ in range(max_steps):
             if stopped():
                 raise StoppedError
-            action, output = act(observation, done)
+            if policy is None:
+                action, output = random_action(env, observation), None
+            else:
+                entering: State = policy.reset(state, done.squeeze(-1).to(policy.device))
+                entering = _with_states(entering, policy.state_keys, states, generator)
+                output = _step(policy, observation, entering, deterministic)
+                action, state = output.action.to(device), output.state
             after = env.step_tensors(action)
             env.check_step(after)
-            if observer is not None and output is not None:
-                observer.step(env, output, after)
+            if observer is not None:
+                observer(env, output, after)
             returns_NE.scatter_add_(1, ended_N1.clamp(max=most), after["reward"].double())
             ended_N1 += episodes_ended(after)
             unfinished = int((wanted_N1 - ended_N1).clamp(min=0).sum())
@@ -133,24 +127,12 @@ def evaluate(
     return returns_NE[:, :-1].T.flatten()[:episodes].tolist()
 
 
-def _acting(env: BatchedEnv, policy: Policy | None, states: str, seed: int, deterministic: bool) -> Act:
-    """A function that chooses the policy's actions, or random ones."""
-    if policy is None:
-        return lambda observation, _: (random_action(env, observation), None)
-    device, count = policy.device, env.batch_size[0]
-    generator = torch.Generator().manual_seed(seed)
-    state: State = policy.initial_state(count)
-
-    def act(observation: Tensors, is_init: Tensor) -> tuple[Any, StepOutput]:
-        nonlocal state
-        entries = observation_in({key: value.to(device) for key, value in observation.items()})
-        state = _with_states(policy.reset(state, is_init.to(device).squeeze(-1)), policy.state_keys, states, generator)
-        noise = None if deterministic else torch.randn(count, policy.noise_size, device=device)
-        output = policy.step(entries, state, None, noise)
-        state = output.state
-        return output.action.to(env.device), output
-
-    return act
+def _step(policy: Policy, observation: Tensors, state: State, deterministic: bool) -> StepOutput:
+    """A step of the policy, on its own device."""
+    entries_N = {key: value.to(policy.device) for key, value in observation.items()}
+    count = len(next(iter(entries_N.values())))
+    noise = None if deterministic else torch.randn(count, policy.noise_size, device=policy.device)
+    return policy.step(observation_in(entries_N), state, None, noise)
 
 
 def _with_states(state: State, keys: Sequence[NestedKey], states: str, generator: torch.Generator) -> State:

@@ -154,7 +154,7 @@ def _episode(file: Path, policy: Policy, interface: NamedInterface) -> TensorDic
         )
     inputs |= {entry.name: read(entry, _plural(entry.name, OBSERVATION)) for entry in interface.observed}
     if ACTION_MASK in interface.added:
-        inputs[ACTION_MASK] = read(interface.mask, "action_masks")
+        inputs[ACTION_MASK] = read(interface.added[ACTION_MASK], "action_masks")
     mask = inputs.get(ACTION_MASK, inputs.get(f"{OBSERVATION}.{ACTION_MASK}"))
     if mask is not None:
         taken = PreviousAction(policy.action_spec)(action)  # one-hot

@@ -16,19 +16,20 @@ def leaves_of(spec: TensorSpec) -> list[tuple[tuple[str, ...], TensorSpec]]:
 
 
 def choices(spec: TensorSpec) -> tuple[int, ...] | None:
-    """The number of values of each entry of a multi-discrete observation or action; None for other kinds."""
+    """The number of values of each choice of a discrete or multi-discrete observation or action; None for others."""
     if isinstance(spec, MultiCategorical):
         return tuple(int(size) for size in spec.nvec)
-    if isinstance(spec, Categorical) and not isinstance(spec, Binary) and len(spec.shape) == 1:
+    if isinstance(spec, Categorical) and not isinstance(spec, Binary):
         # TorchRL stacks the specs of entries that have equally many values.
-        return (int(spec.space.n),) * spec.shape[0]
+        return (int(spec.space.n),) * spec.shape.numel()
     return None
 
 
 def limit_of(spec: TensorSpec) -> int | tuple[int, ...] | None:
     """The number of values that each number of an observation or action can take; None if unlimited."""
-    sizes = choices(spec)
-    return int(spec.space.n) if sizes is None and isinstance(spec, Categorical) else sizes
+    if isinstance(spec, MultiCategorical):
+        return choices(spec)
+    return int(spec.space.n) if isinstance(spec, Categorical) else None
 
 
 def is_image(spec: TensorSpec) -> bool:
@@ -52,10 +53,3 @@ def bounds_of(spec: TensorSpec) -> tuple[Tensor, Tensor]:
 def has_continuous_action(rows: TensorDictBase) -> bool:
     """True if any part of the rows' action is continuous."""
     return any(part.is_floating_point() for part in rows.select(ACTION).values(True, True))
-
-
-def finite_bounds(action: TensorSpec) -> Tensor:
-    """``[2, ...]``: true where the lower and the upper bounds of a continuous action's entries are finite."""
-    if not isinstance(action, Bounded):
-        return torch.zeros(2, *action.shape, dtype=torch.bool)
-    return torch.stack([action.space.low, action.space.high]).isfinite()

@@ -14,8 +14,7 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
-from recurrl.agent.named_arrays import REWARD, NamedArray, NamedInterface, Tensors
-from recurrl.agent.step import NEXT, NOISE_INPUT, Step
+from recurrl.agent.named_arrays import NEXT, NOISE_INPUT, REWARD, NamedArray, NamedInterface, Step, Tensors
 from recurrl.config import EnvConfig
 from recurrl.envs.checks import allows_actions, as_array
 from recurrl.envs.source import source_of
@@ -180,10 +179,7 @@ class Agent:
             begins_B = begins_B | self._read(_FLAG, is_init, state.batch).bool().to(begins_B.device)
         inputs: Tensors = {**state.tensors, IS_INIT: begins_B}
         for entry in self._interface.observed:
-            value = observation
-            for key in entry.path:
-                value = _member(value, key, entry.name, self.observation_space)
-            inputs[entry.name] = self._read(entry, value, state.batch)
+            inputs[entry.name] = self._read(entry, self._member(observation, entry), state.batch)
         if ACTION_MASK in self._interface.added:
             require(
                 action_mask is not None,
@@ -191,7 +187,7 @@ class Agent:
             )
             mask = as_array(action_mask)
             mask = mask.astype(np.int8) if np.array_equal(mask, mask != 0) else mask
-            inputs[ACTION_MASK] = self._read(self._interface.mask, mask, state.batch)
+            inputs[ACTION_MASK] = self._read(self._interface.added[ACTION_MASK], mask, state.batch)
         if PREVIOUS_REWARD in self._interface.added:
             require(
                 reward is not None or bool(begins_B.all()),
@@ -232,12 +228,13 @@ class Agent:
             parts[entry.path] = value[0] if batch is None else value
         return parts[()] if () in parts else without_names(self.action_space, nested(parts))
 
-
-def _member(value: Any, key: str, name: str, space: spaces.Space[Any]) -> Any:
-    """One entry of a dict or tuple."""
-    try:
-        return value[int(key)] if isinstance(value, tuple | list) else value[key]
-    except (KeyError, IndexError, TypeError, ValueError) as error:
-        raise ConfigError(
-            f"observation must have the entry {name}. Pass a value of the observation space, {space}."
-        ) from error
+    def _member(self, observation: Any, entry: NamedArray) -> Any:
+        """One entry of an observation of nested dicts and tuples."""
+        value = observation
+        try:
+            for key in entry.path:
+                value = value[int(key)] if isinstance(value, tuple | list) else value[key]
+        except (KeyError, IndexError, TypeError, ValueError) as error:
+            advice = f"Pass a value of the observation space, {self.observation_space}."
+            raise ConfigError(f"observation must have the entry {entry.name}. {advice}") from error
+        return value

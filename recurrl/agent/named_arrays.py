@@ -1,6 +1,8 @@
-"""The named arrays that users pass to a policy and get from it, and the interface between them and the policy.
+"""One step of acting as a module on named arrays: from raw observations to the environment's own actions.
 
-Shape legend: B batch.
+The same module acts in Python and is exported. It is ``Policy.step`` with a :class:`NamedInterface` on both sides.
+
+Shape legend: B environments.
 """
 
 from collections.abc import Collection
@@ -13,7 +15,8 @@ import numpy as np
 import torch
 from gymnasium import spaces
 from tensordict import NestedKey
-from torch import Tensor
+from torch import Tensor, nn
+from torch.distributions import Distribution, Independent, Normal
 from torchrl.data import Composite, TensorSpec
 
 from recurrl.config import EnvConfig
@@ -23,10 +26,15 @@ from recurrl.envs.interface import Interface
 from recurrl.envs.source import source_of
 from recurrl.envs.spaces import Space, leaves, named, raw_specs, spec_of
 from recurrl.errors import ConfigError, require
-from recurrl.keys import ACTION, ACTION_MASK, OBSERVATION, PREVIOUS_REWARD, name_of
+from recurrl.keys import ACTION, ACTION_MASK, NOISE, OBSERVATION, PREVIOUS_REWARD, name_of, path_of
+from recurrl.policy import Policy
+from recurrl.policy.distributions import Joint, LazyCategorical, SquashedGaussian
 from recurrl.recurrent.layer import reset_state
+from recurrl.recurrent.module.keys import IS_INIT
 from recurrl.specs import limit_of
 
+NOISE_INPUT = "noise"
+NEXT = "next."
 Tensors = dict[str, Tensor]
 
 
@@ -96,6 +104,9 @@ def _require_all(good: Array, array: Array, condition: str, advice: str) -> None
         raise ConfigError(f"{condition} (got {array[at]} at index {list(at)}). {advice}")
 
 
+REWARD = NamedArray("reward", spaces.Box(-np.inf, np.inf, ()))
+
+
 class NamedInterface(Interface):
     """The interface between a plain environment and a policy that acts in it, with entries as named arrays.
 
@@ -109,9 +120,8 @@ class NamedInterface(Interface):
         observation_space: the observation space of the environment in its configured wrappers.
         action_space: the action space of the same environment.
         observed: the entries of an observation that the policy acts on.
-        added: the names of further inputs: the action mask from the info, the previous reward.
+        added: further inputs by name: the action mask from the info, and the reward of the last step.
         actions: the entries of an action.
-        mask: the action mask.
 
     Raises:
         ConfigError: the environment cannot be made.
@@ -126,10 +136,9 @@ class NamedInterface(Interface):
         columns = {each.raw: each.columns for each in self.entries}
         entries = _entries(OBSERVATION, named(observation, text=False))
         self.observed = [NamedArray(key, space, columns[key]) for key, space in entries.items() if key in columns]
-        self.added = [name for name in (ACTION_MASK, PREVIOUS_REWARD) if name in columns]
+        mask = NamedArray(ACTION_MASK, spaces.MultiBinary(spaces.flatdim(action)))
+        self.added = {name: each for name, each in ((ACTION_MASK, mask), (PREVIOUS_REWARD, REWARD)) if name in columns}
         self.actions = [NamedArray(key, space) for key, space in _entries(ACTION, named(action)).items()]
-        self._shapes = {entry.key: entry.spec.shape for entry in self.observed}
-        self.mask = NamedArray(ACTION_MASK, spaces.MultiBinary(spaces.flatdim(action)))
 
     def policy_observation(self, inputs: Tensors, is_init_B: Tensor) -> Any:
         """The observation as the policy takes it: a tensor, or nested dicts.
@@ -138,14 +147,64 @@ class NamedInterface(Interface):
             inputs: raw entries of observations ``[B, ...]`` and the :attr:`added` ones, by name.
             is_init_B: true where an episode starts; the previous reward is set to zero there.
         """
-        raw = {key: inputs[name_of(key)].reshape(-1, *shape) for key, shape in self._shapes.items()}
-        for name in self.added:
-            raw[name] = inputs[name] if name == ACTION_MASK else reset_state(inputs[name], is_init_B)
+        raw = {entry.key: inputs[entry.name].reshape(-1, *entry.spec.shape) for entry in self.observed}
+        raw |= {name: inputs[name] for name in self.added}
+        if PREVIOUS_REWARD in raw:
+            raw[PREVIOUS_REWARD] = reset_state(raw[PREVIOUS_REWARD], is_init_B)
         return observation_in(self.observation(raw))
-
-
-REWARD = NamedArray("reward", spaces.Box(-np.inf, np.inf, ()))
 
 
 def _entries(root: str, space: Space) -> dict[NestedKey, Space]:
     return {(root, *path) if path else root: leaf for path, leaf in leaves(space)}
+
+
+class Step(nn.Module):
+    """Maps inputs by name to outputs by name, all with the batch as their first dimension.
+
+    Inputs: the entries of the observation; ``action_mask`` if it comes with the info; ``previous_reward`` if the policy
+    sees it; the states; ``is_init``, true where an episode begins, which makes the states and the previous reward zero;
+    and ``noise`` if actions are sampled, fresh standard normal numbers for each step.
+
+    Outputs: the entries of the action; ``next.`` and the name of each state; ``distribution.`` and the parameters of
+    each part's distribution (``logits``, or ``mean`` and ``std``, those of continuous actions normalised).
+
+    Args:
+        policy: the policy; the step always uses its current parameters.
+        interface: the interface between the policy and its environment.
+    """
+
+    def __init__(self, policy: Policy, interface: NamedInterface) -> None:
+        super().__init__()
+        self.policy, self.interface = policy.actor(), interface
+
+    def state_shapes(self, sampled: bool) -> dict[str, tuple[int, ...]]:
+        """The shape of each state of one environment, by name. Episodes begin with zeros.
+
+        Args:
+            sampled: include the noise of actions, if it is correlated from step to step.
+        """
+        return {name_of(key): shape for key, shape in self.policy.state_shapes.items() if sampled or key != NOISE}
+
+    def forward(self, inputs: Tensors) -> Tensors:
+        """Acts once in each of B environments."""
+        begins_B = inputs[IS_INIT]
+        observation = self.interface.policy_observation(inputs, begins_B)
+        state = {key: inputs[name_of(key)] for key in self.policy.state_shapes if name_of(key) in inputs}
+        acted = self.policy.step(observation, state, begins_B, inputs.get(NOISE_INPUT))
+        actions = self.interface.env_action(acted.action)
+        outputs = {name_of((ACTION, *path)): value for path, value in actions.items()}
+        outputs |= {NEXT + name_of(key): value for key, value in acted.state.items()}
+        joint = acted.distribution.parts if isinstance(acted.distribution, Joint) else {(): acted.distribution}
+        for path, part in joint.items():
+            named = {name_of(("distribution", *path_of(path), key)): value for key, value in _parameters(part).items()}
+            outputs |= named
+        return outputs
+
+
+def _parameters(distribution: Distribution) -> Tensors:
+    """The parameters of the distribution of one part of an action: ``logits``, or ``mean`` and ``std``."""
+    base: Any = distribution.base_dist if isinstance(distribution, Independent) else distribution
+    base = base.base_dist if isinstance(base, SquashedGaussian) else base
+    if isinstance(base, Normal):
+        return {"mean": base.loc, "std": base.scale}
+    return {"logits": base.unnormalized if isinstance(base, LazyCategorical) else base.logits}

@@ -128,8 +128,8 @@ def _policy_of_run(path: Path, device: torch.device) -> tuple[Act, Shapes]:
         seen = {name: tuple(named[name].shape[1:]) for name in (*shapes, *interface.added) if name in named}
         require(
             seen.keys() >= set(interface.added) and shapes.items() <= seen.items(),
-            f"algorithm.teacher={path} observes {shapes} and {interface.added}, but the student's environment gives "
-            f"{seen}. Set env.mask and algorithm.critic_observation=[hidden] for what only the teacher sees, or "
+            f"algorithm.teacher={path} observes {shapes} and {list(interface.added)}, but the student's environment "
+            f"gives {seen}. Set env.mask and algorithm.critic_observation=[hidden] for what only the teacher sees, or "
             "another teacher.",
         )
         outputs = step({**state, **named, IS_INIT: is_init_N})

@@ -22,7 +22,6 @@ from recurrl.envs.batched import Tensors, observation_in
 from recurrl.envs.saved_state import UnsavableError
 from recurrl.errors import NonFiniteError
 from recurrl.keys import ACTION, HIDDEN, LOG_PROB, VALUE, path_of
-from recurrl.policy.noise import NOISE
 from recurrl.policy.policy import NewState, State
 from recurrl.recurrent.linear_recurrence import scan_from_zero
 from recurrl.recurrent.module.keys import IS_INIT
@@ -65,7 +64,6 @@ class SingleCollector:
         self._current: Tensors = {
             **self.env.reset_tensors(None),
             **policy.initial_state(batch),
-            **({NOISE: torch.zeros(batch, policy.noise_size, device=policy.device)} if policy.noise else {}),
             IS_INIT: torch.ones(batch, 1, dtype=torch.bool, device=device),
             EPISODE_LENGTH: torch.zeros(batch, 1, dtype=torch.int64, device=device),
             EPISODE_RETURN: torch.zeros(batch, 1, dtype=torch.float64, device=device),
@@ -88,7 +86,7 @@ class SingleCollector:
         # Looked up once: finding a policy's device takes as long as a small layer.
         policy, env, device = self.policy, self.env, self.policy.device
         before, self._current = self._current, {}  # should an environment fail, there is nothing to continue from
-        state_keys, observation_keys = policy.carried_keys, list(env.observation_spec.keys(True, True))
+        state_keys, observation_keys = list(policy.state_shapes), list(env.observation_spec.keys(True, True))
         current, steps = before, list[Tensors]()
         for noise_NZ in torch.randn(self._steps, *env.batch_size, policy.noise_size, device=device):
             is_init = current[IS_INIT].to(device)

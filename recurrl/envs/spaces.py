@@ -136,11 +136,9 @@ def space_of(spec: TensorSpec) -> Space:
         return spaces.Dict({key: space_of(entry) for key, entry in spec.items()})
     sizes = choices(spec)
     if sizes is not None:
-        return spaces.MultiDiscrete(list(sizes))
+        return spaces.MultiDiscrete(list(sizes)) if spec.shape else spaces.Discrete(sizes[0])
     if isinstance(spec, Binary) or spec.dtype == torch.bool:
         return spaces.MultiBinary(list(spec.shape))
-    if isinstance(spec, Categorical):
-        return spaces.Discrete(int(spec.space.n))
     low, high = (bound.cpu().numpy() for bound in bounds_of(spec))
     return spaces.Box(low, high, dtype=low.dtype.type)
 

@@ -1,4 +1,7 @@
-"""Exports a policy to ONNX and to ``torch.export``, and checks that each computes what the policy does."""
+"""Exports a policy to ONNX and to ``torch.export``, and checks that each computes what the policy does.
+
+Shape legend: B batch, L layers.
+"""
 
 import hashlib
 import importlib.util
@@ -6,29 +9,25 @@ import json
 import logging
 import shutil
 import warnings
-from collections.abc import Collection, Iterator, Mapping
-from contextlib import ExitStack
-from itertools import islice
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import ExitStack, closing
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
+from torch import nn
 
 from recurrl import __version__
 from recurrl.agent import Agent
-from recurrl.agent.named_arrays import Tensors
-from recurrl.agent.step import NOISE_INPUT
-from recurrl.errors import require
-from recurrl.export.checking import TOLERANCE, Call, examples, largest_difference, recorded_inputs
-from recurrl.export.layouts import LAYERS_FIRST, RSL_RL, RslRlLayout, outputs_by_state
-from recurrl.keys import ACTION_MASK, PREVIOUS_REWARD
+from recurrl.agent.named_arrays import NEXT, NOISE_INPUT, Step, Tensors
+from recurrl.errors import ConfigError, require
+from recurrl.keys import ACTION, ACTION_MASK, NOISE, OBSERVATION, PREVIOUS_ACTION, PREVIOUS_REWARD
 from recurrl.recurrent.module.keys import IS_INIT
 from recurrl.runtime.atomic import replacing
 
 OPSET = 18
 ONNX, PT2 = FORMATS = ("onnx", "pt2")
-STEPS, BATCH = 200, 3
 DESCRIPTION = "policy.json"
 _MEANINGS = {
     IS_INIT: "true where an episode begins",
@@ -36,7 +35,17 @@ _MEANINGS = {
     ACTION_MASK: "1 for each action that is allowed, 0 for others; those of several choices concatenated",
     PREVIOUS_REWARD: "what the last step gave, not scaled; ignored where an episode begins",
 }
+RSL_RL = "rsl_rl"
+STATES = {"h_in": "h_out", "c_in": "c_out"}
+"""For each state input, the output whose value the next step takes as that input."""
+STEPS, BATCHES = 200, (1, 3)
+TOLERANCE = 1e-5
+"""Largest allowed difference of an output, relative to its largest magnitude, or to 1 if that is smaller."""
+RESETS = 0.02
+"""Probability that a step begins an episode."""
 _NEEDED = {ONNX: ("onnx", "onnxscript", "onnxruntime"), PT2: ()}
+
+Call = Callable[[Tensors], Tensors]
 
 
 def export(
@@ -49,7 +58,7 @@ def export(
 ) -> dict[str, Any]:
     """Writes ``policy.onnx``, ``policy.pt2`` and ``policy.json`` into a folder, and returns the content of the last.
 
-    Each file is one step of :class:`recurrl.agent.step.Step`, in float32 and for any batch size.
+    Each file is one step of :class:`recurrl.agent.named_arrays.Step`, in float32 and for any batch size.
 
     Args:
         agent: the policy to export, on the CPU.
@@ -64,30 +73,25 @@ def export(
             policy; nothing is written.
     """
     _check_request(formats, sampled, layout)
-    rsl_rl = None if layout is None else RslRlLayout(agent.step)
-    step: Any = rsl_rl or agent.step
-    pool = recorded_inputs(agent, STEPS)
-
-    def inputs_of_steps(batch: int) -> Iterator[Tensors]:
-        inputs = islice(examples(agent.step, pool, batch, sampled), STEPS)
-        return map(rsl_rl.inputs_of, inputs) if rsl_rl else inputs
-
-    inputs = next(inputs_of_steps(BATCH))
+    step: Any = agent.step if layout is None else RslRlLayout(agent.step)
+    inputs = recorded_inputs(agent, sampled)
+    if layout is not None:
+        inputs = step.inputs_of(inputs)
     with TemporaryDirectory() as temporary, torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the exporter warns about packages that it does not need
         logging.getLogger("torch.onnx").setLevel(logging.ERROR)
         outputs = step(inputs)
         batch = torch.export.Dim("batch", min=1)
-        dims = {name: {int(name in LAYERS_FIRST): batch} for name in inputs}
+        dims = {name: {batch_dim(name): batch} for name in inputs}
         program = torch.export.export(step, (inputs,), dynamic_shapes=(dims,))
         files = {}
         for name in formats:
             path = Path(temporary) / f"policy.{name}"
             call = _write_onnx(program, path, inputs, outputs) if name == ONNX else _write_pt2(program, path)
-            difference = max(largest_difference(step, call, inputs_of_steps(each)) for each in (1, BATCH))
+            difference = max(largest_difference(step, call, _batches(inputs, size)) for size in BATCHES)
             require(
                 difference <= TOLERANCE,
-                f"The policy as {name} differs from the policy by {difference:.1e} of the scale within {STEPS} steps, "
+                f"The policy as {name} differs from the policy by {difference:.1e} of the scale in {STEPS} steps, "
                 f"more than {TOLERANCE:.0e}. Nothing was written. Its encoder or cell may compute something that does "
                 "not export exactly; use the other --format.",
             )
@@ -122,44 +126,36 @@ def _check_request(formats: Collection[str], sampled: bool, layout: str | None) 
     )
 
 
-def load_onnx(path: Path) -> Call:
-    """Loads an exported step into onnxruntime, with one thread."""
+def _write_onnx(program: Any, path: Path, inputs: Tensors, outputs: Tensors) -> Call:
+    """Writes a program as ONNX, and loads it into onnxruntime, with one thread."""
     import onnxruntime
 
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = options.inter_op_num_threads = 1
-    session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
-    names = [each.name for each in session.get_outputs()]
-
-    def call(inputs: Tensors) -> Tensors:
-        values = session.run(names, {name: value.numpy() for name, value in inputs.items()})
-        return {name: torch.from_numpy(value) for name, value in zip(names, values, strict=True)}
-
-    return call
-
-
-def load_pt2(path: Path) -> Call:
-    """Loads an exported step into torch."""
-    return torch.export.load(path).module()
-
-
-def _write_onnx(program: Any, path: Path, inputs: Tensors, outputs: Tensors) -> Call:
     onnx_program = torch.onnx.export(
         program, (inputs,), input_names=list(inputs), output_names=list(outputs), opset_version=OPSET, verbose=False
     )
     assert onnx_program is not None
     onnx_program.save(path)
-    return load_onnx(path)
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = options.inter_op_num_threads = 1
+    session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+
+    def call(inputs: Tensors) -> Tensors:
+        values = session.run(list(outputs), {name: value.numpy() for name, value in inputs.items()})
+        return {name: torch.from_numpy(value) for name, value in zip(outputs, values, strict=True)}
+
+    return call
 
 
 def _write_pt2(program: Any, path: Path) -> Call:
+    """Writes a program of ``torch.export``, and loads it."""
     torch.export.save(program, path)
-    return load_pt2(path)
+    return torch.export.load(path).module()
 
 
 def _described(agent: Agent, inputs: Tensors, outputs: Tensors, run: Mapping[str, Any]) -> dict[str, Any]:
     """The content of ``policy.json``, for those who write the program around the policy."""
-    states = outputs_by_state(outputs)
+    state_outputs = STATES | {name.removeprefix(NEXT): name for name in outputs if name.startswith(NEXT)}
+    states = {name: output for name, output in state_outputs.items() if output in outputs}
     meanings = dict.fromkeys(inputs, "as the environment returns it, with its hidden entries, not scaled")
     meanings |= {name: f"state: the output {output} of the last step" for name, output in states.items()} | _MEANINGS
     return {
@@ -183,5 +179,123 @@ def _described(agent: Agent, inputs: Tensors, outputs: Tensors, run: Mapping[str
 
 def _array(name: str, value: torch.Tensor) -> dict[str, Any]:
     shape: list[int | str] = list(value.shape)
-    shape[int(name in LAYERS_FIRST)] = "batch"
+    shape[batch_dim(name)] = "batch"
     return {"dtype": str(value.dtype).removeprefix("torch."), "shape": shape}
+
+
+@torch.no_grad()
+def recorded_inputs(agent: Agent, sampled: bool = False) -> Tensors:
+    """The policy's inputs in :data:`STEPS` steps of one environment, ``[STEPS, ...]``, with random resets.
+
+    Args:
+        agent: the policy.
+        sampled: add random noise, as for sampled actions.
+    """
+    state = agent.initial_state()
+    rows: list[Tensors] = []
+    reward: Any = 0.0
+    begins = True
+    with closing(agent.make_env()) as env:
+        observation, info = env.reset(seed=0)
+        for _ in range(STEPS):
+            extra: dict[str, Any] = {"reward": reward, "action_mask": info.get(ACTION_MASK)}
+            rows.append(agent.inputs(observation, state, begins, **extra))
+            action, state = agent.act(observation, state, begins, **extra)
+            observation, reward, terminated, truncated, info = env.step(action)
+            begins = terminated or truncated
+            if begins:
+                observation, info = env.reset()
+    inputs = {name: torch.cat([row[name] for row in rows]) for name in rows[0]}
+    generator = torch.Generator().manual_seed(0)
+    inputs[IS_INIT] = torch.rand(STEPS, generator=generator) < RESETS
+    is_correlated = inputs.pop(NOISE, None) is not None
+    if sampled:
+        names = [NOISE_INPUT, NOISE] if is_correlated else [NOISE_INPUT]
+        inputs |= {name: torch.randn(STEPS, agent.policy.noise_size, generator=generator) for name in names}
+    return inputs
+
+
+@torch.no_grad()
+def largest_difference(step: Call, call: Call, batches: Iterable[Tensors]) -> float:
+    """The largest difference between the outputs of two steps for the same inputs.
+
+    It is relative to the largest magnitude of an output, or to 1 if that is smaller. Discrete actions that differ are
+    counted instead, because rounding may decide a tie either way.
+
+    Raises:
+        ConfigError: discrete actions differ more often than ties explain.
+    """
+    pairs = [(step(inputs), call(inputs)) for inputs in batches]
+    difference, wrong, choices = 0.0, 0, 0
+    for name in pairs[0][0]:
+        ours, theirs = (torch.cat([each[name].flatten() for each in outputs]) for outputs in zip(*pairs, strict=True))
+        if not ours.is_floating_point():
+            wrong += int((theirs != ours).sum())
+            choices += ours.numel()
+        elif name != NEXT + PREVIOUS_ACTION:  # the action, which may be a tie
+            off = (theirs.double() - ours.double()).abs().nan_to_num(torch.inf).max()
+            # The logits of actions that are not allowed would hide any difference in those of the others.
+            scale = ours[ours > torch.finfo(ours.dtype).min].abs().max().clamp(min=1.0)
+            difference = max(difference, float(off / scale))
+    if difference <= TOLERANCE and wrong > choices / 1000:
+        raise ConfigError(f"{wrong} of {choices} actions are not the policy's.")
+    return difference
+
+
+def _batches(inputs: Tensors, size: int) -> Iterator[Tensors]:
+    """Random batches of ``size`` of the inputs, as many as there are inputs."""
+    for rows_B in torch.randint(STEPS, (STEPS, size), generator=torch.Generator().manual_seed(0)):
+        yield {name: values.index_select(batch_dim(name), rows_B) for name, values in inputs.items()}
+
+
+def batch_dim(name: str) -> int:
+    """The dimension of an input or output that is the batch: the second of rsl_rl's states, else the first."""
+    return int(name in (*STATES, *STATES.values()))
+
+
+class RslRlLayout(nn.Module):
+    """A step as rsl_rl exports its policies: ``obs, h_in, c_in`` to ``actions, h_out, c_out``.
+
+    Observations ``[B, ...]`` are raw and actions the environment's own. States are ``[L, B, ...]``; a cell with one
+    state has no ``c_in``. The step does not reset them: pass zeros at the beginning of an episode.
+
+    Args:
+        step: the policy's step.
+
+    Attributes:
+        states: ``h`` or ``c``, by the name of the policy's state.
+
+    Raises:
+        ConfigError: the layout cannot hold the policy.
+    """
+
+    def __init__(self, step: Step) -> None:
+        super().__init__()
+        self.step, interface, shapes = step, step.interface, step.state_shapes(sampled=False)
+        vectors = (("observes", interface.observed, OBSERVATION), ("acts by", interface.actions, ACTION))
+        for what, entries, name in vectors:
+            kinds = {entry.name: f"{entry.spec.dtype} {tuple(entry.spec.shape)}" for entry in entries}
+            fits = list(kinds) == [name] and entries[0].spec.dtype.is_floating_point and entries[0].spec.ndim == 1
+            _require_policy(fits, f"{what} one vector of numbers", f"{kinds}")
+        _require_policy(not interface.added, "observes nothing but one vector", ", ".join(interface.added))
+        fits = len(shapes) <= 2 and all(len(shape) == 2 for shape in shapes.values())
+        _require_policy(fits, "has one or two states, a vector in each layer", f"{shapes}")
+        self.states = dict(zip(shapes, "hc", strict=False))
+
+    def forward(self, inputs: Tensors) -> Tensors:
+        """One step, with this layout's inputs and outputs."""
+        states = {name: inputs[f"{short}_in"].transpose(0, 1) for name, short in self.states.items()}
+        observed = inputs["obs"]
+        is_init_B = torch.zeros_like(observed[:, 0], dtype=torch.bool)
+        outputs = self.step({OBSERVATION: observed, IS_INIT: is_init_B, **states})
+        new = {f"{short}_out": outputs[NEXT + name].transpose(0, 1) for name, short in self.states.items()}
+        return {"actions": outputs[ACTION], **new}
+
+    def inputs_of(self, inputs: Tensors) -> Tensors:
+        """Converts the inputs of the policy's step to this layout's."""
+        states = {f"{short}_in": inputs[name].transpose(0, 1).contiguous() for name, short in self.states.items()}
+        return {"obs": inputs[OBSERVATION], **states}
+
+
+def _require_policy(condition: bool, what: str, got: str) -> None:
+    require(condition, f"--layout rsl_rl needs a policy that {what} (got {got}). Leave --layout out.")

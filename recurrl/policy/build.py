@@ -15,7 +15,6 @@ from recurrl.keys import ACTION_MASK, HIDDEN, OBSERVATION, PREVIOUS_REWARD
 from recurrl.policy.encoders.images import image_network
 from recurrl.policy.heads import make_actor
 from recurrl.policy.initialization import HEAD_GAIN, TANH_GAIN, linear
-from recurrl.policy.noise import CorrelatedNoise
 from recurrl.policy.policy import Policy, Trunk
 from recurrl.policy.preprocessing import make_preprocessing
 from recurrl.policy.previous_action import INITIAL_GAIN, PreviousAction
@@ -23,7 +22,7 @@ from recurrl.recurrent import RecurrentModule
 from recurrl.recurrent.backends import Backend
 from recurrl.recurrent.cell import Cell, orthogonal
 from recurrl.recurrent.gated import GatedCell
-from recurrl.specs import finite_bounds, is_image, leaves_of
+from recurrl.specs import bounds_of, is_image, leaves_of
 
 _TRIED = 3
 """Number of observations with which an encoder is tried out."""
@@ -52,15 +51,14 @@ def make_policy(config: TrainConfig, observation_spec: Composite, action_spec: T
     previous = PreviousAction(action_spec) if sees_action else None
     trunk, width = _make_trunk(config, seen, cell, previous, discrete), config.cell.hidden_size
     actor_head = make_actor(config.policy, width, seen, action_spec)
-    critic_head = critic_trunk = None
+    critic_head, critic_trunk = None, None
     if critic is not None:
         critic_head = linear(width, 1, HEAD_GAIN)
-        if critic != "shared":
-            own = cell if critic == "recurrent" else None
-            critic_trunk = _make_trunk(config, observation, own, previous, discrete, prefix="critic_")
-    correlation = config.policy.noise_correlation
-    noise = CorrelatedNoise(actor_head.noise_size, correlation) if correlation else None
-    policy = Policy(trunk, actor_head, critic_head, critic_trunk, noise, config.algorithm.critic_only, previous)
+    if critic not in (None, "shared"):
+        own = cell if critic == "recurrent" else None
+        critic_trunk = _make_trunk(config, observation, own, previous, discrete, prefix="critic_")
+    correlation, critic_only = config.policy.noise_correlation, config.algorithm.critic_only
+    policy = Policy(trunk, actor_head, critic_head, critic_trunk, correlation, critic_only, previous)
     policy.observation_spec, policy.action_spec = observation, action_spec
     return policy.to(torch.device(config.device))
 
@@ -241,19 +239,17 @@ def conditions_met(options: AlgorithmConfig, observation: TensorSpec, action: Te
     """
     if options.critic_kind in (None, "shared"):  # then no network reads these entries
         observation = _without(observation, options.critic_only)
-    met = set()
-    for path, spec in leaves_of(observation):
-        if path == (ACTION_MASK,):
-            continue
-        image = is_image(spec)
-        if path != (PREVIOUS_REWARD,):
-            met.add(IMAGES if image else NO_IMAGES)
-            # The bits of a small image enter dense layers.
-            met |= {NO_IMAGES} if image and image_network("auto", spec) == "bits" else set()
-        if not (image or isinstance(spec, Categorical)):
-            met.add(NUMBERS)
-    for _, spec in leaves_of(action):
-        if not isinstance(spec, Categorical):
-            met.add(CONTINUOUS)
-            met |= {BOUNDED} if finite_bounds(spec).any() else set()
-    return met
+    entries = [(path, spec) for path, spec in leaves_of(observation) if path != (ACTION_MASK,)]
+    images = [spec for _, spec in entries if is_image(spec)]
+    others = [(path, spec) for path, spec in entries if not is_image(spec)]
+    continuous = [spec for _, spec in leaves_of(action) if spec.dtype.is_floating_point]
+    met = {
+        IMAGES: images,
+        # The bits of a small image enter dense layers.
+        NO_IMAGES: [path for path, _ in others if path != (PREVIOUS_REWARD,)]
+        or [spec for spec in images if image_network("auto", spec) == "bits"],
+        NUMBERS: [spec for _, spec in others if not isinstance(spec, Categorical)],
+        CONTINUOUS: continuous,
+        BOUNDED: [spec for spec in continuous if torch.stack(bounds_of(spec)).isfinite().any()],
+    }
+    return {condition for condition, specs in met.items() if specs}

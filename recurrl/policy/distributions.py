@@ -9,13 +9,13 @@ Shape legend: B batch (any number of dimensions), K discrete choices.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from tensordict import NestedKey, TensorDict, TensorDictBase
-from torch import Tensor
+from torch import Tensor, distributions
 from torch.distributions import Bernoulli, Categorical, Distribution, Independent, Normal
 from torch.nn import functional
 
@@ -66,165 +66,148 @@ def allowed(logits: Tensor, mask: Tensor | None = None) -> Tensor:
     return logits if mask is None else logits.masked_fill(mask == 0, torch.finfo(logits.dtype).min)
 
 
-class MultiCategorical(Independent):  # type: ignore[type-arg]
-    """Several independent choices.
+class Entries(Independent):  # type: ignore[type-arg]
+    """Independent entries of an action.
+
+    Args:
+        each: the distributions of the entries, ``[B, *event]``.
+        event_dims: the number of dimensions of an action.
+    """
+
+    def __init__(self, each: Distribution, event_dims: int = 1) -> None:
+        super().__init__(each, event_dims, validate_args=False)
+
+    def action_from_noise(self, noise: Tensor) -> Tensor:
+        """Actions ``[B, *event]`` from standard normal numbers."""
+        return self.base_dist.action_from_noise(noise)
+
+
+def entries(kind: Callable[..., Distribution], event_dims: int, *parameters: Tensor) -> Entries:
+    """Independent entries, each with a distribution of this kind and its own parameters ``[B, *event]``."""
+    return Entries(kind(*parameters, validate_args=False), event_dims)
+
+
+def multi_categorical(sizes: Sequence[int], logits: Tensor, mask: Tensor | None = None) -> Entries:
+    """Several independent choices; their noise is ``max(sizes)`` numbers for each.
 
     Args:
         sizes: the number of values of each choice.
         logits: ``[B, sum(sizes)]``.
         mask: a tensor of the same shape; choices where it is zero have probability zero. None to allow all.
     """
-
-    def __init__(self, sizes: Sequence[int], logits: Tensor, mask: Tensor | None = None) -> None:
-        widest, lowest = max(sizes), torch.finfo(logits.dtype).min
-        # One distribution over choices of equal size, with the values that do not exist masked.
-        parts = [
-            functional.pad(part, (0, widest - size), value=lowest)
-            for size, part in zip(sizes, allowed(logits, mask).split(list(sizes), -1), strict=True)
-        ]
-        super().__init__(LazyCategorical(torch.stack(parts, -2)), 1, validate_args=False)
-
-    def action_from_noise(self, noise: Tensor) -> Tensor:
-        """Choices ``[B, len(sizes)]`` from standard normal numbers, ``max(sizes)`` for each."""
-        return self.base_dist.action_from_noise(noise)
+    widest, lowest = max(sizes), torch.finfo(logits.dtype).min
+    # One distribution over choices of equal size, with the values that do not exist masked.
+    parts = [
+        functional.pad(part, (0, widest - size), value=lowest)
+        for size, part in zip(sizes, allowed(logits, mask).split(list(sizes), -1), strict=True)
+    ]
+    return Entries(LazyCategorical(torch.stack(parts, -2)))
 
 
-class DiagonalGaussian(Independent):  # type: ignore[type-arg]
-    """Independent normally distributed entries.
-
-    Args:
-        loc: means ``[B, *event]``.
-        scale: standard deviations of the same shape.
-        event_dims: the number of dimensions of an action.
-    """
-
-    def __init__(self, loc: Tensor, scale: Tensor, event_dims: int = 1) -> None:
-        super().__init__(Normal(loc, scale, validate_args=False), event_dims, validate_args=False)
+class Gaussian(Normal):
+    """Normally distributed numbers."""
 
     def action_from_noise(self, noise: Tensor) -> Tensor:
-        """Actions ``[B, *event]`` that are ``noise`` standard deviations off their means."""
-        loc = self.base_dist.loc
-        return loc + self.base_dist.scale * noise.reshape(loc.shape)
+        """Numbers that are ``noise`` standard deviations off their means."""
+        return self.loc + self.scale * noise.reshape(self.loc.shape)
 
 
-class ClippedGaussian(DiagonalGaussian):
-    """Independent normal entries that the environment clips to −1 and 1.
+class ClippedGaussian(Gaussian):
+    """Normally distributed numbers that the environment clips to −1 and 1.
 
-    An action at or beyond a bound has the probability of that bound in place of a density. How far beyond it was drawn
+    A number at or beyond a bound has the probability of that bound in place of a density. How far beyond it was drawn
     makes no difference to the environment, so it makes none to the gradient either, which lowers its variance (Fujita
-    and Maeda 2018, https://arxiv.org/abs/1802.07564). The entropy is that of the clipped action, in which each bound is
+    and Maeda 2018, https://arxiv.org/abs/1802.07564). The entropy is that of the clipped number, in which each bound is
     one point. For a mean of zero it peaks at a standard deviation of 1.5, so an entropy bonus cannot widen the normal
     without end.
     """
 
     def log_prob(self, value: Tensor) -> Tensor:
-        """Log-probability ``[B]``."""
-        normal: Any = self.base_dist
-        beyond = torch.special.log_ndtr((normal.loc * value.sign() - 1) / normal.scale)
-        return _sum_of_entries(torch.where(value.abs() < 1, normal.log_prob(value), beyond), self)
+        """Log-probability of each number."""
+        beyond = torch.special.log_ndtr((self.loc * value.sign() - 1) / self.scale)
+        return torch.where(value.abs() < 1, super().log_prob(value), beyond)  # type: ignore[no-untyped-call]
 
     def entropy(self) -> Tensor:
-        """Entropy ``[B]``, in nats."""
-        normal: Any = self.base_dist
+        """Entropy of each number, in nats."""
         # The distance of each bound from the mean, outwards, in standard deviations.
-        distance = torch.stack([1 + normal.loc, 1 - normal.loc]) / normal.scale
+        distance = torch.stack([1 + self.loc, 1 - self.loc]) / self.scale
         log_beyond = torch.special.log_ndtr(-distance)
         beyond, density = log_beyond.exp(), (-0.5 * distance**2).exp() / math.sqrt(2 * math.pi)
-        inside = (1 - beyond.sum(0)) * normal.entropy() - 0.5 * (distance * density).sum(0)
-        return _sum_of_entries(inside - (beyond * log_beyond).sum(0), self)
+        inside = (1 - beyond.sum(0)) * super().entropy() - 0.5 * (distance * density).sum(0)  # type: ignore[no-untyped-call]
+        return inside - (beyond * log_beyond).sum(0)
 
 
-class Binary(Independent):  # type: ignore[type-arg]
-    """Independent bits from ``logits [B, *event]``, as int8 like those of Gymnasium's MultiBinary.
-
-    Args:
-        logits: the logits of each bit being one.
-        event_dims: the number of dimensions of an action.
-    """
-
-    def __init__(self, logits: Tensor, event_dims: int = 1) -> None:
-        super().__init__(Bernoulli(logits=logits, validate_args=False), event_dims, validate_args=False)
-
-    def log_prob(self, value: Tensor) -> Tensor:
-        """Log-probability ``[B]``."""
-        return super().log_prob(value.to(self.base_dist.logits.dtype))  # type: ignore[no-untyped-call]
-
-    def action_from_noise(self, noise: Tensor) -> Tensor:
-        """Bits ``[B, *event]`` from standard normal numbers, one for each."""
-        logits = self.base_dist.logits
-        uniform = torch.special.log_ndtr(noise.reshape(logits.shape))
-        return (uniform < functional.logsigmoid(logits)).to(torch.int8)
-
-    @property
-    def mode(self) -> Tensor:
-        """The more probable value of each bit; zero for a tie, where torch's mode is NaN."""
-        return (self.base_dist.logits > 0).to(torch.int8)
-
-
-class SquashedGaussian(Distribution):
-    """The tanh of independent normal variables: actions strictly between −1 and 1.
+class SquashedGaussian(distributions.TransformedDistribution):
+    """The tanh of normal numbers: strictly between −1 and 1.
 
     TorchRL's TanhNormal estimates its entropy from one sample. Here it is the normal's entropy plus
-    ``E[log(1 − tanh²)]``, one integral per entry, by Gauss-Hermite quadrature, which is accurate to 0.001 for standard
+    ``E[log(1 − tanh²)]``, one integral per number, by Gauss-Hermite quadrature, which is accurate to 0.001 for standard
     deviations up to 3.
 
     Args:
-        loc: mean before squashing, ``[B, *event]``.
-        scale: standard deviation before squashing.
-        event_dims: the number of dimensions of an action.
+        loc: means before squashing.
+        scale: standard deviations before squashing.
+        validate_args: check the parameters and values.
     """
 
-    arg_constraints: dict[str, Any] = {}  # noqa: RUF012 (as torch's Distribution declares it)
+    base_dist: Gaussian
 
-    def __init__(self, loc: Tensor, scale: Tensor, event_dims: int = 1) -> None:
-        self.base = DiagonalGaussian(loc, scale, event_dims)
-        super().__init__(self.base.batch_shape, self.base.event_shape, validate_args=False)
-
-    has_rsample = True
-
-    def rsample(self, sample_shape: Any = ()) -> Tensor:
-        """Random actions ``[B, *event]``, differentiable with respect to the parameters."""
-        return torch.tanh(self.base.rsample(sample_shape))
+    def __init__(self, loc: Tensor, scale: Tensor, validate_args: bool | None = None) -> None:
+        super().__init__(Gaussian(loc, scale, validate_args), distributions.TanhTransform(), validate_args)
 
     def action_from_noise(self, noise: Tensor) -> Tensor:
-        """Actions ``[B, *event]`` whose normal variables are ``noise`` standard deviations off their means."""
-        return torch.tanh(self.base.action_from_noise(noise))
+        """Numbers whose normal variables are ``noise`` standard deviations off their means."""
+        return torch.tanh(self.base_dist.action_from_noise(noise))
 
     def log_prob(self, value: Tensor) -> Tensor:
-        """Log-probability ``[B]``.
+        """Log-probability of each number.
 
         Within ``width`` of ±1 the density is taken as constant (the probability of that end divided by its width),
         because rounding leaves too few digits there to invert the tanh. Clamping the inverse instead would place the
-        action far from a mean that lies beyond the bound, with a gradient that grows with the distance. The gradients
-        for an action loc + scale · z are bounded like a Gaussian's: by (y + 1) / scale with respect to the mean and by
+        number far from a mean that lies beyond the bound, with a gradient that grows with the distance. The gradients
+        for a number loc + scale · z are bounded like a Gaussian's: by (y + 1) / scale with respect to the mean and by
         (y + 1)² with respect to log(scale), where y = |z| + 0.05 / scale (rounding changes the inverse by up to 0.05).
         """
-        normal: Any = self.base.base_dist
+        normal: Any = self.base_dist
         width = 8 * torch.finfo(value.dtype).eps
         before = torch.atanh(value.clamp(width - 1, 1 - width))
         inside = normal.log_prob(before) - _log_slope_of_tanh(before)
         beyond = (normal.loc * value.sign() - math.atanh(1 - width)) / normal.scale
-        log_prob = torch.where(value.abs() > 1 - width, torch.special.log_ndtr(beyond) - math.log(width), inside)
-        return _sum_of_entries(log_prob, self)
+        return torch.where(value.abs() > 1 - width, torch.special.log_ndtr(beyond) - math.log(width), inside)
 
     def entropy(self) -> Tensor:
-        """Entropy ``[B]``, in nats."""
-        normal: Any = self.base.base_dist
+        """Entropy of each number, in nats."""
+        normal: Any = self.base_dist
         loc, scale = normal.loc, normal.scale
         inputs = loc.unsqueeze(-1) + scale.unsqueeze(-1) * loc.new_tensor(_POINTS)
         log_slope = _log_slope_of_tanh(inputs) @ loc.new_tensor(_WEIGHTS / math.sqrt(2 * math.pi))
-        entropy: Tensor = self.base.entropy()  # type: ignore[no-untyped-call]
-        return entropy + _sum_of_entries(log_slope, self)
+        return normal.entropy() + log_slope
 
     @property
     def mode(self) -> Tensor:
-        """The median of each entry, not the action of highest density, which is often a bound."""
-        return torch.tanh(self.base.mean)
+        """The median of each number, not the one of highest density, which is often a bound."""
+        return torch.tanh(self.base_dist.loc)
 
 
-def _sum_of_entries(values: Tensor, distribution: Distribution) -> Tensor:
-    """The sums ``[B]`` of values ``[B, *event]`` over the entries of an action."""
-    return values.flatten(values.ndim - len(distribution.event_shape)).sum(-1)
+class Bits(Bernoulli):
+    """Bits, as int8 like those of Gymnasium's MultiBinary."""
+
+    def __init__(self, logits: Tensor, validate_args: bool | None = None) -> None:
+        super().__init__(logits=logits, validate_args=validate_args)
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        """Log-probability of each bit."""
+        return super().log_prob(value.to(self.logits.dtype))  # type: ignore[no-untyped-call]
+
+    def action_from_noise(self, noise: Tensor) -> Tensor:
+        """Bits from standard normal numbers, one for each."""
+        uniform = torch.special.log_ndtr(noise.reshape(self.logits.shape))
+        return (uniform < functional.logsigmoid(self.logits)).to(torch.int8)
+
+    @property
+    def mode(self) -> Tensor:
+        """The more probable value of each bit; zero for a tie, where torch's mode is NaN."""
+        return (self.logits > 0).to(torch.int8)
 
 
 def _log_slope_of_tanh(x: Tensor) -> Tensor:
@@ -242,7 +225,7 @@ class Joint(Distribution):
         noise_sizes: how many standard normal numbers make an action of each part.
     """
 
-    arg_constraints: dict[str, Any] = {}  # noqa: RUF012
+    arg_constraints: dict[str, Any] = {}  # noqa: RUF012 (as torch's Distribution declares it)
 
     def __init__(self, parts: Mapping[NestedKey, Any], noise_sizes: Sequence[int] = ()) -> None:
         self.parts, self.noise_sizes = dict(parts), list(noise_sizes)

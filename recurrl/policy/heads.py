@@ -12,14 +12,14 @@ import torch
 from tensordict import NestedKey
 from torch import Tensor, nn
 from torch.distributions import Distribution
-from torchrl.data import Binary, Categorical, Composite, TensorSpec
+from torchrl.data import Binary, Composite, TensorSpec
 
 from recurrl.config import PolicyConfig
 from recurrl.errors import ConfigError
 from recurrl.keys import ACTION_MASK
 from recurrl.policy import distributions
 from recurrl.policy.initialization import HEAD_GAIN, linear
-from recurrl.specs import choices, finite_bounds
+from recurrl.specs import bounds_of, choices
 
 
 class ActionHead(nn.Module):
@@ -59,14 +59,14 @@ class JointHead(nn.Module):
 
     def __init__(self, heads: dict[NestedKey, ActionHead]) -> None:
         super().__init__()
-        self.parts = list(heads)
+        self.parts = heads
         self.heads = nn.ModuleList(heads.values())
         self.noise_sizes = [head.noise_size for head in heads.values()]
         self.noise_size = sum(self.noise_sizes)
 
     def forward(self, features: Tensor, observation: Any = None) -> Distribution:
         """The distribution of actions ``[B]``."""
-        parts = {part: head(features, observation) for part, head in zip(self.parts, self.heads, strict=True)}
+        parts = {part: head(features, observation) for part, head in self.parts.items()}
         return distributions.Joint(parts, self.noise_sizes)
 
 
@@ -95,12 +95,13 @@ def make_actor(
 
 
 def _check_mask(mask: TensorSpec, action: TensorSpec) -> None:
-    if isinstance(action, Binary) or not isinstance(action, Categorical):
+    sizes = choices(action)
+    if sizes is None:
         raise ConfigError(
             f"The environment gives an action mask, but its action is {action}. Masks need a single discrete or "
             "multi-discrete action. Remove action_mask from the environment's observation, or flatten its actions."
         )
-    size = sum(choices(action) or (int(action.space.n),))
+    size = sum(sizes)
     if tuple(mask.shape) != (size,):
         raise ConfigError(
             f"The environment's action mask has shape {tuple(mask.shape)}, but its actions have {size} choices in "
@@ -110,32 +111,28 @@ def _check_mask(mask: TensorSpec, action: TensorSpec) -> None:
 
 
 def _make_head(options: PolicyConfig, width: int, action: TensorSpec, masked: bool = False) -> ActionHead:
-    # In this order, because TorchRL's Binary and MultiCategorical derive from Categorical.
+    sizes, shape, count = choices(action), tuple(action.shape), action.shape.numel()
+    if sizes is not None:
+        chosen = partial(distributions.multi_categorical, sizes) if shape else distributions.LazyCategorical
+        return ActionHead(linear(width, sum(sizes), HEAD_GAIN), chosen, masked, len(sizes) * max(sizes))
     if isinstance(action, Binary):
-        bits = nn.Sequential(linear(width, action.shape.numel(), HEAD_GAIN), nn.Unflatten(-1, tuple(action.shape)))
-        binary = partial(distributions.Binary, event_dims=len(action.shape))
-        return ActionHead(bits, binary, noise_size=action.shape.numel())
-    if (sizes := choices(action)) is not None:
-        logits = linear(width, sum(sizes), HEAD_GAIN)
-        return ActionHead(logits, partial(distributions.MultiCategorical, sizes), masked, len(sizes) * max(sizes))
-    if isinstance(action, Categorical):
-        size = int(action.space.n)
-        return ActionHead(linear(width, size, HEAD_GAIN), distributions.LazyCategorical, masked, size)
+        bits = nn.Sequential(linear(width, count, HEAD_GAIN), nn.Unflatten(-1, shape))
+        return ActionHead(bits, partial(distributions.entries, distributions.Bits, len(shape)), noise_size=count)
     if not action.dtype.is_floating_point:
         raise ConfigError(
             "The environment's action must be Categorical, MultiCategorical, Binary or in floating point (got "
             f"{type(action).__name__} of {action.dtype}). TorchRL's GymEnv takes categorical_action_encoding=True."
         )
-    finite, squashes = finite_bounds(action), options.bounded_action == "tanh"
+    finite, squashes = torch.stack(bounds_of(action)).isfinite(), options.bounded_action == "tanh"
     if squashes and finite.any() and not finite.all():
         raise ConfigError(
-            f"policy.bounded_action=tanh squashes all {action.shape.numel()} entries of an action, but some are "
+            f"policy.bounded_action=tanh squashes all {count} entries of an action, but some are "
             "unbounded. Set policy.bounded_action=clip, or have the environment bound all of them."
         )
     bounded: Any = distributions.SquashedGaussian if squashes else distributions.ClippedGaussian
-    distribution = bounded if finite.all() else distributions.DiagonalGaussian
-    network = GaussianParameters(width, tuple(action.shape), options.initial_std)
-    return ActionHead(network, partial(distribution, event_dims=len(action.shape)), noise_size=math.prod(action.shape))
+    kind = bounded if finite.all() else distributions.Gaussian
+    network = GaussianParameters(width, shape, options.initial_std)
+    return ActionHead(network, partial(distributions.entries, kind, len(shape)), noise_size=count)
 
 
 class GaussianParameters(nn.Module):

@@ -8,6 +8,7 @@ Shape legend: B rows, T steps, F features, A entries of a previous action, Z nor
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -16,11 +17,11 @@ from tensordict import NestedKey, TensorDictBase
 from torch import Size, Tensor, nn
 from torch.distributions import Distribution
 from torch.nn.functional import layer_norm
-from torchrl.data import TensorSpec
+from torchrl.data import TensorSpec, Unbounded
+from torchrl.envs import TensorDictPrimer
 
-from recurrl.keys import OBSERVATION, PREVIOUS_ACTION
+from recurrl.keys import NOISE, OBSERVATION, PREVIOUS_ACTION
 from recurrl.policy.distributions import most_probable
-from recurrl.policy.noise import NOISE, CorrelatedNoise
 from recurrl.policy.normalization import observe
 from recurrl.policy.previous_action import PreviousAction
 from recurrl.recurrent import RecurrentModule
@@ -109,7 +110,7 @@ class StepOutput(NamedTuple):
         action: ``[B, ...]``; a TensorDict for actions of several parts.
         log_prob: the log-probability of the action, ``[B]``.
         value: ``[B, 1]``; None without a critic.
-        state: the state for the next step, with the entries that the policy's ``carried_keys`` names.
+        state: the state for the next step.
         distribution: the distribution of the actions.
         features: ``[B, F]``, which the actor's head reads.
     """
@@ -156,7 +157,7 @@ class Policy(nn.Module):
             with torch's global generator.
         critic_head: maps features to values ``[B, 1]``; None without a critic.
         critic_trunk: the critic's own trunk; None if it shares the actor's.
-        noise: correlates the noise of actions from step to step; None for independent noise.
+        noise_correlation: the correlation of the noise of actions from step to step, from 0 to below 1.
         critic_only: the entries of observations that only the critic reads.
         previous_action: encodes an action for the next step; None if no trunk reads the previous action.
 
@@ -165,9 +166,9 @@ class Policy(nn.Module):
         action_spec: the spec of one environment's action, set there too.
         noise_size: the number of standard normal numbers that make a sampled action, Z; 0 if torch draws actions.
         state_keys: keys of the recurrent states.
-        state_shapes: the shape ``[layers, ...]`` of each recurrent state, and ``[A]`` of the previous action, by key.
         input_keys: keys of the state that :meth:`step` and :meth:`sequence` read: recurrent states, previous action.
-        carried_keys: keys of what a step passes to the next: ``input_keys``, and the noise of actions if correlated.
+        state_shapes: the shapes of what a step passes to the next, by key: ``[layers, ...]`` for recurrent states,
+            ``[A]`` for the previous action, and ``[Z]`` for the noise of actions if it is correlated.
 
     Raises:
         ValueError: two states have the same name.
@@ -182,35 +183,46 @@ class Policy(nn.Module):
         actor_head: nn.Module,
         critic_head: nn.Module | None = None,
         critic_trunk: nn.Module | None = None,
-        noise: CorrelatedNoise | None = None,
+        noise_correlation: float = 0.0,
         critic_only: tuple[str, ...] = (),
         previous_action: PreviousAction | None = None,
     ) -> None:
         super().__init__()
         self.critic_only = critic_only
         self.previous_action = previous_action
-        self.noise = noise
+        self.noise_correlation = noise_correlation
         self.trunk = _trunk(trunk)
         self.actor_head = actor_head
         self.noise_size: int = getattr(actor_head, "noise_size", 0)
         self.critic_head = critic_head
         self.critic_trunk = None if critic_trunk is None else _trunk(critic_trunk)
-        trunks = [self.trunk] if self.critic_trunk is None else [self.trunk, self.critic_trunk]
-        self.state_keys = [key for each in trunks for key in each.state_keys]
+        self.state_keys = [key for trunk in self.trunks for key in trunk.state_keys]
         if len(set(self.state_keys)) < len(self.state_keys):
             raise ValueError(
                 f"Two recurrent states of a policy have the same name: {self.state_keys}. The critic's cell needs "
                 "its own in_keys and out_keys."
             )
-        self.state_shapes = {key: shape for each in trunks for key, shape in each.state_shapes.items()}
+        self.state_shapes = {key: shape for trunk in self.trunks for key, shape in trunk.state_shapes.items()}
         if previous_action is not None:
             self.state_shapes[PREVIOUS_ACTION] = (previous_action.size,)
         self.input_keys = list(self.state_shapes)
-        self.carried_keys = [*self.input_keys, *([] if noise is None else [NOISE])]
+        if noise_correlation:
+            self.state_shapes[NOISE] = (self.noise_size,)
+
+    @property
+    def trunks(self) -> list[Trunk]:
+        """The actor's trunk, and the critic's if it has its own."""
+        return [self.trunk] if self.critic_trunk is None else [self.trunk, self.critic_trunk]
 
     def actor(self) -> Policy:
         """The policy without its critic, sharing its modules. It needs neither the critic's entries nor its states."""
-        return Policy(self.trunk, self.actor_head, noise=self.noise, previous_action=self.previous_action)
+        correlation, previous = self.noise_correlation, self.previous_action
+        return Policy(self.trunk, self.actor_head, noise_correlation=correlation, previous_action=previous)
+
+    def make_tensordict_primer(self) -> TensorDictPrimer:
+        """A transform that adds the previous action and correlated noise to an environment: specs, zeros at resets."""
+        added = {key: Unbounded(shape) for key, shape in self.state_shapes.items() if key not in self.state_keys}
+        return TensorDictPrimer(added, default_value=0.0, expand_specs=True)
 
     @property
     def device(self) -> torch.device:
@@ -263,11 +275,9 @@ class Policy(nn.Module):
             state = self.reset(state, is_init_B)
         distribution, value, new_state, features = self._outputs(observation, state, None, sequence=False)
         if NOISE in state:
-            new_state[NOISE] = state[NOISE]
-        if noise_BZ is not None and self.noise is not None:
-            if NOISE in state:
-                noise_BZ = self.noise(state[NOISE], noise_BZ)
-            new_state[NOISE] = noise_BZ
+            if noise_BZ is not None:
+                noise_BZ = correlated(state[NOISE], noise_BZ, self.noise_correlation)
+            new_state[NOISE] = state[NOISE] if noise_BZ is None else noise_BZ
         action = self.action(distribution, noise_BZ)
         if self.previous_action is not None:
             new_state[PREVIOUS_ACTION] = self.previous_action(action)
@@ -305,9 +315,25 @@ class Policy(nn.Module):
     @torch.no_grad()
     def observe(self, observation: Any) -> None:
         """Adds observations ``[B, T, ...]`` to the running statistics, if the policy has any."""
-        self.trunk.observe(observation)
-        if self.critic_trunk is not None:
-            self.critic_trunk.observe(observation)
+        for trunk in self.trunks:
+            trunk.observe(observation)
+
+
+def correlated(last_BZ: Tensor, drawn_BZ: Tensor, correlation: float) -> Tensor:
+    """Autoregressive noise ``[B, Z]``: the standard normal numbers that make an action from its distribution.
+
+    What independent noise tries cancels out within a few steps: it moves neither a heavy system nor a walker on a grid
+    far from where it starts. Correlated noise persists, yet each number is marginally standard normal, so
+    log-probabilities, entropies and losses are those of the policy's distribution (Hollenstein et al. 2024,
+    https://arxiv.org/abs/2312.11091).
+
+    Args:
+        last_BZ: the last step's noise; where it is zero, as at an episode's start, the draw is returned.
+        drawn_BZ: standard normal numbers.
+        correlation: the correlation of the numbers of two successive steps, from 0 to below 1.
+    """
+    continued = correlation * last_BZ + math.sqrt(1 - correlation**2) * drawn_BZ
+    return torch.where((last_BZ == 0).all(-1, keepdim=True), drawn_BZ, continued)
 
 
 def _trunk(module: nn.Module) -> Trunk:

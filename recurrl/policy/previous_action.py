@@ -3,16 +3,13 @@
 Shape legend: B batch, A numbers of an action.
 """
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
-from torchrl.data import Binary, TensorSpec, Unbounded
-from torchrl.envs import TensorDictPrimer
+from torchrl.data import TensorSpec, Unbounded
 
-from recurrl.keys import PREVIOUS_ACTION
 from recurrl.policy.encoders.mlp import OneHot
-from recurrl.specs import bounds_of, leaves_of, limit_of
+from recurrl.policy.preprocessing import DictEncoder
+from recurrl.specs import bounds_of, choices, leaves_of
 
 INITIAL_GAIN = 0.01
 """Factor on the initial weights of the previous action: a policy starts as if it hardly saw it, because tasks that can
@@ -20,10 +17,11 @@ be learned without it would otherwise take longer (docs/measurements/recipe.md).
 FLOAT32 = torch.finfo(torch.float32)
 
 
-class PreviousAction(nn.Module):
+class PreviousAction(DictEncoder):
     """Encodes what a policy did in its last step, which it cannot infer from observations if its actions are sampled.
 
-    The encoded action is passed from step to step like a recurrent state, and is zero where an episode begins.
+    The parts of an action are concatenated: numbers clipped to their bounds, choices one-hot. The encoded action
+    ``[B, A]`` is passed from step to step like a recurrent state, and is zero where an episode begins.
 
     Args:
         spec: the spec of one environment's action, as the policy chooses it.
@@ -33,38 +31,20 @@ class PreviousAction(nn.Module):
     """
 
     def __init__(self, spec: TensorSpec) -> None:
-        super().__init__()
-        leaves = list(leaves_of(spec))
-        self._paths = [path for path, _ in leaves]
-        parts = [_Part(leaf) for _, leaf in leaves]
-        self._parts, self.size = nn.ModuleList(parts), sum(part.size for part in parts)
-
-    def forward(self, action: Any) -> Tensor:
-        """The encoded action ``[B, A]``: its parts, concatenated; numbers clipped to their bounds, choices one-hot."""
-        seen = [part(action[path] if path else action) for path, part in zip(self._paths, self._parts, strict=True)]
-        return torch.cat(seen, -1) if len(seen) > 1 else seen[0]
-
-    def make_tensordict_primer(self) -> TensorDictPrimer:
-        """A transform that adds the previous action to an environment: its spec, and zeros at resets."""
-        return TensorDictPrimer({PREVIOUS_ACTION: Unbounded((self.size,))}, default_value=0.0, expand_specs=True)
+        parts = [(path, part, choices(part)) for path, part in leaves_of(spec)]
+        super().__init__({path: Numbers(part) if sizes is None else OneHot(sizes) for path, part, sizes in parts})
+        self.size = self(spec.zero([1])).shape[-1]
 
 
-class _Part(nn.Module):
-    """One part of an action, or all of it."""
+class Numbers(nn.Module):
+    """Flattens the numbers or bits of an action, and clips them to their bounds."""
 
     def __init__(self, spec: TensorSpec) -> None:
         super().__init__()
-        limit = None if isinstance(spec, Binary) else limit_of(spec)
-        choices = limit if isinstance(limit, tuple) else () if limit is None else (limit,)
-        self.size = sum(choices) or spec.shape.numel()
-        self._one_hot = OneHot(choices) if choices else None
-        self._is_number = spec.dtype.is_floating_point
-        if self._is_number:
-            bounds = [bound.flatten().float() for bound in bounds_of(spec)]
-            self._bounds = nn.Buffer(torch.stack(bounds).clamp(FLOAT32.min, FLOAT32.max), persistent=False)
+        numbers = spec if spec.dtype.is_floating_point else Unbounded(spec.shape)
+        bounds = [bound.flatten().float() for bound in bounds_of(numbers)]
+        self.bounds = nn.Buffer(torch.stack(bounds).clamp(FLOAT32.min, FLOAT32.max), persistent=False)
 
     def forward(self, chosen: Tensor) -> Tensor:
-        if self._one_hot is not None:
-            return self._one_hot(chosen)
-        numbers = chosen.flatten(1).float()
-        return numbers.maximum(self._bounds[0]).minimum(self._bounds[1]) if self._is_number else numbers
+        """The numbers ``[B, entries]``, in float32."""
+        return chosen.flatten(1).float().maximum(self.bounds[0]).minimum(self.bounds[1])

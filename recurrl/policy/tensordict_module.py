@@ -3,17 +3,14 @@
 Shape legend: B rows, T steps.
 """
 
-from typing import Any
-
 import torch
-from tensordict import NestedKey, TensorDictBase
+from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import InteractionType, TensorDictModuleBase
 from tensordict.nn.probabilistic import interaction_type
 from torch import Size, Tensor
 from torch.distributions import Distribution
 
-from recurrl.keys import ACTION, LOG_PROB, OBSERVATION, VALUE
-from recurrl.policy.noise import NOISE
+from recurrl.keys import ACTION, LOG_PROB, NOISE, OBSERVATION, VALUE
 from recurrl.policy.policy import Policy, SequenceOutput, StepOutput
 from recurrl.recurrent import recurrent_mode
 from recurrl.recurrent.module.keys import IS_INIT
@@ -49,12 +46,10 @@ class PolicyModule(TensorDictModuleBase):
                 state = {**state, NOISE: tensordict[NOISE].flatten(0, -2)}
             output = self.policy.step(observation, state, is_init, self._noise(Size([batch.numel()]), sampled))
             action, log_prob = output.action, output.log_prob
-        written: dict[NestedKey, Any] = {ACTION: action, LOG_PROB: log_prob, VALUE: output.value}
-        written |= {("next", key): state for key, state in output.state.items()}
-        for key, value in written.items():
-            if value is not None:
-                tensordict.set(key, value.reshape((*batch, *value.shape[log_prob.ndim :])))
-        return tensordict
+        written = TensorDict({ACTION: action, LOG_PROB: log_prob, "next": dict(output.state)}, log_prob.shape)
+        if output.value is not None:
+            written[VALUE] = output.value
+        return tensordict.update(written.reshape(batch))
 
     def _noise(self, shape: Size, sampled: bool) -> Tensor | None:
         return torch.randn(*shape, self.policy.noise_size, device=self.policy.device) if sampled else None

@@ -81,8 +81,7 @@ class OpenedRun:
         Raises:
             ConfigError: the environment is not available here or cannot be drawn, or the policy has no states.
         """
-        from recurrl.video.episode import Recorder
-        from recurrl.video.rendering import drawable
+        from recurrl.video.episode import Recorder, drawable
         from recurrl.video.writing import write
 
         config = self.config

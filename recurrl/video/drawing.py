@@ -16,8 +16,9 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from PIL import Image, ImageDraw, ImageFont, ImageOps
 
+from recurrl.envs.checks import Array
 from recurrl.returns import return_format
-from recurrl.video.episode import Array, Episode
+from recurrl.video.episode import Episode
 
 WIDTH, HEIGHT = 1280, 576
 """Multiples of 16, the size of H.264's blocks."""
@@ -44,7 +45,7 @@ def frames(episode: Episode, every: int = 1) -> Iterator[Image.Image]:
     for frame in range(0, steps + round(_LAST_FRAME_S * episode.fps) + 1, every):
         step = min(frame, steps)
         page = Image.new("RGB", (WIDTH, HEIGHT), "white")
-        page.paste(Image.fromarray(curves.at(step)), (_LEFT, 0))
+        page.paste(curves.at(step), (_LEFT, 0))
         _paste_picture(page, episode.pictures[step])
         draw, so_far = ImageDraw.Draw(page), episode.returns[step - 1] if step else 0.0
         action = _text(episode.actions[step]) if step < steps else "none, the episode is over"
@@ -60,8 +61,7 @@ def _paste_picture(page: Image.Image, png: bytes) -> None:
     enlarged = picture.width < size[0] and picture.height < size[1]
     # When enlarged, pixels stay sharp: those of small pictures are symbols.
     method = Image.Resampling.NEAREST if enlarged else Image.Resampling.LANCZOS
-    fitted = ImageOps.contain(picture, size, method)
-    page.paste(fitted, (_MARGIN + (size[0] - fitted.width) // 2, _TOP + (size[1] - fitted.height) // 2))
+    page.paste(ImageOps.pad(picture, size, method, "white"), (_MARGIN, _TOP))
 
 
 def _text(action: Any) -> str:
@@ -69,7 +69,7 @@ def _text(action: Any) -> str:
 
 
 class _Curves:
-    """The curves of a whole episode as pixels; :meth:`at` fades those of the future."""
+    """The curves of a whole episode; :meth:`at` fades those of the future."""
 
     def __init__(self, episode: Episode) -> None:
         self._steps = len(episode.actions)
@@ -77,19 +77,19 @@ class _Curves:
         canvas = FigureCanvasAgg(figure)
         self._axes = _draw(figure, episode)
         canvas.draw()
-        self._pixels: Array = np.asarray(canvas.buffer_rgba())[..., :3].copy()
-        self._faded = (255 - (255 - self._pixels) * (1 - _FADED)).round().astype(np.uint8)
+        self._drawn = Image.fromarray(np.asarray(canvas.buffer_rgba())).convert("RGB")
+        self._faded = Image.blend(self._drawn, Image.new("RGB", self._drawn.size, "white"), _FADED)
 
-    def at(self, step: int) -> Array:
-        """The curves ``[height, width, 3]`` after ``step`` steps."""
-        pixels, height = self._pixels.copy(), len(self._pixels)
+    def at(self, step: int) -> Image.Image:
+        """The curves after ``step`` steps."""
+        image = self._drawn.copy()
         for axes in self._axes:
             box = axes.get_window_extent()
-            x = round(box.x0 + box.width * step / self._steps)
-            rows = slice(round(height - box.y1), round(height - box.y0))
-            pixels[rows, x : round(box.x1)] = self._faded[rows, x : round(box.x1)]
-            pixels[rows, max(x - 1, 0) : x + 1] = 40
-        return pixels
+            x, top, bottom = round(box.x0 + box.width * step / self._steps), HEIGHT - box.y1, HEIGHT - box.y0
+            future = (x, round(top), round(box.x1), round(bottom))
+            image.paste(self._faded.crop(future), future)
+            ImageDraw.Draw(image).line((x, top, x, bottom), fill="#282828", width=2)
+        return image
 
 
 def _draw(figure: Figure, episode: Episode) -> list[Axes]:

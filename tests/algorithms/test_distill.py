@@ -18,7 +18,7 @@ from recurrl.algorithms.ppo import PPO
 from recurrl.algorithms.teachers import TEACHER_ACTION
 from recurrl.build import make_algorithm
 from recurrl.errors import ConfigError
-from recurrl.policy.distributions import DiagonalGaussian, Joint, LazyCategorical
+from recurrl.policy.distributions import Gaussian, Joint, LazyCategorical, entries
 
 PENDULUM = ("env=pendulum_no_velocity", "env.max_episode_steps=11")
 
@@ -140,7 +140,7 @@ def test_the_error_of_imitation_is_that_of_the_mean_or_of_the_choice():
     scale = torch.full_like(mean, 0.5, requires_grad=True)
     wanted, choice = torch.randn(2, 3, 4), torch.randint(5, (2, 3))
     logits = torch.randn(2, 3, 5, requires_grad=True)
-    gaussian, categorical = DiagonalGaussian(mean, scale), LazyCategorical(logits)
+    gaussian, categorical = entries(Gaussian, 1, mean, scale), LazyCategorical(logits)
     near = (mean - wanted).square().sum(-1) / 2
     chosen = -logits.log_softmax(-1).gather(-1, choice.unsqueeze(-1)).squeeze(-1)
     both = imitation_error(Joint({"a": gaussian, "b": categorical}), {"a": wanted, "b": choice})

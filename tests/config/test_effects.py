@@ -55,7 +55,7 @@ def test_a_value_without_effect_in_the_environment_is_rejected_before_writing(
 def test_a_value_of_the_packages_yamls_is_left_alone(train, tiny, compose):
     tuned = ("experiment=mountaincar_continuous_no_velocity", "env=cartpole_no_velocity", "lr_schedule=adaptive")
     train(*tiny, *tuned).succeeded()
-    assert fresh_policy(compose("device=cpu", *tiny, *tuned)).noise.correlation == 0.9  # which every action may have
+    assert fresh_policy(compose("device=cpu", *tiny, *tuned)).noise_correlation == 0.9  # which every action may have
 
 
 def test_a_value_of_the_resumed_run_is_left_alone_and_an_explicit_one_is_not(train, finished_run):

@@ -9,7 +9,7 @@ from torchrl.data import Binary, Categorical, Composite, Unbounded
 from recurrl.envs import make_batched_env, make_env
 from recurrl.errors import ConfigError, EnvError
 from recurrl.evaluation import random_metrics
-from recurrl.policy import LOG_PROB, OBSERVATION, VALUE, make_policy
+from recurrl.policy import make_policy
 
 
 @pytest.mark.parametrize("action", ["discrete", "multi_discrete"])
@@ -21,22 +21,6 @@ def test_what_is_not_allowed_is_not_done_at_random_or_to_find_out_whether_reset_
     config = configure(MASKED, f"env.action_mask_from_info={where == 'info'}".lower(), mask_in=where, action=action)
     random_metrics(config.env, episodes=5, seed=1)
     make_batched_env(config.env, 2, seed=0, group_size=2).close()
-
-
-def test_a_mask_changes_the_action_and_nothing_else(configure, collect):
-    policy, batch = collect(configure(MASKED, mask_in="observation", action="discrete"))
-    other = batch.select(OBSERVATION, "is_init", *policy.input_keys)[:, 0].clone()
-    other[OBSERVATION, "action_mask"] = 1 - other[OBSERVATION, "action_mask"]
-    with torch.no_grad():
-        _, log_prob, value, *_ = policy.step(*policy.inputs(other))
-    torch.testing.assert_close(value, batch[VALUE][:, 0])
-    assert (log_prob != batch[LOG_PROB][:, 0]).all()
-
-
-def test_a_mask_that_allows_nothing_is_rejected_with_the_environments_name(configure, collect):
-    config = configure(MASKED, mask_in="observation", action="multi_discrete", nothing_at=3)
-    which = f"Environment 0 of 4 ({MASKED}), at step 3, returned an action mask that allows no action: [0 0"
-    assert error_of(collect, config, kind=EnvError).startswith(which)
 
 
 def test_a_mask_that_the_info_does_not_hold_is_rejected(configure):

@@ -5,8 +5,7 @@ import torch
 from collected import collected
 
 from recurrl.build import make_policy_for
-from recurrl.policy.distributions import LazyCategorical
-from recurrl.policy.noise import NOISE, CorrelatedNoise
+from recurrl.keys import NOISE
 
 OPTIONS = ("cell.hidden_size=4", "encoder.sizes=[4]", "env=pendulum_no_velocity", "env.num_envs=64")
 
@@ -40,15 +39,3 @@ def test_noise_starts_where_an_episode_does_and_deterministic_steps_leave_it(sma
     action, _, _, after, *_ = policy.step(observation, state, is_init)
     assert after[NOISE].tolist() == [[0.0], [50.0]]
     assert torch.equal(action, policy.step(observation, policy.initial_state(2))[0])
-
-
-def test_choices_keep_their_probabilities_and_persist():
-    torch.manual_seed(0)
-    distribution, noise = LazyCategorical(torch.tensor([0.5, 0.3, 0.2]).log().expand(100_000, 3)), torch.zeros(1, 3)
-    chosen, correlated = [], CorrelatedNoise(3, 0.6)
-    for drawn in torch.randn(3, 100_000, 3):
-        noise = correlated(noise, drawn)
-        chosen.append(distribution.action_from_noise(noise))
-    for action in chosen:
-        torch.testing.assert_close(action.bincount() / 100_000, torch.tensor([0.5, 0.3, 0.2]), atol=0.006, rtol=0)
-    assert (chosen[0] == chosen[1]).double().mean().item() > 0.38 + 0.1  # 0.38 if they were independent

@@ -10,13 +10,14 @@ from torch.distributions import Categorical, Normal, TanhTransform, TransformedD
 from torchrl.modules.distributions.utils import has_analytic_entropy
 
 from recurrl.policy.distributions import (
-    Binary,
+    Bits,
     ClippedGaussian,
-    DiagonalGaussian,
+    Gaussian,
     Joint,
     LazyCategorical,
-    MultiCategorical,
     SquashedGaussian,
+    entries,
+    multi_categorical,
 )
 
 
@@ -31,7 +32,7 @@ def normal_logits(*shape):
 
 def test_several_choices_are_the_product_of_single_ones():
     logits = normal_logits(7, 9)
-    distribution = MultiCategorical((2, 4, 3), logits)
+    distribution = multi_categorical((2, 4, 3), logits)
     parts = [Categorical(logits=part) for part in logits.split((2, 4, 3), -1)]
     action = distribution.sample((100,))
     assert action.shape == (100, 7, 3)
@@ -55,7 +56,7 @@ def test_a_mask_makes_a_choice_impossible_and_the_others_share_its_probability()
 def test_gradients_through_a_mask_are_finite_and_zero_where_it_forbids(dtype):
     logits = torch.randn(6, dtype=dtype, requires_grad=True)
     mask = torch.tensor([0, 1, 1, 0, 0, 1])
-    distribution = MultiCategorical((3, 3), logits, mask)
+    distribution = multi_categorical((3, 3), logits, mask)
     (gradient,) = torch.autograd.grad(distribution.log_prob(torch.tensor([1, 2])) + distribution.entropy(), logits)
     assert gradient.isfinite().all()
     assert (gradient[mask == 0] == 0).all()
@@ -64,8 +65,8 @@ def test_gradients_through_a_mask_are_finite_and_zero_where_it_forbids(dtype):
 
 def test_bits_are_independent_and_a_tie_is_zero():
     logits = torch.tensor([[0.0, 2.0, -1.0]], dtype=torch.float64)
-    distribution = Binary(logits)
-    action = Binary(logits.expand(500, 3)).action_from_noise(torch.randn(500, 3))
+    distribution = entries(Bits, 1, logits)
+    action = entries(Bits, 1, logits.expand(500, 3)).action_from_noise(torch.randn(500, 3))
     assert action.dtype == torch.int8
     assert set(action.flatten().tolist()) == {0, 1}
     probability = torch.sigmoid(logits)
@@ -84,7 +85,7 @@ INSIDE = torch.linspace(-1, 1, 100_001, dtype=torch.float64)[1:-1, None]
 @pytest.mark.parametrize(("loc", "scale"), CLIPPED)
 def test_a_clipped_action_has_a_density_inside_a_probability_at_each_bound_and_the_entropy_of_both(loc, scale):
     normal = Normal(torch.tensor([loc], dtype=torch.float64), scale)
-    distribution = ClippedGaussian(normal.loc, normal.scale)
+    distribution = entries(ClippedGaussian, 1, normal.loc, normal.scale)
     inside, bounds = distribution.log_prob(INSIDE), distribution.log_prob(torch.tensor([[-1.0], [1.0], [-7.0], [7.0]]))
     torch.testing.assert_close(inside, normal.log_prob(INSIDE).squeeze(-1))
     expected = torch.stack([normal.cdf(torch.tensor(-1.0)), 1 - normal.cdf(torch.tensor(1.0))]).squeeze(-1)
@@ -97,7 +98,7 @@ def test_a_clipped_action_has_a_density_inside_a_probability_at_each_bound_and_t
 def test_gradients_of_a_clipped_action_are_finite_however_far_the_mean_is_beyond_a_bound(dtype):
     means, scales = torch.tensor([-1000.0, -20.0, -1.0, 0.0, 1.0, 20.0, 1000.0]), torch.tensor([0.05, 1.0, 20.0])
     parameters = [each[:, None].to(dtype).requires_grad_() for each in torch.cartesian_prod(means, scales).unbind(-1)]
-    distribution = ClippedGaussian(*parameters)
+    distribution = entries(ClippedGaussian, 1, *parameters)
     actions = torch.tensor([-1000.0, -1.0, 0.0, 0.5, 1.0, 1000.0], dtype=dtype).view(-1, 1, 1)
     for total in (distribution.log_prob(actions).sum(), distribution.entropy().sum()):
         assert total.isfinite()
@@ -106,7 +107,7 @@ def test_gradients_of_a_clipped_action_are_finite_however_far_the_mean_is_beyond
 
 def test_a_squashed_action_has_the_density_that_the_change_of_variables_gives():
     loc, scale = torch.randn(4, 2, dtype=torch.float64), torch.rand(4, 2, dtype=torch.float64) + 0.2
-    distribution = SquashedGaussian(loc, scale)
+    distribution = entries(SquashedGaussian, 1, loc, scale)
     expected = TransformedDistribution(Normal(loc, scale), [TanhTransform()])
     action = distribution.sample((50,))
     assert action.abs().max() < 1
@@ -122,8 +123,8 @@ def test_the_entropy_of_a_squashed_action_is_its_integral(loc, scale):
     normal = Normal(*parameters)
     log_density = normal.log_prob(before) - 2 * (math.log(2) - before - torch.nn.functional.softplus(-2 * before))
     expected = -torch.trapezoid(normal.log_prob(before).exp() * log_density, before)
-    torch.testing.assert_close(SquashedGaussian(*parameters).entropy(), expected, rtol=0, atol=1e-3)
-    assert has_analytic_entropy(SquashedGaussian(*parameters))  # TorchRL's losses take it, not a random sample
+    torch.testing.assert_close(entries(SquashedGaussian, 1, *parameters).entropy(), expected, rtol=0, atol=1e-3)
+    assert has_analytic_entropy(entries(SquashedGaussian, 1, *parameters))  # for TorchRL's losses
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -136,7 +137,7 @@ def test_gradients_of_squashed_log_probabilities_are_as_large_as_a_gaussians(dty
     action = torch.tanh(loc + scale * z).detach()
     assert (action.abs() == 1).any()
     shown = [each.detach().expand_as(z).clone().requires_grad_() for each in (loc, scale)]
-    log_prob = SquashedGaussian(*shown).log_prob(action)
+    log_prob = entries(SquashedGaussian, 1, *shown).log_prob(action)
     assert log_prob.isfinite().all()
     by_loc, by_scale = torch.autograd.grad(log_prob.sum(), shown)
     y = z.abs() + 0.05 / scale
@@ -146,7 +147,7 @@ def test_gradients_of_squashed_log_probabilities_are_as_large_as_a_gaussians(dty
 
 @pytest.mark.parametrize(("loc", "scale"), [(0.0, 1.0), (6.5, 0.7), (-7.5, 0.5), (20.0, 0.5)])
 def test_the_density_of_a_squashed_action_integrates_to_one_with_its_bounds(loc, scale):
-    distribution = SquashedGaussian(torch.tensor([loc]), torch.tensor([scale]))
+    distribution = entries(SquashedGaussian, 1, torch.tensor([loc]), torch.tensor([scale]))
     width = 8 * torch.finfo(torch.float32).eps
     ends = distribution.log_prob(torch.tensor([[-1.0], [1.0]])).double().exp().sum() * width
     limit = math.atanh(1 - width)
@@ -158,10 +159,10 @@ def test_the_density_of_a_squashed_action_integrates_to_one_with_its_bounds(loc,
 def test_the_parts_of_an_action_add_up():
     loc = torch.arange(6.0).reshape(3, 2)
     made = {
-        "aim": DiagonalGaussian(loc, torch.full((3, 2), 0.5)),
+        "aim": entries(Gaussian, 1, loc, torch.full((3, 2), 0.5)),
         ("legs", "step"): LazyCategorical(torch.arange(12.0).reshape(3, 4)),
-        ("legs", "jump"): Binary(torch.full((3, 1), 0.3)),
-        "lever": SquashedGaussian(loc / 5, torch.ones(3, 2)),
+        ("legs", "jump"): entries(Bits, 1, torch.full((3, 1), 0.3)),
+        "lever": entries(SquashedGaussian, 1, loc / 5, torch.ones(3, 2)),
     }
     distribution = Joint(made, noise_sizes=[2, 4, 1, 2])
     action = distribution.action_from_noise(torch.randn(3, 9))
@@ -179,11 +180,11 @@ LOGITS = torch.tensor([[0.5, -1.0, 2.0, 0.0]])
 SAMPLED = {
     "categorical": (LazyCategorical(LOGITS.expand(COUNT, 4)), 4),
     "masked": (LazyCategorical(LOGITS.expand(COUNT, 4), torch.tensor([1, 1, 0, 1])), 4),
-    "multi-categorical": (MultiCategorical((2, 4), torch.cat((LOGITS, LOGITS[:, :2]), -1).expand(COUNT, 6)), 8),
-    "binary": (Binary(LOGITS.expand(COUNT, 4)), 4),
-    "gaussian": (DiagonalGaussian(LOGITS.expand(COUNT, 4), LOGITS.exp().expand(COUNT, 4)), 4),
-    "clipped": (ClippedGaussian(LOGITS.expand(COUNT, 4), LOGITS.exp().expand(COUNT, 4)), 4),
-    "squashed": (SquashedGaussian(LOGITS.expand(COUNT, 4), LOGITS.exp().expand(COUNT, 4)), 4),
+    "multi-categorical": (multi_categorical((2, 4), torch.cat((LOGITS, LOGITS[:, :2]), -1).expand(COUNT, 6)), 8),
+    "binary": (entries(Bits, 1, LOGITS.expand(COUNT, 4)), 4),
+    "gaussian": (entries(Gaussian, 1, LOGITS.expand(COUNT, 4), LOGITS.exp().expand(COUNT, 4)), 4),
+    "clipped": (entries(ClippedGaussian, 1, LOGITS.expand(COUNT, 4), LOGITS.exp().expand(COUNT, 4)), 4),
+    "squashed": (entries(SquashedGaussian, 1, LOGITS.expand(COUNT, 4), LOGITS.exp().expand(COUNT, 4)), 4),
 }
 
 

@@ -17,7 +17,6 @@ from recurrl.envs import make_env
 from recurrl.evaluation import evaluate
 from recurrl.policy import Policy, PolicyModule, Trunk, make_policy
 from recurrl.policy.heads import ActionHead
-from recurrl.policy.noise import NOISE
 from recurrl.recurrent import GRUModule
 
 B, H = 5, 6
@@ -49,8 +48,6 @@ def test_a_step_is_a_pure_function(action, noise, small):
     policy = make_policy(config, Composite(observation=Unbounded((3,))), ACTIONS[action])
     observation, drawn = torch.randn(B, 3), None if noise == "none" else torch.randn(B, policy.noise_size)
     state = {key: torch.randn(B, *shape) for key, shape in policy.state_shapes.items()}
-    if noise == "correlated":
-        state[NOISE] = torch.randn(B, policy.noise_size)
     is_init = torch.tensor([True, False] * B)[:B]
     copied, random = {key: value.clone() for key, value in state.items()}, torch.get_rng_state()
     first = policy.step(observation, state, is_init, drawn)
@@ -61,8 +58,7 @@ def test_a_step_is_a_pure_function(action, noise, small):
     torch.testing.assert_close(state, copied, rtol=0, atol=0)
     assert (first.action == again.action).all()
     torch.testing.assert_close((first.log_prob, first.value), (again.log_prob, again.value), rtol=0, atol=0)
-    assert set(first.state) == {*policy.input_keys, *([NOISE] if noise == "correlated" else [])}
-    assert (policy.noise is not None) == (noise == "correlated")
+    assert set(first.state) == {*policy.input_keys, *(["action_noise"] if noise == "correlated" else [])}
     torch.testing.assert_close(first.state, again.state, rtol=0, atol=0)
     assert torch.equal(policy.step(observation, policy.reset(state, is_init), None, drawn).log_prob, first.log_prob)
     fresh = policy.step(observation, {key: torch.zeros_like(value) for key, value in state.items()}, None, drawn)

@@ -8,7 +8,7 @@ from torchrl.data import Binary, Bounded, Categorical, Composite, MultiCategoric
 
 from recurrl.errors import ConfigError
 from recurrl.policy.normalization import ObservationNormalizer
-from recurrl.policy.preprocessing import PerEntry, make_preprocessing
+from recurrl.policy.preprocessing import make_preprocessing
 
 MAPPING = Composite(
     vector=Unbounded((3,)),
@@ -53,26 +53,6 @@ def test_each_entry_of_numbers_has_its_own_statistics():
     assert [mean.tolist() for mean in means[:2]] == [[1.0, 2.0, 3.0], [[1.0, 2.0], [3.0, 4.0]]]
     without, _ = make_preprocessing(MAPPING, normalize=False)
     assert not any(isinstance(module, ObservationNormalizer) for module in without.modules())
-
-
-class Reader(nn.Module):
-    def rescale_input(self, factor, shift):
-        self.factor, self.shift = factor, shift
-
-
-def test_the_network_of_an_entry_is_rescaled_by_its_statistics():
-    preprocess, _ = make_preprocessing(MAPPING, normalize=True)
-    readers = {path: Reader() for path in [("inner", "number"), ("matrix",), ("symbol",)]}  # and others have none
-    seen = MAPPING.expand(7, 2).rand()
-    for scale in (1.0, 1.5):
-        preprocess.observe(seen.apply(lambda entry, scale=scale: entry * scale), PerEntry(readers))
-    expected = {path: seen[path].var((0, 1), correction=0) for path in [*readers][:2]}
-    for path, variance in expected.items():
-        mean = seen[path].mean((0, 1))
-        torch.testing.assert_close(readers[path].shift, (0.25 * mean / variance.sqrt()).to(readers[path].shift))
-        both = (1 + 1.5**2) / 2 * (variance + mean**2) - (1.25 * mean) ** 2
-        torch.testing.assert_close(readers[path].factor, (both / variance).sqrt().to(readers[path].factor))
-    assert not hasattr(readers["symbol",], "factor")
 
 
 def test_a_mask_alone_is_rejected():

@@ -20,8 +20,7 @@ from recurrl.runs.open_run import open_run
 from recurrl.runtime.seeds import seeds
 from recurrl.video import episode as recording
 from recurrl.video.drawing import HEIGHT, WIDTH, frames
-from recurrl.video.episode import Episode, Recorder
-from recurrl.video.rendering import drawable
+from recurrl.video.episode import Episode, Recorder, drawable
 from recurrl.video.writing import files_of
 
 
@@ -52,14 +51,7 @@ class Blinking(Counting):
         return {"pixels": pixels, **wrong}[self.drawn]
 
 
-class Unseen(Counting):
-    """Cannot be drawn."""
-
-    metadata: ClassVar = {"render_modes": ["human"]}
-
-
 gymnasium.register("recurrl-test/Blinking-v0", entry_point=Blinking)
-gymnasium.register("recurrl-test/Unseen-v0", entry_point=Unseen)
 
 TASKS = [
     ("CartPole-v1", ("env.mask=[1,3]",)),
@@ -138,12 +130,6 @@ def test_the_command_writes_a_video_and_a_small_gif(recurrl_evaluate, finished_r
     assert not list((tmp_path / "shown").glob(".recurrl*"))
 
 
-def test_a_file_may_be_named_and_the_returns_stay_the_same(finished_run, tmp_path):
-    returns = open_run(finished_run).evaluate(episodes=3, seed=5, video=[tmp_path / "a.gif"])
-    assert returns == open_run(finished_run).evaluate(episodes=3, seed=5)
-    assert [path.name for path in tmp_path.iterdir()] == ["a.gif"]
-
-
 @pytest.mark.filterwarnings("error", "ignore::ResourceWarning")  # a process that another test left
 @pytest.mark.parametrize(("values", "states", "hidden"), [(True, 2, 12), (False, 2, 0), (True, 0, 0), (False, 0, 12)])
 def test_whatever_an_episode_has_is_drawn_and_the_future_is_faded(values, states, hidden):
@@ -165,8 +151,7 @@ def test_whatever_an_episode_has_is_drawn_and_the_future_is_faded(values, states
 
 
 NOT_DRAWN = [
-    ("env=gym env.id=recurrl-test/Unseen-v0", "its render modes are human, and rgb_array is needed. Leave out"),
-    ("env=gym env.id=tasks:VectorCartPole", "its render modes are none"),
+    ("env=gym env.id=tasks:VectorCartPole", "its render modes are none, and rgb_array is needed. Leave out"),
     ("env=t_maze", "env.source=memory makes environments of tensors, which nothing draws."),
 ]
 

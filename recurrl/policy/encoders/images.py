@@ -40,15 +40,18 @@ def make_image_network(kind: str, spec: TensorSpec) -> nn.Sequential:
     """
     channels_first = ChannelsFirst(tuple(spec.shape), scale=1 / 255 if spec.dtype == torch.uint8 else 1.0)
     channels, height, width = channels_first.shape
-    if kind == "impala":
-        return nn.Sequential(channels_first, *_impala(channels, height, width))
     require(
-        min(height, width) >= NATURE_MIN_SIZE,
+        kind == "impala" or min(height, width) >= NATURE_MIN_SIZE,
         f"An image of {height}×{width} pixels is too small for encoder.images=nature, which needs "
         f"{NATURE_MIN_SIZE}×{NATURE_MIN_SIZE}. Choose encoder.images=impala, which takes any size, or enlarge the "
         "images, for example with gymnasium.wrappers.ResizeObservation.",
     )
-    return nn.Sequential(channels_first, *_nature(channels, height, width))
+    convolutions, size = (_impala(channels), 256) if kind == "impala" else (_nature(channels), 512)
+    flat = nn.Sequential(channels_first, *convolutions, nn.Flatten())
+    with torch.no_grad():
+        width = flat(torch.zeros(1, *spec.shape)).shape[1]
+    # Normalised, because features that grow in training saturate a cell's gates.
+    return flat.extend([linear(width, size, RELU_GAIN), nn.LayerNorm(size, elementwise_affine=False), nn.ReLU()])
 
 
 class ChannelsFirst(nn.Module):
@@ -65,41 +68,33 @@ class ChannelsFirst(nn.Module):
     def __init__(self, shape: tuple[int, ...], scale: float = 1.0) -> None:
         super().__init__()
         self.scale = scale
-        self.without_channels = len(shape) == 2
-        self.channels_last = not self.without_channels and shape[-1] <= shape[0]
-        self.shape = tuple(self(torch.empty(1, *shape)).shape[1:])
+        self.size = (*shape, 1) if len(shape) == 2 else shape
+        self.channels_last = self.size[-1] <= self.size[0]
+        self.shape = (self.size[-1], *self.size[:-1]) if self.channels_last else self.size
 
     def forward(self, image: Tensor) -> Tensor:
         """The images ``[B, C, H, W]``, permuted without a copy: convolutions accept both memory formats."""
-        values = image.to(torch.get_default_dtype()) * self.scale
-        if self.without_channels:
-            return values.unsqueeze(-3)
+        values = (image.to(torch.get_default_dtype()) * self.scale).reshape(-1, *self.size)
         return values.movedim(-1, -3) if self.channels_last else values
 
 
-def _nature(channels: int, height: int, width: int) -> list[nn.Module]:
-    """Mnih et al. 2015, https://doi.org/10.1038/nature14236: three convolutions, and 512 features, here normalised."""
+def _nature(channels: int) -> list[nn.Module]:
+    """The three convolutions of Mnih et al. 2015, https://doi.org/10.1038/nature14236."""
     layers: list[nn.Module] = []
     for filters, kernel, stride in ((32, 8, 4), (64, 4, 2), (64, 3, 1)):
         layers += [convolution(channels, filters, kernel, stride), nn.ReLU()]
-        height, width, channels = (height - kernel) // stride + 1, (width - kernel) // stride + 1, filters
-    return [*layers, *_dense(channels * height * width, 512)]
+        channels = filters
+    return layers
 
 
-def _impala(channels: int, height: int, width: int) -> list[nn.Module]:
-    """Espeholt et al. 2018, https://arxiv.org/abs/1802.01561: fifteen convolutions, 256 features, here normalised."""
+def _impala(channels: int) -> list[nn.Module]:
+    """The fifteen convolutions of Espeholt et al. 2018, https://arxiv.org/abs/1802.01561."""
     layers: list[nn.Module] = []
     for filters in (16, 32, 32):
         layers += [convolution(channels, filters, 3, padding=1), nn.MaxPool2d(3, 2, padding=1)]
         layers += [ResidualBlock(filters), ResidualBlock(filters)]
-        height, width, channels = (height + 1) // 2, (width + 1) // 2, filters
-    return [*layers, nn.ReLU(), *_dense(channels * height * width, 256)]
-
-
-def _dense(width: int, size: int) -> list[nn.Module]:
-    """Flattens images to normalised features, because features that grow in training saturate a cell's gates."""
-    normal = nn.LayerNorm(size, elementwise_affine=False)
-    return [nn.Flatten(), linear(width, size, RELU_GAIN), normal, nn.ReLU()]
+        channels = filters
+    return [*layers, nn.ReLU()]
 
 
 class ResidualBlock(nn.Module):

@@ -8,7 +8,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from torchrl.data import Categorical, TensorSpec
+from torchrl.data import TensorSpec
 
 from recurrl.config import MLPConfig
 from recurrl.errors import require
@@ -72,15 +72,12 @@ def _to_vector(options: MLPConfig, spec: TensorSpec) -> tuple[nn.Module, int]:
         require(spec.dtype == torch.uint8, f"encoder.images must be nature or impala for {spec.dtype} (got bits).")
         return Bits(), 8 * spec.shape.numel()
     sizes = choices(spec)
-    if sizes is not None:
+    if sizes is None:
+        return nn.Identity() if len(spec.shape) == 1 else nn.Flatten(), spec.shape.numel()
+    if spec.shape or sizes[0] <= ONE_HOT_LIMIT:
         return OneHot(sizes), sum(sizes)
-    if isinstance(spec, Categorical):
-        size = int(spec.space.n)
-        if size <= ONE_HOT_LIMIT:
-            return OneHot((size,)), size
-        width = options.sizes[0] if options.sizes else EMBEDDING
-        return Embedding(size, width), width
-    return nn.Identity() if len(spec.shape) == 1 else nn.Flatten(), spec.shape.numel()
+    width = options.sizes[0] if options.sizes else EMBEDDING
+    return Embedding(sizes[0], width), width
 
 
 class Bits(nn.Module):
