@@ -16,7 +16,6 @@ from recurrl.config import EnvConfig
 from recurrl.envs.batched import BatchedEnv, Tensors, TorchRLEnv
 from recurrl.envs.checks import making
 from recurrl.envs.policy_env import PolicyEnv
-from recurrl.envs.shared_simulator import simulator
 from recurrl.envs.source import source_of
 from recurrl.errors import ConfigError, require
 from recurrl.keys import ACTION, ACTION_MASK, HIDDEN, OBSERVATION
@@ -71,7 +70,7 @@ def make_env(config: EnvConfig, num_envs: int, seed: int, policy: nn.Module | No
 def _make(config: EnvConfig, num_envs: int, privileged: bool = False) -> PolicyEnv:
     source = source_of(config)
     with making(f"env.id={config.id}"):
-        env = simulator(source) if source.is_simulator else source.make(num_envs)
+        env = source.make(num_envs)
     _check_env(env, config, config.num_envs if source.is_simulator else num_envs)
     return PolicyEnv(env if isinstance(env, BatchedEnv) else TorchRLEnv(env), config, privileged)
 

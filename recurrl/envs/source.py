@@ -37,8 +37,7 @@ class Source(ABC):
     Attributes:
         options: the environment's options.
         supported_options: the options of ``env=gym`` that this source supports. Others are rejected.
-        is_simulator: true if :meth:`make` returns a :class:`recurrl.envs.vec_env.SimulatorEnv`. It is made once per
-            process, with ``env.num_envs`` environments, and training, checks and evaluation use it in turn.
+        is_simulator: true if :meth:`make` returns the process's only simulator, with ``env.num_envs`` environments.
     """
 
     supported_options: Collection[str] = ()

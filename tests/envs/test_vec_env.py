@@ -15,7 +15,7 @@ from simulators import LENGTH, Levels, Simulation, start
 import recurrl
 from recurrl.build import make_algorithm, make_collector
 from recurrl.envs import make_batched_env
-from recurrl.envs.shared_simulator import release
+from recurrl.envs.sources.vec_env import release
 from recurrl.errors import ConfigError, EnvError, RunError
 from recurrl.evaluation import evaluate
 from recurrl.runtime.serialization import from_bytes, to_bytes
