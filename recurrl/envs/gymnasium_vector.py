@@ -44,7 +44,7 @@ class GymnasiumVectorEnv(VecEnv):
         count, space, self._action_space = vector.num_envs, vector.single_observation_space, vector.single_action_space
         super().__init__(vector, _RESETS[mode], count, *raw_specs(env_id, space, self._action_space, count, masked))
         self.checks, self._masked = EnvChecks(env_id, count), masked
-        self._reader, self._of_one = (Observations(space, count, batched) for batched in (True, False))
+        self._reader = Observations(space)
 
     def reset_tensors(self, mask: Tensor | None) -> Tensors:
         """Resets environments. If they reset themselves, ``mask`` may only select those whose episodes have ended.
@@ -77,7 +77,7 @@ class GymnasiumVectorEnv(VecEnv):
         return observation, self.checks.results(rewards, terminated, truncated), info
 
     def _read(self, observation: Any, info: Any) -> Tensors:
-        entries = self._reader.read(observation)
+        entries = self._reader.read(observation, tuple(self.batch_size))
         copies: Tensors = {key: torch.from_numpy(entry.copy()) for key, entry in entries.items()}
         if self._masked:
             copies[ACTION_MASK] = torch.from_numpy(mask_in(info, self.observation_spec[ACTION_MASK].shape))
@@ -98,7 +98,7 @@ class GymnasiumVectorEnv(VecEnv):
             # An observation per environment, or one batch of all.
             if isinstance(final, np.ndarray) and final.dtype == object:
                 for i in which:
-                    for key, entry in self._of_one.read(final[i]).items():
+                    for key, entry in self._reader.read(final[i]).items():
                         filled[key][i] = torch.as_tensor(entry)
             else:
                 for key, values in self._read(final, info).items():

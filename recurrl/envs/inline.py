@@ -44,7 +44,7 @@ class InlineEnv(BatchedEnv):
         self.envs, self._actions_space = list(envs), batch_space(self._action_space, count)
         # A separate object, because setting an attribute of an EnvBase takes as long as a light environment's step.
         self.checks = EnvChecks(env_id, count)
-        self._reader, self._masked = Observations(space, count), masked
+        self._reader, self._masked = Observations(space), masked
         # The last observation of each environment, by entry. Steps write into it; copies are returned.
         self._last = {key: values.numpy() for key, values in self.observation_spec.zero().items(True, True)}
         self._plain = next(iter(self._last.values()))
