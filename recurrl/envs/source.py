@@ -3,7 +3,8 @@
 import inspect
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from typing import Any
 
 import gymnasium
@@ -95,7 +96,8 @@ class GymnasiumSource(Source):
     def check(self) -> None:
         """Rejects unsupported options, and wrappers that do not exist."""
         super().check()
-        _load_wrappers(self.options.wrappers)
+        for entry in self.options.wrappers:
+            _wrapper(entry)
 
     def make(self, num_envs: int) -> EnvBase:
         """The environments as one batched environment."""
@@ -126,9 +128,9 @@ class GymnasiumSource(Source):
     def wrap(self, env: gymnasium.Env[Any, Any]) -> gymnasium.Env[Any, Any]:
         """The environment within the configured wrappers, the last one outermost, and then the time limit."""
         options = self.options
-        for name, wrapper, arguments in _load_wrappers(options.wrappers):
+        for name, wrapper in map(_wrapper, options.wrappers):
             with making(f"env.wrappers={name} around env.id={options.id}"):
-                env = wrapper(env, **arguments)
+                env = wrapper(env)
         if options.max_episode_steps is not None:
             env = TimeLimit(env, options.max_episode_steps)
         for name in ("observation_space", "action_space"):
@@ -152,23 +154,18 @@ def source_of(config: EnvConfig) -> Source:
     return source
 
 
-def _load_wrappers(
-    entries: Sequence[Any],
-) -> list[tuple[str, type[gymnasium.Wrapper[Any, Any, Any, Any]], dict[str, Any]]]:
-    """The name, class and arguments of each entry of ``env.wrappers``.
+def _wrapper(entry: Any) -> tuple[str, Callable[..., gymnasium.Env[Any, Any]]]:
+    """The name of an entry of ``env.wrappers``, and what makes its wrapper around an environment.
 
     Raises:
-        ConfigError: an entry does not name a wrapper of Gymnasium, or its arguments do not fit.
+        ConfigError: the entry does not name a wrapper of Gymnasium, or its arguments do not fit.
     """
-    loaded = []
-    for entry in entries:
-        name, arguments = wrapper_and_arguments(entry)
-        setting = f"env.wrappers={name}"
-        wrapper = load(name, setting)
-        if not (inspect.isclass(wrapper) and issubclass(wrapper, gymnasium.Wrapper)):
-            raise ConfigError(
-                f"{setting} is not a wrapper of single environments. Use a class derived from gymnasium.Wrapper."
-            )
-        check_arguments(wrapper, ["env", *arguments], setting)
-        loaded.append((name, wrapper, arguments))
-    return loaded
+    name, arguments = wrapper_and_arguments(entry)
+    setting = f"env.wrappers={name}"
+    wrapper = load(name, setting)
+    if not (inspect.isclass(wrapper) and issubclass(wrapper, gymnasium.Wrapper)):
+        raise ConfigError(
+            f"{setting} is not a wrapper of single environments. Use a class derived from gymnasium.Wrapper."
+        )
+    check_arguments(wrapper, ["env", *arguments], setting)
+    return name, partial(wrapper, **arguments)
