@@ -15,9 +15,9 @@ from torchrl.envs import EnvBase
 from recurrl.config.env import EnvConfig, wrapper_and_arguments
 from recurrl.config.plugins import factory, load, yaml_values
 from recurrl.envs.arguments import check_arguments
+from recurrl.envs.batched import SingleEnv
 from recurrl.envs.checks import making
 from recurrl.envs.inline import InlineEnv
-from recurrl.envs.single import SingleEnv
 from recurrl.errors import ConfigError, require
 
 _ALWAYS = (

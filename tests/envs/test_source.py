@@ -115,7 +115,7 @@ MISTAKES = [
     ("env=mine:TooFew", "must make 1 environments of env.id=TooFew, as one of batch size [1] (got [2])."),
     ("env=gym env.source=memory env.id=mine:Recall env.kwargs.values=x", "=mine:Recall cannot be made: it raised"),
     ("env=mine:Nothing", "as one of batch size [1] (got a NoneType)."),
-    ("env=mine:Renamed", "made an environment without the entry 'observation'; it has pixels. Name its keys"),
+    ("env=mine:Renamed", "env.observation_keys must name what the environment has: pixels (got observation). Choose"),
     ("env=mine:no_source", "made a str, which is not a recurrl.envs.Source. Derive from"),
     ("env=mine:OnTensors env.sise=3", "Unknown configuration key 'env.sise'. Did you mean env.size"),
     ("env=mine:OnTensors env.wrappers=[a.b:C]", 'does not support env.wrappers=["a.b:C"]. Set env.wrappers=[].'),

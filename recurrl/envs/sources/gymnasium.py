@@ -17,10 +17,10 @@ from torchrl.envs import EnvBase, SerialEnv
 from recurrl.config import EnvConfig
 from recurrl.config.plugins import choice_for, import_custom, load, suggestion
 from recurrl.envs.arguments import check_arguments, parameters_of
+from recurrl.envs.batched import SingleEnv
 from recurrl.envs.checks import making
 from recurrl.envs.gymnasium_vector import GymnasiumVectorEnv
 from recurrl.envs.passed_env import PassedEnv
-from recurrl.envs.single import SingleEnv
 from recurrl.envs.source import GymnasiumSource, Source
 from recurrl.errors import ConfigError, require
 
