@@ -5,7 +5,7 @@ Shape legend: N environments.
 
 import logging
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -14,14 +14,13 @@ from gymnasium import spaces
 from tensordict import NestedKey, TensorDictBase
 from tensordict.utils import expand_as_right
 from torch import Tensor
-from torchrl.data import Composite, Unbounded
 
 from recurrl.config.env import DISABLED, NEXT_STEP, SAME_STEP, VecEnvConfig
 from recurrl.envs.arguments import parameters_of
 from recurrl.envs.batched import BatchedEnv, Tensors
-from recurrl.envs.checks import UnnamedEnvError
+from recurrl.envs.checks import UnnamedEnvError, unpacked
 from recurrl.envs.spaces import named, raw_specs
-from recurrl.errors import ConfigError
+from recurrl.errors import ConfigError, require
 from recurrl.keys import FINAL_UNKNOWN, HIDDEN, INSERTED, OBSERVATION, path_of
 from recurrl.runtime.serialization import Stateful
 
@@ -54,7 +53,13 @@ class VecEnv(BatchedEnv):
     def __init__(self, env: Any, resets: str, *specs: Any, is_array: bool = True) -> None:
         super().__init__(*specs)
         self._env, self._resets, self._is_array = env, resets, is_array
-        self._reset_some = _partial_reset(env, is_array) if resets == DISABLED else None
+        parameters = parameters_of(env.reset) or {}
+        self._reset_argument = next((name for name in ("env_ids", "mask", "options") if name in parameters), "")
+        require(
+            resets != DISABLED or self._reset_argument != "",
+            "env.resets=disabled needs a reset with an argument env_ids, mask or options, by which environments are "
+            f"reset apart (it has {', '.join(parameters) or 'none'}). Choose env.resets=same_step, or add one.",
+        )
         self._observed: Tensors = {}
         none = torch.zeros(*self.batch_size, 1, dtype=torch.bool, device=self.device)
         # Where the last step ended an episode, and where the next step only begins an episode, ``[N, 1]``.
@@ -81,11 +86,17 @@ class VecEnv(BatchedEnv):
         if mask is None:
             self._observed = self._read(*_start_episodes(self._env))
             self._inserted_next = torch.zeros_like(self._inserted_next)
-        elif self._reset_some is not None:
-            returned = self._reset_some(mask.squeeze(-1))
-            if returned is not None:
-                first = self._read(*returned)
-                self._observed = {key: _where(mask, value, self._observed[key]) for key, value in first.items()}
+        elif self._resets == DISABLED:
+            chosen: Any = mask.squeeze(-1)
+            if self._reset_argument == "env_ids":
+                chosen = chosen.nonzero().squeeze(-1)
+                if not len(chosen):
+                    return dict(self._observed)
+            elif self._is_array:
+                chosen = chosen.numpy()
+            argument = {"reset_mask": chosen} if self._reset_argument == "options" else chosen
+            first = self._read(*_start_episodes(self._env, **{self._reset_argument: argument}))
+            self._observed = {key: _where(mask, value, self._observed[key]) for key, value in first.items()}
         return dict(self._observed)
 
     def step_tensors(self, action: Tensor | TensorDictBase) -> Tensors:
@@ -165,7 +176,7 @@ class SimulatorEnv(VecEnv):
         specs = raw_specs(options.id, spaces.Dict(seen) if isinstance(seen, dict) else seen, _action_space(env), count)
         device, is_array = torch.as_tensor(first).device, isinstance(first, np.ndarray)
         super().__init__(env, options.resets, count, *specs, device, is_array=is_array)
-        self._actor_groups, self._privileged, self._shows_hidden = actor, privileged, False
+        self._actor_groups, self._privileged = actor, privileged
         self._expected = {key: (spec.dtype, spec.shape) for key, spec in self.observation_spec.items(True, True)}
         self._logged: dict[str, list[Tensor]] = {}
         # Where an episode was ever truncated without its last observation, and whether the user was told.
@@ -177,18 +188,15 @@ class SimulatorEnv(VecEnv):
         Raises:
             ConfigError: there are no such groups.
         """
-        if not self._privileged:
-            raise ConfigError(
-                "algorithm.critic_observation=[hidden] needs a group of observations for the critic, and the "
-                "environment has none. Name it: env.critic_groups=[...]."
-            )
-        if not self._shows_hidden:
+        require(
+            bool(self._privileged),
+            "algorithm.critic_observation=[hidden] needs a group of observations for the critic, and the environment "
+            "has none. Name it: env.critic_groups=[...].",
+        )
+        if HIDDEN not in self._expected:
             hidden = self._hidden(_start_episodes(self._env)[0])
-            self.observation_spec = Composite(
-                {**self.observation_spec, HIDDEN: Unbounded(hidden.shape, device=self.device)}, shape=self.batch_size
-            )
+            self.add_hidden(hidden)
             self._expected[HIDDEN] = (hidden.dtype, hidden.shape)
-            self._shows_hidden = True
 
     def _final_observations(self, before: Tensors, step: Tensors, info: Any) -> Tensors:
         """Ended episodes' last observations, in place of the next episodes' first ones, and where they are unknown."""
@@ -224,7 +232,7 @@ class SimulatorEnv(VecEnv):
     def _entries(self, observation: Any) -> Tensors:
         groups = _policy_groups(observation, self._actor_groups)
         entries: Tensors = {key: torch.as_tensor(value).clone() for key, value in _leaves((OBSERVATION,), groups)}
-        if self._shows_hidden:
+        if HIDDEN in self._expected:
             entries[HIDDEN] = self._hidden(observation)
         for key, (dtype, shape) in self._expected.items():
             if key not in entries:
@@ -242,23 +250,17 @@ class SimulatorEnv(VecEnv):
         return torch.cat([part.flatten(1).float() for part in parts], 1)
 
     def _results(self, returned: Any) -> tuple[Any, Tensors, Any]:
-        if isinstance(returned, tuple) and len(returned) == 5:
-            observation, reward, terminated, truncated, info = returned
-            ended, cut = self._flag("terminated", terminated), self._flag("truncated", truncated)
-            # Isaac Lab and mjlab leave it to the learner to treat a finite-horizon task's time limit as termination.
-            if getattr(getattr(self._env, "cfg", None), "is_finite_horizon", False):
-                ended, cut = ended | cut, torch.zeros_like(cut)
-        elif isinstance(returned, tuple) and len(returned) == 4:
+        if isinstance(returned, tuple) and len(returned) == 4:
             observation, reward, over, info = returned
             done = self._flag("done", over)
             cut = done & self._flag("time_outs", info["time_outs"]) if "time_outs" in info else torch.zeros_like(done)
             ended = done & ~cut
         else:
-            got = f"{len(returned)} values" if isinstance(returned, tuple) else f"a {type(returned).__name__}"
-            raise UnnamedEnvError(
-                f"returned {got} from step. Have it return (observation, reward, terminated, truncated, info) or "
-                "(observation, reward, done, extras)."
-            )
+            observation, reward, terminated, truncated, info = unpacked("step", returned)
+            ended, cut = self._flag("terminated", terminated), self._flag("truncated", truncated)
+            # Isaac Lab and mjlab leave it to the learner to treat a finite-horizon task's time limit as termination.
+            if getattr(getattr(self._env, "cfg", None), "is_finite_horizon", False):
+                ended, cut = ended | cut, torch.zeros_like(cut)
         rewards = self._column("reward", reward).to(torch.float32, copy=True)
         return observation, {"reward": rewards, "terminated": ended, "truncated": cut, "done": ended | cut}, info
 
@@ -281,35 +283,10 @@ class SimulatorEnv(VecEnv):
 def _start_episodes(env: Any, **arguments: Any) -> tuple[Any, Any]:
     """Resets a simulator, and returns the observation and the info."""
     returned = env.reset(**arguments)
-    if isinstance(returned, tuple) and len(returned) == 2:
-        return returned
-    if not hasattr(env, "get_observations"):
-        raise UnnamedEnvError(
-            f"returned a {type(returned).__name__} from reset. Have it return (observation, info), or define "
-            "get_observations()."
-        )
-    observed = env.get_observations()
-    return observed if isinstance(observed, tuple) else (observed, {})
-
-
-def _partial_reset(env: Any, is_array: bool) -> Callable[[Tensor], tuple[Any, Any] | None]:
-    """A function like :func:`_start_episodes` for a mask ``[N]`` of environments; it may return None for none."""
-    parameters = parameters_of(env.reset) or {}
-
-    def by_indices(mask_N: Tensor) -> tuple[Any, Any] | None:
-        indices = mask_N.nonzero().squeeze(-1)
-        return _start_episodes(env, env_ids=indices) if len(indices) else None
-
-    if "env_ids" in parameters:
-        return by_indices
-    if "mask" in parameters:
-        return lambda mask_N: _start_episodes(env, mask=mask_N)
-    if "options" in parameters:
-        return lambda mask_N: _start_episodes(env, options={"reset_mask": mask_N.numpy() if is_array else mask_N})
-    raise ConfigError(
-        "env.resets=disabled needs a reset with an argument env_ids, mask or options, by which environments are reset "
-        f"apart (it has {', '.join(parameters) or 'none'}). Choose env.resets=same_step, or add one."
-    )
+    if hasattr(env, "get_observations") and not (isinstance(returned, tuple) and len(returned) == 2):
+        observed = env.get_observations()
+        return observed if isinstance(observed, tuple) else (observed, {})
+    return unpacked("reset", returned)
 
 
 def _groups(options: VecEnvConfig, names: list[str]) -> tuple[list[str], list[str]]:

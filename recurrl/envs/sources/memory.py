@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import functional
-from torchrl.data import Categorical, Composite, TensorSpec, Unbounded
+from torchrl.data import Categorical, TensorSpec, Unbounded
 
 from recurrl.config.plugins import is_custom, load
 from recurrl.envs.arguments import check_arguments
@@ -94,8 +94,7 @@ class MemoryTask(BatchedEnv):
                 f"algorithm.critic_observation=[hidden] shows the critic what {type(self).__name__} hides, but the "
                 "task does not say what that is. Define its method hidden."
             )
-        entries = {**self.observation_spec, HIDDEN: Unbounded(hidden.shape, device=self.device)}
-        self.observation_spec = Composite(entries, shape=self.batch_size)
+        self.add_hidden(hidden)
         self._privileged = True
 
     @abstractmethod
