@@ -253,7 +253,8 @@ class SingleEnv(gymnasium.Env[Any, Any]):
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         """Steps with an action of :attr:`action_space`."""
         shape = (*self._env.batch_size, *self._env.full_action_spec[0][ACTION].shape)
-        after = self._env.step_tensors(_tensor(action).expand(shape))
+        tensors: Any = TensorDict(action) if isinstance(action, dict) else torch.as_tensor(np.asarray(action))
+        after = self._env.step_tensors(tensors.expand(shape))
         reward, ended, cut = (after[key][0].item() for key in ("reward", "terminated", "truncated"))
         others = after["done"].clone()
         others[0] = False
@@ -289,9 +290,3 @@ def _array(value: Any) -> Any:
     if isinstance(value, Tensor):
         return value[0].cpu().numpy()[()]
     return {key: _array(entry) for key, entry in value.items()}
-
-
-def _tensor(action: Any) -> Any:
-    if isinstance(action, dict):
-        return TensorDict({key: _tensor(part) for key, part in action.items()}, [1])
-    return torch.as_tensor(np.asarray(action))[None]

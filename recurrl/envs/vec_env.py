@@ -183,17 +183,8 @@ class SimulatorEnv(VecEnv):
         self._cut_unknown, self._warned = self._inserted_next, False
 
     def show_hidden(self) -> None:
-        """Adds the concatenated groups of the critic to observations, as the entry ``hidden``.
-
-        Raises:
-            ConfigError: there are no such groups.
-        """
-        require(
-            bool(self._privileged),
-            "algorithm.critic_observation=[hidden] needs a group of observations for the critic, and the environment "
-            "has none. Name it: env.critic_groups=[...].",
-        )
-        if HIDDEN not in self._expected:
+        """Adds the concatenated groups of the critic, if there are any, to observations, as the entry ``hidden``."""
+        if self._privileged and HIDDEN not in self._expected:
             hidden = self._hidden(_start_episodes(self._env)[0])
             self.add_hidden(hidden)
             self._expected[HIDDEN] = (hidden.dtype, hidden.shape)

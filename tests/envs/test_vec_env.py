@@ -145,8 +145,9 @@ def test_groups_are_named_by_the_configuration(compose):
     assert shapes == {("observation", "policy"): (N, 2), ("observation", "critic"): (N, 3)}
     with pytest.raises(ConfigError, match=r"must name groups of observations \(got nobody\).* has policy, critic\."):
         make_batched_env(compose(*simulated("+env.kwargs.groups=true", "env.actor_groups=[nobody]")).env, N, seed=0)
-    with pytest.raises(ConfigError, match=r"needs a group of observations for the critic"):
-        make_batched_env(compose(*simulated()).env, N, seed=0, privileged=True)
+    critic = ["algorithm.critic=feedforward", "algorithm.critic_observation=[hidden]"]
+    with pytest.raises(ConfigError, match=r"got hidden.* name a simulator's groups, env\.critic_groups"):
+        fresh_policy(compose(*simulated(*critic)))
 
 
 def test_what_it_logs_becomes_metrics(compose):

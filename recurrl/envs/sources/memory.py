@@ -83,19 +83,11 @@ class MemoryTask(BatchedEnv):
         self._privileged = False
 
     def show_hidden(self) -> None:
-        """Adds what :meth:`hidden` returns to observations, as the entry ``hidden``.
-
-        Raises:
-            ConfigError: the task does not define :meth:`hidden`.
-        """
+        """Adds what :meth:`hidden` returns, if it is defined, to observations, as the entry ``hidden``."""
         hidden = self.hidden()
-        if hidden is None:
-            raise ConfigError(
-                f"algorithm.critic_observation=[hidden] shows the critic what {type(self).__name__} hides, but the "
-                "task does not say what that is. Define its method hidden."
-            )
-        self.add_hidden(hidden)
-        self._privileged = True
+        if hidden is not None:
+            self.add_hidden(hidden)
+            self._privileged = True
 
     @abstractmethod
     def begin(self, chosen: Tensor) -> None:
