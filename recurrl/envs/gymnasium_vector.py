@@ -5,14 +5,13 @@ from typing import Any
 import numpy as np
 import torch
 from gymnasium.vector import AutoresetMode, VectorEnv
-from tensordict import TensorDictBase
 from torch import Tensor
 
 from recurrl.config.env import DISABLED, NEXT_STEP, SAME_STEP
 from recurrl.envs.batched import Tensors
 from recurrl.envs.checks import EnvChecks, Observations, UnnamedEnvError, mask_in, unpacked
 from recurrl.envs.saved_state import restore, state_of
-from recurrl.envs.spaces import raw_specs, without_names
+from recurrl.envs.spaces import raw_specs
 from recurrl.envs.vec_env import VecEnv
 from recurrl.errors import ConfigError, require
 from recurrl.keys import ACTION_MASK
@@ -41,8 +40,8 @@ class GymnasiumVectorEnv(VecEnv):
             f"The vector environment of env.id={env_id} must declare when it resets, metadata['autoreset_mode'] (got "
             f"{mode}). Choose one of {', '.join(map(str, _RESETS))}.",
         )
-        count, space, self._action_space = vector.num_envs, vector.single_observation_space, vector.single_action_space
-        super().__init__(vector, _RESETS[mode], count, *raw_specs(env_id, space, self._action_space, count, masked))
+        count, space, action = vector.num_envs, vector.single_observation_space, vector.single_action_space
+        super().__init__(vector, _RESETS[mode], action, count, *raw_specs(env_id, space, action, count, masked))
         self.checks, self._masked = EnvChecks(env_id, count), masked
         self._reader = Observations(space)
 
@@ -68,9 +67,6 @@ class GymnasiumVectorEnv(VecEnv):
         """Restores what :meth:`episodes` returned."""
         restore(self._env, state["environment"])
         self._observed, self._inserted_next = dict(state["observed"]), state["inserted_next"]
-
-    def _to_env_format(self, action: Tensor | TensorDictBase) -> Any:
-        return without_names(self._action_space, action.numpy())
 
     def _results(self, returned: Any) -> tuple[Any, Tensors, Any]:
         observation, rewards, terminated, truncated, info = unpacked("step", returned)

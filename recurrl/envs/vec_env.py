@@ -19,7 +19,7 @@ from recurrl.config.env import DISABLED, NEXT_STEP, SAME_STEP, VecEnvConfig
 from recurrl.envs.arguments import parameters_of
 from recurrl.envs.batched import BatchedEnv, Tensors
 from recurrl.envs.checks import UnnamedEnvError, unpacked
-from recurrl.envs.spaces import named, raw_specs
+from recurrl.envs.spaces import Space, named, raw_specs, without_names
 from recurrl.errors import ConfigError, require
 from recurrl.keys import FINAL_UNKNOWN, HIDDEN, INSERTED, OBSERVATION, path_of
 from recurrl.runtime.serialization import Stateful
@@ -45,14 +45,15 @@ class VecEnv(BatchedEnv):
     Args:
         env: the environments, an object with ``reset`` and ``step``.
         resets: ``same_step``, ``disabled`` or ``next_step``.
+        action_space: the space of one environment's action.
         specs: the number of environments, the specs of observations and of actions, and the device, as for
             :class:`~recurrl.envs.batched.BatchedEnv`.
         is_array: true if the environments take NumPy arrays.
     """
 
-    def __init__(self, env: Any, resets: str, *specs: Any, is_array: bool = True) -> None:
+    def __init__(self, env: Any, resets: str, action_space: Space, *specs: Any, is_array: bool = True) -> None:
         super().__init__(*specs)
-        self._env, self._resets, self._is_array = env, resets, is_array
+        self._env, self._resets, self._action_space, self._is_array = env, resets, action_space, is_array
         parameters = parameters_of(env.reset) or {}
         self._reset_argument = next((name for name in ("env_ids", "mask", "options") if name in parameters), "")
         require(
@@ -64,10 +65,6 @@ class VecEnv(BatchedEnv):
         none = torch.zeros(*self.batch_size, 1, dtype=torch.bool, device=self.device)
         # Where the last step ended an episode, and where the next step only begins an episode, ``[N, 1]``.
         self._ended, self._inserted_next = none, none
-
-    @abstractmethod
-    def _to_env_format(self, action: Tensor | TensorDictBase) -> Any:
-        """The action as ``env.step`` takes it."""
 
     @abstractmethod
     def _results(self, returned: Any) -> tuple[Any, Tensors, Any]:
@@ -86,23 +83,24 @@ class VecEnv(BatchedEnv):
         if mask is None:
             self._observed = self._read(*_start_episodes(self._env))
             self._inserted_next = torch.zeros_like(self._inserted_next)
-        elif self._resets == DISABLED:
-            chosen: Any = mask.squeeze(-1)
-            if self._reset_argument == "env_ids":
-                chosen = chosen.nonzero().squeeze(-1)
-                if not len(chosen):
-                    return dict(self._observed)
-            elif self._is_array:
-                chosen = chosen.numpy()
-            argument = {"reset_mask": chosen} if self._reset_argument == "options" else chosen
-            first = self._read(*_start_episodes(self._env, **{self._reset_argument: argument}))
+        elif self._resets == DISABLED and (arguments := self._reset_arguments(mask.squeeze(-1))):
+            first = self._read(*_start_episodes(self._env, **arguments))
             self._observed = {key: _where(mask, value, self._observed[key]) for key, value in first.items()}
         return dict(self._observed)
+
+    def _reset_arguments(self, mask_N: Tensor) -> dict[str, Any]:
+        """The argument of ``reset`` that chooses environments; none if it is their indices, and there are none."""
+        if self._reset_argument == "env_ids":
+            indices = mask_N.nonzero().squeeze(-1)
+            return {"env_ids": indices} if len(indices) else {}
+        mask: Any = mask_N.numpy() if self._is_array else mask_N
+        return {"mask": mask} if self._reset_argument == "mask" else {"options": {"reset_mask": mask}}
 
     def step_tensors(self, action: Tensor | TensorDictBase) -> Tensors:
         """Steps all environments in one call."""
         before = self._observed
-        observation, results, info = self._results(self._env.step(self._to_env_format(action)))
+        values = action.numpy() if self._is_array else action
+        observation, results, info = self._results(self._env.step(without_names(self._action_space, values)))
         self._observed = self._read(observation, info)
         step = {**self._observed, **results}
         if self._resets == SAME_STEP:
@@ -173,9 +171,10 @@ class SimulatorEnv(VecEnv):
         count, is_dict = len(first), _is_dict(observation)
         actor, privileged = _groups(options, list(observation.keys()) if is_dict else [])
         seen = _policy_groups(named(_observation_space(env, observation)), actor)
-        specs = raw_specs(options.id, spaces.Dict(seen) if isinstance(seen, dict) else seen, _action_space(env), count)
+        action = _action_space(env)
+        specs = raw_specs(options.id, spaces.Dict(seen) if isinstance(seen, dict) else seen, action, count)
         device, is_array = torch.as_tensor(first).device, isinstance(first, np.ndarray)
-        super().__init__(env, options.resets, count, *specs, device, is_array=is_array)
+        super().__init__(env, options.resets, action, count, *specs, device, is_array=is_array)
         self._actor_groups, self._privileged = actor, privileged
         self._expected = {key: (spec.dtype, spec.shape) for key, spec in self.observation_spec.items(True, True)}
         self._logged: dict[str, list[Tensor]] = {}
@@ -209,11 +208,6 @@ class SimulatorEnv(VecEnv):
         means = {f"env/{name.strip('/')}": float(torch.stack(each).nanmean()) for name, each in self._logged.items()}
         self._logged.clear()
         return means
-
-    def _to_env_format(self, action: Tensor | TensorDictBase) -> Any:
-        if self._is_array:
-            return action.numpy()
-        return action.to_dict() if isinstance(action, TensorDictBase) else action
 
     def _read(self, observation: Any, info: Any) -> Tensors:
         for name, value in (info.get("log") or {}).items() if isinstance(info, Mapping) else ():
@@ -312,13 +306,13 @@ def _leaves(path: tuple[str, ...], value: Any) -> Iterator[tuple[NestedKey, Any]
         yield from _leaves((*path, name), part)
 
 
-def _observation_space(env: Any, observation: Any) -> spaces.Space[Any]:
+def _observation_space(env: Any, observation: Any) -> Space:
     """The declared space, if it is one of Gymnasium's; else one derived from the shapes and dtypes observed."""
     space = getattr(env, "single_observation_space", None)
     return space if isinstance(space, spaces.Space) else _space_like(observation)
 
 
-def _space_like(value: Any) -> spaces.Space[Any]:
+def _space_like(value: Any) -> Space:
     if _is_dict(value):
         return spaces.Dict({name: _space_like(part) for name, part in value.items()})
     tensor = torch.as_tensor(value)
@@ -332,7 +326,7 @@ def _space_like(value: Any) -> spaces.Space[Any]:
     return spaces.Box(low, high, tuple(tensor.shape[1:]), dtype)
 
 
-def _action_space(env: Any) -> spaces.Space[Any]:
+def _action_space(env: Any) -> Space:
     """The declared space; that of ``num_actions`` numbers without bounds if there is none."""
     space = getattr(env, "single_action_space", None)
     if isinstance(space, spaces.Space):
