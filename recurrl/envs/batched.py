@@ -168,12 +168,12 @@ class TorchRLEnv(BatchedEnv):
             f"The environment's done_spec must have the entry 'done' (got {env.done_keys}). Rename one, for "
             "example with torchrl.envs.RenameTransform.",
         )
-        for option, keys, spec in (
-            ("observation_keys", observed.values(), env.observation_spec),
-            ("action_key", [action], env.full_action_spec),
-            ("reward_key", [reward], env.full_reward_spec),
+        for option, keys, all_keys in (
+            ("observation_keys", observed.values(), env.observation_spec.keys(True)),
+            ("action_key", [action], env.full_action_spec.keys(True)),
+            ("reward_key", [reward], env.full_reward_spec.keys(True, True)),
         ):
-            present = sorted(map(name_of, spec.keys(True)))
+            present = sorted(map(name_of, all_keys))
             for name in map(name_of, keys or [""]):
                 require(
                     name in present,

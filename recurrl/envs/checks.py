@@ -183,18 +183,15 @@ class Observations:
 
 def _leaves_in(space: Space, value: Any) -> Iterator[Any]:
     """The leaves of an observation without text, in the order of its space."""
-    parts = parts_of(space)
-    if isinstance(space, spaces.Tuple):
-        if not isinstance(value, Sequence) or len(value) != len(parts):
-            raise UnnamedEnvError(
-                f"returned an observation that is not a tuple of {len(parts)}, as its space is: {value}."
-            )
-        value = dict(zip(parts, value, strict=True))
-    elif not isinstance(space, spaces.Dict):
+    if not isinstance(space, spaces.Dict | spaces.Tuple):
         yield value
         return
-    elif not isinstance(value, Mapping):
-        raise UnnamedEnvError(f"returned a {type(value).__name__} as observation, but its space is a dict.")
+    if isinstance(space, spaces.Tuple) and isinstance(value, Sequence):
+        value = {str(i): part for i, part in enumerate(value)}
+    if not isinstance(value, Mapping):
+        kind = type(space).__name__.lower()
+        raise UnnamedEnvError(f"returned a {type(value).__name__} as observation, but its space is a {kind}.")
+    parts = parts_of(space)
     wrong = value.keys() ^ {key for key, part in parts.items() if key in value or not is_text(part)}
     if wrong:
         got, declared = (", ".join(map(str, keys)) or "none" for keys in (value, parts))
