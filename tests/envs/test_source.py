@@ -119,7 +119,6 @@ MISTAKES = [
     ("env=mine:no_source", "made a str, which is not a recurrl.envs.Source. Derive from"),
     ("env=mine:OnTensors env.sise=3", "Unknown configuration key 'env.sise'. Did you mean env.size"),
     ("env=mine:OnTensors env.wrappers=[a.b:C]", 'does not support env.wrappers=["a.b:C"]. Set env.wrappers=[].'),
-    ("env=mine:OnTensors env.max_episode_steps=3", "env.max_episode_steps=3. Set env.max_episode_steps=null."),
     ("env=mine:OnTensors algorithm=grpo algorithm.group_size=2", "environment cannot do. Choose algorithm=ppo"),
     ("env=mine:OnTensors env.failure=raises", "(OnTensors), at step 3, raised RuntimeError in step: the simulator"),
     ("env=mine:OnTensors env.failure=hangs collector.timeout_s=0.3", "no response within collector.timeout_s=0.3 s."),
