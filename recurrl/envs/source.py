@@ -17,7 +17,7 @@ from recurrl.config.plugins import factory, load, yaml_values
 from recurrl.envs.arguments import check_arguments
 from recurrl.envs.batched import SingleEnv
 from recurrl.envs.checks import making
-from recurrl.envs.inline import InlineEnv
+from recurrl.envs.gymnasium_envs import InlineEnv
 from recurrl.errors import ConfigError, require
 
 _ALWAYS = (

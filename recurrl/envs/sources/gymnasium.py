@@ -19,7 +19,7 @@ from recurrl.config.plugins import choice_for, import_custom, load, suggestion
 from recurrl.envs.arguments import check_arguments, parameters_of
 from recurrl.envs.batched import SingleEnv
 from recurrl.envs.checks import making
-from recurrl.envs.gymnasium_vector import GymnasiumVectorEnv
+from recurrl.envs.gymnasium_envs import GymnasiumVectorEnv
 from recurrl.envs.passed_env import PassedEnv
 from recurrl.envs.source import GymnasiumSource, Source
 from recurrl.errors import ConfigError, require
