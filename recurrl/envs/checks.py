@@ -192,8 +192,8 @@ def _leaves_in(space: Space, value: Any) -> Iterator[Any]:
         kind = type(space).__name__.lower()
         raise UnnamedEnvError(f"returned a {type(value).__name__} as observation, but its space is a {kind}.")
     parts = parts_of(space)
-    wrong = value.keys() ^ {key for key, part in parts.items() if key in value or not is_text(part)}
-    if wrong:
+    wrong = value.keys() ^ parts.keys()
+    if any(key not in parts or not is_text(parts[key]) for key in wrong):
         got, declared = (", ".join(map(str, keys)) or "none" for keys in (value, parts))
         raise UnnamedEnvError(
             f"returned an observation with the entries {got}, but its observation_space has {declared}. Have it return "
