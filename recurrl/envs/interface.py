@@ -154,14 +154,22 @@ class ActionPart(nn.Module):
     """
 
     _scaling: Tensor
+    """The middle, half the range, and the lower and upper bound of the environment's actions, in float64."""
 
     def __init__(self, path: Path, raw: TensorSpec) -> None:
         super().__init__()
         self.path, self.raw, self.spec = path, raw, raw
         self.is_continuous = raw.dtype.is_floating_point
         if self.is_continuous:
-            self.spec, scaling = normalised(raw)
-            self.register_buffer("_scaling", scaling)
+            # In float64, with halves first: high - low of a range as wide as the dtype would be infinite.
+            low, high = (bound.double() for bound in bounds_of(raw))
+            bounded, one = low.isfinite() & high.isfinite(), (low < high).double()
+            ends = torch.where(bounded, -one, low), torch.where(bounded, one, high)
+            self.spec = box_spec(*(end.to(raw.dtype) for end in ends))
+            limits = torch.finfo(raw.dtype)
+            low, high = low.clamp(min=limits.min), high.clamp(max=limits.max)
+            middle, half = torch.where(bounded, low / 2 + high / 2, 0.0), torch.where(bounded, high / 2 - low / 2, 1.0)
+            self.register_buffer("_scaling", torch.stack((middle, half, low, high)))
 
     def to_env(self, chosen: Tensor) -> Tensor:
         """Converts the policy's action ``[N, ...]`` to the environment's."""
@@ -177,18 +185,6 @@ class ActionPart(nn.Module):
             return action.to(self.raw.dtype)
         middle, half, _, _ = self._scaling
         return torch.where(half > 0, (action.double() - middle) / half, 0.0).to(torch.get_default_dtype())
-
-
-def normalised(raw: TensorSpec) -> tuple[TensorSpec, Tensor]:
-    """The spec of normalised actions, and in float64 the raw actions' middle, half range, lower and upper bounds."""
-    limits = torch.finfo(raw.dtype)
-    # In float64, with halves first: high - low of a range as wide as the dtype would be infinite.
-    low, high = (bound.double() for bound in bounds_of(raw))
-    bounded, one = low.isfinite() & high.isfinite(), (low < high).double()
-    spec = box_spec(torch.where(bounded, -one, low).to(raw.dtype), torch.where(bounded, one, high).to(raw.dtype))
-    low, high = low.clamp(min=limits.min), high.clamp(max=limits.max)
-    middle, half = torch.where(bounded, low / 2 + high / 2, 0.0), torch.where(bounded, high / 2 - low / 2, 1.0)
-    return spec, torch.stack((middle, half, low, high))
 
 
 def _own_entries(observation: TensorSpec, mask: Collection[int | str], privileged: bool) -> dict[Path, Entry]:

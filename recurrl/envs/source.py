@@ -20,11 +20,8 @@ from recurrl.envs.checks import making
 from recurrl.envs.gymnasium_envs import InlineEnv
 from recurrl.errors import ConfigError, require
 
-_ALWAYS = (
-    *("name", "source", "id", "ids", "num_envs", "mask", "previous_reward"),
-    *("reward_scale", "normalize_observation", "normalize_reward"),
-)
-"""Options that every source supports. Any other option is unused if it has its value in ``env=gym``."""
+_OF_SOME = ("packages", "wrappers", "max_episode_steps", "action_mask_from_info", "kwargs")
+"""Options that some sources do not support; the others work with every source."""
 
 
 class Source(ABC):
@@ -68,10 +65,11 @@ class Source(ABC):
         Raises:
             ConfigError: an option is unsupported; the message says what to set.
         """
-        for name, unused in yaml_values("env", "gym").items():
+        unused = yaml_values("env", "gym")
+        for name in _OF_SOME:
             value = getattr(self.options, name)
-            if name not in (*_ALWAYS, *self.supported_options) and value != unused:
-                got, instead = (json.dumps(each, default=str).strip('"') for each in (value, unused))
+            if name not in self.supported_options and value != unused[name]:
+                got, instead = (json.dumps(each, default=str).strip('"') for each in (value, unused[name]))
                 raise ConfigError(
                     f"env.source={self.options.source} does not support env.{name}={got}. Set env.{name}={instead}."
                 )
