@@ -133,7 +133,7 @@ class NamedInterface(Interface):
         specs, action_spec = raw_specs(env.id, observation, action, 1, env.action_mask_from_info)
         super().__init__(env, Composite(specs, shape=[1])[0], action_spec[0], without=critic_only)
         self.observation_space, self.action_space = observation, action
-        columns = {each.raw: each.columns for each in self.entries}
+        columns = {each.raw: each.columns for each in self.entries.values()}
         entries = _entries(OBSERVATION, named(observation, text=False))
         self.observed = [NamedArray(key, space, columns[key]) for key, space in entries.items() if key in columns]
         mask = NamedArray(ACTION_MASK, spaces.MultiBinary(spaces.flatdim(action)))

@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
+import gymnasium
+import numpy as np
 import torch
 from tensordict import NestedKey, TensorDict, TensorDictBase
 from torch import Tensor
@@ -17,8 +19,9 @@ from torchrl.envs.utils import step_mdp
 
 from recurrl.envs.checks import EnvChecks, UnnamedEnvError
 from recurrl.envs.saved_state import UnsavableError
+from recurrl.envs.spaces import space_of
 from recurrl.errors import ConfigError, require
-from recurrl.keys import ACTION, ACTION_MASK, HIDDEN, INSERTED, OBSERVATION, nested, path_of
+from recurrl.keys import ACTION, ACTION_MASK, HIDDEN, INSERTED, OBSERVATION, name_of, nested, path_of
 from recurrl.runtime.serialization import Stateful
 
 Tensors = dict[NestedKey, Tensor]
@@ -105,6 +108,11 @@ class BatchedEnv(EnvBase):
     def show_hidden(self) -> None:
         """From now on, adds the entry ``hidden`` to observations: what the policy does not see, if that is known."""
 
+    def add_hidden(self, hidden: Tensor) -> None:
+        """Adds an entry ``hidden`` like this one ``[N, ...]`` to the spec of observations."""
+        entries = {**self.observation_spec, HIDDEN: Unbounded(hidden.shape, device=self.device)}
+        self.observation_spec = Composite(entries, shape=self.batch_size)
+
     @property
     def stateful(self) -> Stateful:
         """What holds the state that lasts beyond episodes, such as a curriculum's level, for checkpoints."""
@@ -145,7 +153,7 @@ class TorchRLEnv(BatchedEnv):
         reward: the environment's key of the reward.
 
     Raises:
-        ConfigError: the environment has no entry ``done``.
+        ConfigError: the environment has no entry ``done``, or none of one of the keys.
     """
 
     def __init__(
@@ -160,6 +168,19 @@ class TorchRLEnv(BatchedEnv):
             f"The environment's done_spec must have the entry 'done' (got {env.done_keys}). Rename one, for "
             "example with torchrl.envs.RenameTransform.",
         )
+        for option, keys, all_keys in (
+            ("observation_keys", observed.values(), env.observation_spec.keys(True)),
+            ("action_key", [action], env.full_action_spec.keys(True)),
+            ("reward_key", [reward], env.full_reward_spec.keys(True, True)),
+        ):
+            present = sorted(map(name_of, all_keys))
+            for name in map(name_of, keys or [""]):
+                require(
+                    name in present,
+                    f"env.{option} must name what the environment has: {', '.join(present) or 'nothing'} (got "
+                    f"{name or 'none'}). Choose env=torchrl to name its keys, with dots in a nested one; or rename "
+                    "them, for example with torchrl.envs.RenameTransform.",
+                )
         extra = {key: key for key in (ACTION_MASK, HIDDEN) if key in env.observation_spec.keys()}  # noqa: SIM118
         self._keys, self._action, self._reward = {**observed, **extra}, action, reward
         device = env.device or torch.device("cpu")
@@ -215,6 +236,38 @@ class TorchRLEnv(BatchedEnv):
         super().close(**kwargs)
 
 
+class SingleEnv(gymnasium.Env[Any, Any]):
+    """The first environment of a batch, as a Gymnasium environment; the others, if any, get the same actions."""
+
+    def __init__(self, env: EnvBase) -> None:
+        self._env = env if isinstance(env, BatchedEnv) else TorchRLEnv(env)
+        self.observation_space = space_of(self._env.observation_spec[0][OBSERVATION])
+        self.action_space = space_of(self._env.full_action_spec[0][ACTION])
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        """Starts an episode, and returns its first observation and an info."""
+        if seed is not None:
+            self._env.set_seed(seed)
+        return _shown(self._env.reset_tensors(None))
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        """Steps with an action of :attr:`action_space`."""
+        shape = (*self._env.batch_size, *self._env.full_action_spec[0][ACTION].shape)
+        tensors: Any = TensorDict(action) if isinstance(action, dict) else torch.as_tensor(np.asarray(action))
+        after = self._env.step_tensors(tensors.expand(shape))
+        reward, ended, cut = (after[key][0].item() for key in ("reward", "terminated", "truncated"))
+        others = after["done"].clone()
+        others[0] = False
+        if others.any():
+            self._env.reset_tensors(others)
+        observation, info = _shown(after)
+        return observation, float(reward), bool(ended), bool(cut), info
+
+    def close(self) -> None:
+        """Closes the environment."""
+        self._env.close(raise_if_closed=False)  # TorchRL's are closed before their first reset
+
+
 def episodes_ended(after: Mapping[NestedKey, Tensor] | TensorDictBase) -> Tensor:
     """True where an episode ended in a step: ``done``, except in steps that are not transitions."""
     return after["done"] & ~after[INSERTED] if INSERTED in after else after["done"]
@@ -225,3 +278,15 @@ def observation_in(leaves: Mapping[NestedKey, Tensor]) -> Any:
     if OBSERVATION in leaves:
         return leaves[OBSERVATION]
     return nested({path_of(key): value for key, value in leaves.items()})[OBSERVATION]
+
+
+def _shown(entries: Tensors) -> tuple[Any, dict[str, Any]]:
+    """The observation, and an info with the action mask if the environment has one."""
+    info = {ACTION_MASK: _array(entries[ACTION_MASK])} if ACTION_MASK in entries else {}
+    return _array(observation_in(entries)), info
+
+
+def _array(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value[0].cpu().numpy()[()]
+    return {key: _array(entry) for key, entry in value.items()}

@@ -17,7 +17,7 @@ from torchrl.data import Composite, TensorSpec
 
 from recurrl.envs.spaces import Space, is_text, named, parts_of, spec_of
 from recurrl.errors import ConfigError, EnvError, RunError, message_of
-from recurrl.keys import ACTION_MASK, OBSERVATION, path_of
+from recurrl.keys import ACTION_MASK, OBSERVATION
 from recurrl.specs import choices
 
 Array = np.ndarray[Any, Any]
@@ -99,15 +99,12 @@ class EnvChecks:
             raise self.error(
                 None, f"returned {name}s of shape {np.shape(column)}. Have step return one per environment."
             )
-        return np.array([self._one(i, name, value, kinds, expected) for i, value in enumerate(values)])
-
-    def _one(self, i: int, name: str, value: Any, kinds: str, expected: str) -> Any:
-        one = as_array(value)
-        if one.size != 1 or one.dtype.kind not in kinds:
-            raise self.error(
-                i, f"returned the {name} {value!r}, a {type(value).__name__}. Have step return {expected}."
-            )
-        return one.item()
+        ones = [as_array(value) for value in values]
+        for i, one in enumerate(ones):
+            if one.size != 1 or one.dtype.kind not in kinds:
+                got = f"{values[i]!r}, a {type(values[i]).__name__}"
+                raise self.error(i, f"returned the {name} {got}. Have step return {expected}.")
+        return np.array([one.item() for one in ones])
 
     def error(self, i: int | None, problem: str) -> EnvError:
         """An error of environment ``i``, or of all if ``i`` is None."""
@@ -158,32 +155,27 @@ class Observations:
 
     Args:
         space: the space of one environment's observation.
-        count: number of environments, N.
-        batched: true to read the observations of all environments at once rather than one by one.
     """
 
-    def __init__(self, space: Space, count: int, batched: bool = False) -> None:
-        zeros = Composite({OBSERVATION: spec_of(named(space, text=False), count)}, shape=[count]).zero()
-        of_all = {key: values.numpy() for key, values in zeros.items(True, True)}
-        self._space, first = space, 0 if batched else 1
-        self._entries = {key: (each.dtype, each.shape[first:]) for key, each in of_all.items()}
+    def __init__(self, space: Space) -> None:
+        zeros = Composite({OBSERVATION: spec_of(named(space, text=False), 1)}, shape=[1])[0].zero()
+        self._space, arrays = space, {key: value.numpy() for key, value in zeros.items(True, True)}
+        self._entries = {key: (each.dtype, each.shape) for key, each in arrays.items()}
 
-    def read(self, observation: Any) -> dict[NestedKey, Array]:
+    def read(self, observation: Any, batch: tuple[int, ...] = ()) -> dict[NestedKey, Array]:
         """The entries of an observation.
+
+        Args:
+            observation: what an environment returned.
+            batch: ``(N,)`` for the observations of N environments at once.
 
         Raises:
             UnnamedEnvError: an entry is missing, or differs from its space in shape or dtype.
         """
-        try:
-            entries = [as_array(value) for value in _leaves_in(self._space, observation)]
-        except KeyError as error:
-            keys = ", ".join(".".join(path_of(key)[1:]) for key in self._entries)
-            raise UnnamedEnvError(
-                f"returned an observation that lacks the entry {error}. Have it return a dict with the entries of its "
-                f"observation_space: {keys}."
-            ) from error
+        entries = [as_array(value) for value in _leaves_in(self._space, observation)]
         read = dict(zip(self._entries, entries, strict=True))
-        for key, (dtype, shape) in self._entries.items():
+        for key, (dtype, of_one) in self._entries.items():
+            shape = (*batch, *of_one)
             if read[key].dtype != dtype or read[key].shape != shape:
                 read[key] = _fitted(key, read[key], shape, dtype)
         return read
@@ -191,21 +183,21 @@ class Observations:
 
 def _leaves_in(space: Space, value: Any) -> Iterator[Any]:
     """The leaves of an observation without text, in the order of its space."""
-    if isinstance(space, spaces.Tuple):
-        if not isinstance(value, Sequence) or len(value) != len(space.spaces):
-            raise UnnamedEnvError(
-                f"returned an observation that is not a tuple of {len(space.spaces)}, as its space is: {value}."
-            )
-        value = {str(i): part for i, part in enumerate(value)}
-    elif not isinstance(space, spaces.Dict):
+    if not isinstance(space, spaces.Dict | spaces.Tuple):
         yield value
         return
-    elif not isinstance(value, Mapping):
-        raise UnnamedEnvError(f"returned a {type(value).__name__} as observation, but its space is a dict.")
+    if isinstance(space, spaces.Tuple) and isinstance(value, Sequence):
+        value = {str(i): part for i, part in enumerate(value)}
+    if not isinstance(value, Mapping):
+        kind = type(space).__name__.lower()
+        raise UnnamedEnvError(f"returned a {type(value).__name__} as observation, but its space is a {kind}.")
     parts = parts_of(space)
-    if value.keys() - parts.keys():
+    wrong = value.keys() ^ parts.keys()
+    if any(key not in parts or not is_text(parts[key]) for key in wrong):
+        got, declared = (", ".join(map(str, keys)) or "none" for keys in (value, parts))
         raise UnnamedEnvError(
-            "returned an observation with entries missing from its observation_space. Declare them there."
+            f"returned an observation with the entries {got}, but its observation_space has {declared}. Have it return "
+            "these entries."
         )
     for key, part in parts.items():
         if not is_text(part):

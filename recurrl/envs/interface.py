@@ -3,8 +3,7 @@
 Shape legend: N environments, or any batch.
 """
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import torch
@@ -22,21 +21,27 @@ from recurrl.specs import bounds_of, leaves_of
 Path = tuple[str, ...]
 
 
-@dataclass(frozen=True)
-class Entry:
+class Entry(nn.Module):
     """An entry of the policy's observation.
 
-    Attributes:
+    Args:
         raw: the key of the environment's entry.
-        path: the entry's path within the policy's observation.
         spec: the spec of one environment's entry, as the policy sees it.
         columns: the visible indices of a vector; None for all.
     """
 
-    raw: NestedKey
-    path: Path
-    spec: TensorSpec
-    columns: list[int] | None = None
+    indices: Tensor
+
+    def __init__(self, raw: NestedKey, spec: TensorSpec, columns: list[int] | None = None) -> None:
+        super().__init__()
+        self.raw, self.spec, self.columns = raw, spec, columns
+        self.register_buffer("indices", None if columns is None else torch.tensor(columns))
+
+    def of(self, raw: Mapping[NestedKey, Tensor]) -> Tensor:
+        """The entry ``[N, ...]``, from the environment's entries."""
+        value = raw[self.raw]
+        # Not the buffer itself, because finding one in a module takes longer than all the rest.
+        return value if self.columns is None else value.index_select(-1, self.indices)
 
 
 class Interface(nn.Module):
@@ -57,7 +62,7 @@ class Interface(nn.Module):
 
     Attributes:
         env: the environment's options.
-        entries: the entries of the policy's observation.
+        entries: the entries of the policy's observation, by their keys in it.
         parts: the parts of the action.
         observation_spec: the spec of one environment's observation, with the entry ``observation``.
         action_spec: the spec of the policy's action for one environment.
@@ -81,20 +86,14 @@ class Interface(nn.Module):
         parts = {part.path: part.spec for part in self.parts}
         self.action_spec = parts[()] if () in parts else Composite(parts)
         own = _own_entries(observation[OBSERVATION], env.mask, privileged)
-        all_entries = [*own, *self._added_entries(observation, own, privileged and not env.mask)]
-        is_plain = len(all_entries) == 1 and not without and not isinstance(observation[OBSERVATION], Composite)
-        entries = [entry for entry in all_entries if entry.path[0] not in without]
-        self.entries = sorted(entries, key=lambda entry: entry.path[0])
-        specs = {each.path: each.spec for each in self.entries}
-        self.observation_spec = Composite({OBSERVATION: specs[OBSERVATION,] if is_plain else Composite(specs)})
-        self._table: list[tuple[NestedKey, NestedKey, str | None]] = []
-        for number, each in enumerate(self.entries):
-            name = None if each.columns is None else f"_columns_{number}"
-            if name is not None:
-                self.register_buffer(name, torch.tensor(each.columns))
-            self._table.append((each.raw, OBSERVATION if is_plain else (OBSERVATION, *each.path), name))
+        entries = own | self._added_entries(observation, own, privileged and not env.mask)
+        is_plain = len(entries) == 1 and not without and not isinstance(observation[OBSERVATION], Composite)
+        paths = sorted((path for path in entries if path[0] not in without), key=lambda path: path[0])
+        self.entries = {OBSERVATION if is_plain else (OBSERVATION, *path): entries[path] for path in paths}
+        self._modules_of_entries = nn.ModuleList(self.entries.values())
+        self.observation_spec = Composite({key: entry.spec for key, entry in self.entries.items()})
 
-    def _added_entries(self, observation: Composite, own: Sequence[Entry], hidden: bool) -> list[Entry]:
+    def _added_entries(self, observation: Composite, own: Collection[Path], hidden: bool) -> dict[Path, Entry]:
         """What the policy sees in addition to the environment's own observation."""
         masked, present = self.env.action_mask_from_info, set(observation.keys())
         gives = ACTION_MASK in present
@@ -107,35 +106,26 @@ class Interface(nn.Module):
         specs = {name: observation[name] for name in extra}
         if self.env.previous_reward:
             specs[PREVIOUS_REWARD] = Unbounded((1,))
-        for name in specs.keys() & {each.path[0] for each in own}:
+        for name in specs.keys() & {path[0] for path in own}:
             key = "action_mask_from_info" if name == ACTION_MASK else name
             raise ConfigError(
                 f"env.{key} adds the entry {name} to the observation, which already has one. Set it to false, or "
                 "rename the environment's entry."
             )
-        return [Entry(name, (name,), spec) for name, spec in specs.items()]
+        return {(name,): Entry(name, spec) for name, spec in specs.items()}
 
     def observation(self, raw: Mapping[NestedKey, Tensor]) -> Tensors:
         """The leaves of the policy's observation ``[N, ...]``. ``raw`` needs the raw keys of all :attr:`entries`."""
-        leaves: Tensors = {}
-        for key, leaf, columns in self._table:
-            value = raw[key]
-            leaves[leaf] = value if columns is None else value.index_select(-1, self.get_buffer(columns))
-        return leaves
+        return {key: entry.of(raw) for key, entry in self.entries.items()}
 
     def raw(self, observation: Mapping[Any, Tensor]) -> Tensors:
         """The inverse of :meth:`observation`: the raw entries, without hidden columns, of a mapping with the leaves."""
-        parts: dict[NestedKey, list[Tensor]] = {}
-        columns: dict[NestedKey, list[Tensor]] = {}
-        for key, leaf, name in self._table:
-            parts.setdefault(key, []).append(observation[leaf])
-            columns.setdefault(key, []).extend([] if name is None else [self.get_buffer(name)])
-        return {
-            key: torch.cat(values, -1).index_select(-1, torch.cat(columns[key]).argsort())
-            if columns[key]
-            else values[0]
-            for key, values in parts.items()
-        }
+        raw: Tensors = {entry.raw: observation[key] for key, entry in self.entries.items()}
+        columns = {key: entry.indices for key, entry in self.entries.items() if entry.columns is not None}
+        if columns:
+            order = torch.cat([*columns.values()]).argsort()
+            raw[OBSERVATION] = torch.cat([observation[key] for key in columns], -1).index_select(-1, order)
+        return raw
 
     def env_action(self, action: Any) -> dict[Path, Tensor]:
         """Converts the policy's action to the environment's: its parts by path, which is ``()`` for a single part."""
@@ -164,14 +154,22 @@ class ActionPart(nn.Module):
     """
 
     _scaling: Tensor
+    """The middle, half the range, and the lower and upper bound of the environment's actions, in float64."""
 
     def __init__(self, path: Path, raw: TensorSpec) -> None:
         super().__init__()
         self.path, self.raw, self.spec = path, raw, raw
         self.is_continuous = raw.dtype.is_floating_point
         if self.is_continuous:
-            self.spec, scaling = normalised(raw)
-            self.register_buffer("_scaling", scaling)
+            # In float64, with halves first: high - low of a range as wide as the dtype would be infinite.
+            low, high = (bound.double() for bound in bounds_of(raw))
+            bounded, one = low.isfinite() & high.isfinite(), (low < high).double()
+            ends = torch.where(bounded, -one, low), torch.where(bounded, one, high)
+            self.spec = box_spec(*(end.to(raw.dtype) for end in ends))
+            limits = torch.finfo(raw.dtype)
+            low, high = low.clamp(min=limits.min), high.clamp(max=limits.max)
+            middle, half = torch.where(bounded, low / 2 + high / 2, 0.0), torch.where(bounded, high / 2 - low / 2, 1.0)
+            self.register_buffer("_scaling", torch.stack((middle, half, low, high)))
 
     def to_env(self, chosen: Tensor) -> Tensor:
         """Converts the policy's action ``[N, ...]`` to the environment's."""
@@ -189,24 +187,12 @@ class ActionPart(nn.Module):
         return torch.where(half > 0, (action.double() - middle) / half, 0.0).to(torch.get_default_dtype())
 
 
-def normalised(raw: TensorSpec) -> tuple[TensorSpec, Tensor]:
-    """The spec of normalised actions, and in float64 the raw actions' middle, half range, lower and upper bounds."""
-    limits = torch.finfo(raw.dtype)
-    # In float64, with halves first: high - low of a range as wide as the dtype would be infinite.
-    low, high = (bound.double() for bound in bounds_of(raw))
-    bounded, one = low.isfinite() & high.isfinite(), (low < high).double()
-    spec = box_spec(torch.where(bounded, -one, low).to(raw.dtype), torch.where(bounded, one, high).to(raw.dtype))
-    low, high = low.clamp(min=limits.min), high.clamp(max=limits.max)
-    middle, half = torch.where(bounded, low / 2 + high / 2, 0.0), torch.where(bounded, high / 2 - low / 2, 1.0)
-    return spec, torch.stack((middle, half, low, high))
-
-
-def _own_entries(observation: TensorSpec, mask: Collection[int | str], privileged: bool) -> list[Entry]:
+def _own_entries(observation: TensorSpec, mask: Collection[int | str], privileged: bool) -> dict[Path, Entry]:
     """The environment's own entries that the policy sees."""
     if isinstance(observation, Composite):
         return _own_entries_of_dict(observation, mask, privileged)
     if not mask:
-        return [Entry(OBSERVATION, (OBSERVATION,), observation)]
+        return {(OBSERVATION,): Entry(OBSERVATION, observation)}
     if not isinstance(observation, Bounded | Unbounded) or len(observation.shape) != 1:
         raise ConfigError(
             f"env.mask={list(mask)} hides entries of a vector or a dict, but the observation space is "
@@ -222,10 +208,10 @@ def _own_entries(observation: TensorSpec, mask: Collection[int | str], privilege
     columns = {OBSERVATION: [i for i in range(size) if i not in mask]}
     if privileged:
         columns[HIDDEN] = [i for i in range(size) if i in mask]
-    return [Entry(OBSERVATION, (name,), box_spec(low[each], high[each]), each) for name, each in columns.items()]
+    return {(name,): Entry(OBSERVATION, box_spec(low[each], high[each]), each) for name, each in columns.items()}
 
 
-def _own_entries_of_dict(observation: Composite, mask: Collection[int | str], privileged: bool) -> list[Entry]:
+def _own_entries_of_dict(observation: Composite, mask: Collection[int | str], privileged: bool) -> dict[Path, Entry]:
     """The entries of a dict that are not hidden; the entries of a tuple are called 0, 1, and so on."""
     hidden, names = set(map(str, mask)), [name for name in observation.keys() if name != ACTION_MASK]  # noqa: SIM118
     if hidden and not hidden < set(names):
@@ -238,4 +224,5 @@ def _own_entries_of_dict(observation: Composite, mask: Collection[int | str], pr
             "algorithm.critic_observation must name the entries of a dict that only the critic sees (got hidden). "
             f"Use [{', '.join(map(str, mask))}], and leave env.mask out."
         )
-    return [Entry((OBSERVATION, *path), path, spec) for path, spec in leaves_of(observation) if path[0] not in hidden]
+    visible = {path: spec for path, spec in leaves_of(observation) if path[0] not in hidden}
+    return {path: Entry((OBSERVATION, *path), spec) for path, spec in visible.items()}

@@ -16,7 +16,6 @@ from recurrl.config import EnvConfig
 from recurrl.envs.batched import BatchedEnv, Tensors, TorchRLEnv
 from recurrl.envs.checks import making
 from recurrl.envs.policy_env import PolicyEnv
-from recurrl.envs.shared_simulator import simulator
 from recurrl.envs.source import source_of
 from recurrl.errors import ConfigError, require
 from recurrl.keys import ACTION, ACTION_MASK, HIDDEN, OBSERVATION
@@ -70,28 +69,16 @@ def make_env(config: EnvConfig, num_envs: int, seed: int, policy: nn.Module | No
 
 def _make(config: EnvConfig, num_envs: int, privileged: bool = False) -> PolicyEnv:
     source = source_of(config)
+    expected = config.num_envs if source.is_simulator else num_envs
     with making(f"env.id={config.id}"):
-        env = simulator(source) if source.is_simulator else source.make(num_envs)
-    _check_env(env, config, config.num_envs if source.is_simulator else num_envs)
-    return PolicyEnv(env if isinstance(env, BatchedEnv) else TorchRLEnv(env), config, privileged)
-
-
-def _check_env(env: EnvBase, config: EnvConfig, num_envs: int) -> None:
-    """Rejects an environment of another kind or size than a source must make."""
-    made = list(env.batch_size) if isinstance(env, EnvBase) else f"a {type(env).__name__}"
-    require(
-        made == [num_envs],
-        f"env.source={config.source} must make {num_envs} environments of env.id={config.id}, as one of batch size "
-        f"[{num_envs}] (got {made}). Have its factory take num_envs, and make that many.",
-    )
-    entries = {OBSERVATION: env.observation_spec, ACTION: env.full_action_spec, "reward": env.full_reward_spec}
-    for key, spec in entries.items():
-        if key not in spec.keys():  # noqa: SIM118  (a spec has no __contains__)
-            raise ConfigError(
-                f"env.source={config.source} made an environment without the entry {key!r}; it has "
-                f"{', '.join(map(str, spec.keys())) or 'none'}. Name its keys: env=torchrl env.observation_keys=[...] "
-                "env.action_key=... env.reward_key=...; or rename it, for example with torchrl.envs.RenameTransform."
-            )
+        env = source.make(num_envs)
+        made = list(env.batch_size) if isinstance(env, EnvBase) else f"a {type(env).__name__}"
+        require(
+            made == [expected],
+            f"env.source={config.source} must make {expected} environments of env.id={config.id}, as one of batch size "
+            f"[{expected}] (got {made}). Have its factory take num_envs, and make that many.",
+        )
+        return PolicyEnv(env if isinstance(env, BatchedEnv) else TorchRLEnv(env), config, privileged)
 
 
 def check_row_length(config: EnvConfig, steps_per_row: int) -> None:

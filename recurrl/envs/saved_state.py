@@ -9,8 +9,7 @@ import enum
 import random
 import sys
 from collections import deque
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any
 
@@ -22,18 +21,8 @@ from gymnasium.envs.registration import EnvSpec
 Environment = gymnasium.Env[Any, Any] | gymnasium.vector.VectorEnv[Any, Any, Any]
 
 # Attributes that an episode does not change.
-_CONSTANTS = (
-    gymnasium.Space,
-    EnvSpec,
-    type,
-    np.dtype,
-    torch.dtype,
-    torch.device,
-    FunctionType,
-    BuiltinFunctionType,
-    MethodType,
-    ModuleType,
-)
+_CONSTANTS: tuple[type, ...] = (gymnasium.Space, EnvSpec, type, np.dtype, torch.dtype, torch.device)
+_CONSTANTS += (FunctionType, BuiltinFunctionType, MethodType, ModuleType)
 _CONTAINERS: dict[str, Any] = {kind.__name__: kind for kind in (list, tuple, set, frozenset, dict, deque)}
 _KINDS = {kind: name for name, kind in _CONTAINERS.items()}
 # Size of an instance in memory: its header, and references to its attributes and to its weak references.
@@ -59,9 +48,8 @@ def state_of(env: Environment) -> dict[str, Any]:
     Raises:
         UnsavableError: an attribute is not plain, or too large; the message names it.
     """
-    path = type(env).__name__
-    with _reading(path):
-        return _StateEncoder().attributes(env, path)
+    _, _, attributes = _StateEncoder().encoded(env, type(env).__name__)
+    return attributes
 
 
 def restore(env: Environment, state: Mapping[str, Any]) -> None:
@@ -71,16 +59,6 @@ def restore(env: Environment, state: Mapping[str, Any]) -> None:
         UnsavableError: the environment was constructed differently from the saved one.
     """
     _restore_attributes(env, state, type(env).__name__, {})
-
-
-@contextmanager
-def _reading(path: str) -> Iterator[None]:
-    try:
-        yield
-    except UnsavableError:
-        raise
-    except Exception as error:  # reading the attributes of a foreign object may raise anything
-        raise UnsavableError(f"reading {path} raised {type(error).__name__}") from error
 
 
 class _StateEncoder:
@@ -101,18 +79,25 @@ class _StateEncoder:
         return {name: value for name, value in encoded.items() if value is not _CONSTANT}
 
     def encoded(self, value: Any, path: str) -> Any:
-        with _reading(path):
-            # By type(), because __class__ may lie.
-            if issubclass(type(value), _CONSTANTS):
-                return _CONSTANT
-            if path.count(".") + path.count("[") > MAX_DEPTH:
-                raise UnsavableError(f"{path[:100]}… refers to itself, or is nested more than {MAX_DEPTH} deep")
-            self._spend(_BYTES_OF_ONE, path)
-            for encode in (self._data, self._generator, self._container, self._object):
-                encoded = encode(value, path)
-                if encoded is not None:
-                    return encoded
-            raise UnsavableError(f"{path} is a {_name_of(type(value))}, which is not a plain value")
+        try:
+            return self._encoded(value, path)
+        except UnsavableError:
+            raise
+        except Exception as error:  # reading the attributes of a foreign object may raise anything
+            raise UnsavableError(f"reading {path} raised {type(error).__name__}") from error
+
+    def _encoded(self, value: Any, path: str) -> Any:
+        # By type(), because __class__ may lie.
+        if issubclass(type(value), _CONSTANTS):
+            return _CONSTANT
+        if path.count(".") + path.count("[") > MAX_DEPTH:
+            raise UnsavableError(f"{path[:100]}… refers to itself, or is nested more than {MAX_DEPTH} deep")
+        self._spend(_BYTES_OF_ONE, path)
+        for encode in (self._data, self._generator, self._container, self._object):
+            encoded = encode(value, path)
+            if encoded is not None:
+                return encoded
+        raise UnsavableError(f"{path} is a {_name_of(type(value))}, which is not a plain value")
 
     def _data(self, value: Any, path: str) -> Any:
         if value is None or type(value) in (bool, int, float, str):

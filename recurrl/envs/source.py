@@ -3,7 +3,8 @@
 import inspect
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from typing import Any
 
 import gymnasium
@@ -14,16 +15,13 @@ from torchrl.envs import EnvBase
 from recurrl.config.env import EnvConfig, wrapper_and_arguments
 from recurrl.config.plugins import factory, load, yaml_values
 from recurrl.envs.arguments import check_arguments
+from recurrl.envs.batched import SingleEnv
 from recurrl.envs.checks import making
-from recurrl.envs.inline import InlineEnv
-from recurrl.envs.single import SingleEnv
+from recurrl.envs.gymnasium_envs import InlineEnv
 from recurrl.errors import ConfigError, require
 
-_ALWAYS = (
-    *("name", "source", "id", "ids", "num_envs", "mask", "previous_reward"),
-    *("reward_scale", "normalize_observation", "normalize_reward"),
-)
-"""Options that every source supports. Any other option is unused if it has its value in ``env=gym``."""
+_OF_SOME = ("packages", "wrappers", "max_episode_steps", "action_mask_from_info", "kwargs")
+"""Options that some sources do not support; the others work with every source."""
 
 
 class Source(ABC):
@@ -37,8 +35,7 @@ class Source(ABC):
     Attributes:
         options: the environment's options.
         supported_options: the options of ``env=gym`` that this source supports. Others are rejected.
-        is_simulator: true if :meth:`make` returns a :class:`recurrl.envs.vec_env.SimulatorEnv`. It is made once per
-            process, with ``env.num_envs`` environments, and training, checks and evaluation use it in turn.
+        is_simulator: true if :meth:`make` returns the process's only simulator, with ``env.num_envs`` environments.
     """
 
     supported_options: Collection[str] = ()
@@ -68,10 +65,11 @@ class Source(ABC):
         Raises:
             ConfigError: an option is unsupported; the message says what to set.
         """
-        for name, unused in yaml_values("env", "gym").items():
+        unused = yaml_values("env", "gym")
+        for name in _OF_SOME:
             value = getattr(self.options, name)
-            if name not in (*_ALWAYS, *self.supported_options) and value != unused:
-                got, instead = (json.dumps(each, default=str).strip('"') for each in (value, unused))
+            if name not in self.supported_options and value != unused[name]:
+                got, instead = (json.dumps(each, default=str).strip('"') for each in (value, unused[name]))
                 raise ConfigError(
                     f"env.source={self.options.source} does not support env.{name}={got}. Set env.{name}={instead}."
                 )
@@ -96,7 +94,8 @@ class GymnasiumSource(Source):
     def check(self) -> None:
         """Rejects unsupported options, and wrappers that do not exist."""
         super().check()
-        _load_wrappers(self.options.wrappers)
+        for entry in self.options.wrappers:
+            _wrapper(entry)
 
     def make(self, num_envs: int) -> EnvBase:
         """The environments as one batched environment."""
@@ -127,9 +126,9 @@ class GymnasiumSource(Source):
     def wrap(self, env: gymnasium.Env[Any, Any]) -> gymnasium.Env[Any, Any]:
         """The environment within the configured wrappers, the last one outermost, and then the time limit."""
         options = self.options
-        for name, wrapper, arguments in _load_wrappers(options.wrappers):
+        for name, wrapper in map(_wrapper, options.wrappers):
             with making(f"env.wrappers={name} around env.id={options.id}"):
-                env = wrapper(env, **arguments)
+                env = wrapper(env)
         if options.max_episode_steps is not None:
             env = TimeLimit(env, options.max_episode_steps)
         for name in ("observation_space", "action_space"):
@@ -153,23 +152,18 @@ def source_of(config: EnvConfig) -> Source:
     return source
 
 
-def _load_wrappers(
-    entries: Sequence[Any],
-) -> list[tuple[str, type[gymnasium.Wrapper[Any, Any, Any, Any]], dict[str, Any]]]:
-    """The name, class and arguments of each entry of ``env.wrappers``.
+def _wrapper(entry: Any) -> tuple[str, Callable[..., gymnasium.Env[Any, Any]]]:
+    """The name of an entry of ``env.wrappers``, and what makes its wrapper around an environment.
 
     Raises:
-        ConfigError: an entry does not name a wrapper of Gymnasium, or its arguments do not fit.
+        ConfigError: the entry does not name a wrapper of Gymnasium, or its arguments do not fit.
     """
-    loaded = []
-    for entry in entries:
-        name, arguments = wrapper_and_arguments(entry)
-        setting = f"env.wrappers={name}"
-        wrapper = load(name, setting)
-        if not (inspect.isclass(wrapper) and issubclass(wrapper, gymnasium.Wrapper)):
-            raise ConfigError(
-                f"{setting} is not a wrapper of single environments. Use a class derived from gymnasium.Wrapper."
-            )
-        check_arguments(wrapper, ["env", *arguments], setting)
-        loaded.append((name, wrapper, arguments))
-    return loaded
+    name, arguments = wrapper_and_arguments(entry)
+    setting = f"env.wrappers={name}"
+    wrapper = load(name, setting)
+    if not (inspect.isclass(wrapper) and issubclass(wrapper, gymnasium.Wrapper)):
+        raise ConfigError(
+            f"{setting} is not a wrapper of single environments. Use a class derived from gymnasium.Wrapper."
+        )
+    check_arguments(wrapper, ["env", *arguments], setting)
+    return name, partial(wrapper, **arguments)

@@ -5,7 +5,7 @@ Shape legend: N environments.
 
 import logging
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -14,14 +14,13 @@ from gymnasium import spaces
 from tensordict import NestedKey, TensorDictBase
 from tensordict.utils import expand_as_right
 from torch import Tensor
-from torchrl.data import Composite, Unbounded
 
 from recurrl.config.env import DISABLED, NEXT_STEP, SAME_STEP, VecEnvConfig
 from recurrl.envs.arguments import parameters_of
 from recurrl.envs.batched import BatchedEnv, Tensors
-from recurrl.envs.checks import UnnamedEnvError
-from recurrl.envs.spaces import named, raw_specs
-from recurrl.errors import ConfigError
+from recurrl.envs.checks import UnnamedEnvError, unpacked
+from recurrl.envs.spaces import Space, named, raw_specs, without_names
+from recurrl.errors import ConfigError, require
 from recurrl.keys import FINAL_UNKNOWN, HIDDEN, INSERTED, OBSERVATION, path_of
 from recurrl.runtime.serialization import Stateful
 
@@ -46,23 +45,26 @@ class VecEnv(BatchedEnv):
     Args:
         env: the environments, an object with ``reset`` and ``step``.
         resets: ``same_step``, ``disabled`` or ``next_step``.
+        action_space: the space of one environment's action.
         specs: the number of environments, the specs of observations and of actions, and the device, as for
             :class:`~recurrl.envs.batched.BatchedEnv`.
         is_array: true if the environments take NumPy arrays.
     """
 
-    def __init__(self, env: Any, resets: str, *specs: Any, is_array: bool = True) -> None:
+    def __init__(self, env: Any, resets: str, action_space: Space, *specs: Any, is_array: bool = True) -> None:
         super().__init__(*specs)
-        self._env, self._resets, self._is_array = env, resets, is_array
-        self._reset_some = _partial_reset(env, is_array) if resets == DISABLED else None
+        self._env, self._resets, self._action_space, self._is_array = env, resets, action_space, is_array
+        parameters = parameters_of(env.reset) or {}
+        self._reset_argument = next((name for name in ("env_ids", "mask", "options") if name in parameters), "")
+        require(
+            resets != DISABLED or self._reset_argument != "",
+            "env.resets=disabled needs a reset with an argument env_ids, mask or options, by which environments are "
+            f"reset apart (it has {', '.join(parameters) or 'none'}). Choose env.resets=same_step, or add one.",
+        )
         self._observed: Tensors = {}
         none = torch.zeros(*self.batch_size, 1, dtype=torch.bool, device=self.device)
         # Where the last step ended an episode, and where the next step only begins an episode, ``[N, 1]``.
         self._ended, self._inserted_next = none, none
-
-    @abstractmethod
-    def _to_env_format(self, action: Tensor | TensorDictBase) -> Any:
-        """The action as ``env.step`` takes it."""
 
     @abstractmethod
     def _results(self, returned: Any) -> tuple[Any, Tensors, Any]:
@@ -81,17 +83,24 @@ class VecEnv(BatchedEnv):
         if mask is None:
             self._observed = self._read(*_start_episodes(self._env))
             self._inserted_next = torch.zeros_like(self._inserted_next)
-        elif self._reset_some is not None:
-            returned = self._reset_some(mask.squeeze(-1))
-            if returned is not None:
-                first = self._read(*returned)
-                self._observed = {key: _where(mask, value, self._observed[key]) for key, value in first.items()}
+        elif self._resets == DISABLED and (arguments := self._reset_arguments(mask.squeeze(-1))):
+            first = self._read(*_start_episodes(self._env, **arguments))
+            self._observed = {key: _where(mask, value, self._observed[key]) for key, value in first.items()}
         return dict(self._observed)
+
+    def _reset_arguments(self, mask_N: Tensor) -> dict[str, Any]:
+        """The argument of ``reset`` that chooses environments; none if it is their indices, and there are none."""
+        if self._reset_argument == "env_ids":
+            indices = mask_N.nonzero().squeeze(-1)
+            return {"env_ids": indices} if len(indices) else {}
+        mask: Any = mask_N.numpy() if self._is_array else mask_N
+        return {"mask": mask} if self._reset_argument == "mask" else {"options": {"reset_mask": mask}}
 
     def step_tensors(self, action: Tensor | TensorDictBase) -> Tensors:
         """Steps all environments in one call."""
         before = self._observed
-        observation, results, info = self._results(self._env.step(self._to_env_format(action)))
+        values = action.numpy() if self._is_array else action
+        observation, results, info = self._results(self._env.step(without_names(self._action_space, values)))
         self._observed = self._read(observation, info)
         step = {**self._observed, **results}
         if self._resets == SAME_STEP:
@@ -162,33 +171,22 @@ class SimulatorEnv(VecEnv):
         count, is_dict = len(first), _is_dict(observation)
         actor, privileged = _groups(options, list(observation.keys()) if is_dict else [])
         seen = _policy_groups(named(_observation_space(env, observation)), actor)
-        specs = raw_specs(options.id, spaces.Dict(seen) if isinstance(seen, dict) else seen, _action_space(env), count)
+        action = _action_space(env)
+        specs = raw_specs(options.id, spaces.Dict(seen) if isinstance(seen, dict) else seen, action, count)
         device, is_array = torch.as_tensor(first).device, isinstance(first, np.ndarray)
-        super().__init__(env, options.resets, count, *specs, device, is_array=is_array)
-        self._actor_groups, self._privileged, self._shows_hidden = actor, privileged, False
+        super().__init__(env, options.resets, action, count, *specs, device, is_array=is_array)
+        self._actor_groups, self._privileged = actor, privileged
         self._expected = {key: (spec.dtype, spec.shape) for key, spec in self.observation_spec.items(True, True)}
         self._logged: dict[str, list[Tensor]] = {}
         # Where an episode was ever truncated without its last observation, and whether the user was told.
         self._cut_unknown, self._warned = self._inserted_next, False
 
     def show_hidden(self) -> None:
-        """Adds the concatenated groups of the critic to observations, as the entry ``hidden``.
-
-        Raises:
-            ConfigError: there are no such groups.
-        """
-        if not self._privileged:
-            raise ConfigError(
-                "algorithm.critic_observation=[hidden] needs a group of observations for the critic, and the "
-                "environment has none. Name it: env.critic_groups=[...]."
-            )
-        if not self._shows_hidden:
+        """Adds the concatenated groups of the critic, if there are any, to observations, as the entry ``hidden``."""
+        if self._privileged and HIDDEN not in self._expected:
             hidden = self._hidden(_start_episodes(self._env)[0])
-            self.observation_spec = Composite(
-                {**self.observation_spec, HIDDEN: Unbounded(hidden.shape, device=self.device)}, shape=self.batch_size
-            )
+            self.add_hidden(hidden)
             self._expected[HIDDEN] = (hidden.dtype, hidden.shape)
-            self._shows_hidden = True
 
     def _final_observations(self, before: Tensors, step: Tensors, info: Any) -> Tensors:
         """Ended episodes' last observations, in place of the next episodes' first ones, and where they are unknown."""
@@ -211,11 +209,6 @@ class SimulatorEnv(VecEnv):
         self._logged.clear()
         return means
 
-    def _to_env_format(self, action: Tensor | TensorDictBase) -> Any:
-        if self._is_array:
-            return action.numpy()
-        return action.to_dict() if isinstance(action, TensorDictBase) else action
-
     def _read(self, observation: Any, info: Any) -> Tensors:
         for name, value in (info.get("log") or {}).items() if isinstance(info, Mapping) else ():
             self._logged.setdefault(name, []).append(torch.as_tensor(value).detach().double().mean())
@@ -224,7 +217,7 @@ class SimulatorEnv(VecEnv):
     def _entries(self, observation: Any) -> Tensors:
         groups = _policy_groups(observation, self._actor_groups)
         entries: Tensors = {key: torch.as_tensor(value).clone() for key, value in _leaves((OBSERVATION,), groups)}
-        if self._shows_hidden:
+        if HIDDEN in self._expected:
             entries[HIDDEN] = self._hidden(observation)
         for key, (dtype, shape) in self._expected.items():
             if key not in entries:
@@ -242,23 +235,17 @@ class SimulatorEnv(VecEnv):
         return torch.cat([part.flatten(1).float() for part in parts], 1)
 
     def _results(self, returned: Any) -> tuple[Any, Tensors, Any]:
-        if isinstance(returned, tuple) and len(returned) == 5:
-            observation, reward, terminated, truncated, info = returned
-            ended, cut = self._flag("terminated", terminated), self._flag("truncated", truncated)
-            # Isaac Lab and mjlab leave it to the learner to treat a finite-horizon task's time limit as termination.
-            if getattr(getattr(self._env, "cfg", None), "is_finite_horizon", False):
-                ended, cut = ended | cut, torch.zeros_like(cut)
-        elif isinstance(returned, tuple) and len(returned) == 4:
+        if isinstance(returned, tuple) and len(returned) == 4:
             observation, reward, over, info = returned
             done = self._flag("done", over)
             cut = done & self._flag("time_outs", info["time_outs"]) if "time_outs" in info else torch.zeros_like(done)
             ended = done & ~cut
         else:
-            got = f"{len(returned)} values" if isinstance(returned, tuple) else f"a {type(returned).__name__}"
-            raise UnnamedEnvError(
-                f"returned {got} from step. Have it return (observation, reward, terminated, truncated, info) or "
-                "(observation, reward, done, extras)."
-            )
+            observation, reward, terminated, truncated, info = unpacked("step", returned)
+            ended, cut = self._flag("terminated", terminated), self._flag("truncated", truncated)
+            # Isaac Lab and mjlab leave it to the learner to treat a finite-horizon task's time limit as termination.
+            if getattr(getattr(self._env, "cfg", None), "is_finite_horizon", False):
+                ended, cut = ended | cut, torch.zeros_like(cut)
         rewards = self._column("reward", reward).to(torch.float32, copy=True)
         return observation, {"reward": rewards, "terminated": ended, "truncated": cut, "done": ended | cut}, info
 
@@ -281,35 +268,10 @@ class SimulatorEnv(VecEnv):
 def _start_episodes(env: Any, **arguments: Any) -> tuple[Any, Any]:
     """Resets a simulator, and returns the observation and the info."""
     returned = env.reset(**arguments)
-    if isinstance(returned, tuple) and len(returned) == 2:
-        return returned
-    if not hasattr(env, "get_observations"):
-        raise UnnamedEnvError(
-            f"returned a {type(returned).__name__} from reset. Have it return (observation, info), or define "
-            "get_observations()."
-        )
-    observed = env.get_observations()
-    return observed if isinstance(observed, tuple) else (observed, {})
-
-
-def _partial_reset(env: Any, is_array: bool) -> Callable[[Tensor], tuple[Any, Any] | None]:
-    """A function like :func:`_start_episodes` for a mask ``[N]`` of environments; it may return None for none."""
-    parameters = parameters_of(env.reset) or {}
-
-    def by_indices(mask_N: Tensor) -> tuple[Any, Any] | None:
-        indices = mask_N.nonzero().squeeze(-1)
-        return _start_episodes(env, env_ids=indices) if len(indices) else None
-
-    if "env_ids" in parameters:
-        return by_indices
-    if "mask" in parameters:
-        return lambda mask_N: _start_episodes(env, mask=mask_N)
-    if "options" in parameters:
-        return lambda mask_N: _start_episodes(env, options={"reset_mask": mask_N.numpy() if is_array else mask_N})
-    raise ConfigError(
-        "env.resets=disabled needs a reset with an argument env_ids, mask or options, by which environments are reset "
-        f"apart (it has {', '.join(parameters) or 'none'}). Choose env.resets=same_step, or add one."
-    )
+    if hasattr(env, "get_observations") and not (isinstance(returned, tuple) and len(returned) == 2):
+        observed = env.get_observations()
+        return observed if isinstance(observed, tuple) else (observed, {})
+    return unpacked("reset", returned)
 
 
 def _groups(options: VecEnvConfig, names: list[str]) -> tuple[list[str], list[str]]:
@@ -344,13 +306,13 @@ def _leaves(path: tuple[str, ...], value: Any) -> Iterator[tuple[NestedKey, Any]
         yield from _leaves((*path, name), part)
 
 
-def _observation_space(env: Any, observation: Any) -> spaces.Space[Any]:
+def _observation_space(env: Any, observation: Any) -> Space:
     """The declared space, if it is one of Gymnasium's; else one derived from the shapes and dtypes observed."""
     space = getattr(env, "single_observation_space", None)
     return space if isinstance(space, spaces.Space) else _space_like(observation)
 
 
-def _space_like(value: Any) -> spaces.Space[Any]:
+def _space_like(value: Any) -> Space:
     if _is_dict(value):
         return spaces.Dict({name: _space_like(part) for name, part in value.items()})
     tensor = torch.as_tensor(value)
@@ -364,7 +326,7 @@ def _space_like(value: Any) -> spaces.Space[Any]:
     return spaces.Box(low, high, tuple(tensor.shape[1:]), dtype)
 
 
-def _action_space(env: Any) -> spaces.Space[Any]:
+def _action_space(env: Any) -> Space:
     """The declared space; that of ``num_actions`` numbers without bounds if there is none."""
     space = getattr(env, "single_action_space", None)
     if isinstance(space, spaces.Space):

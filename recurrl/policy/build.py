@@ -63,6 +63,12 @@ def make_policy(config: TrainConfig, observation_spec: Composite, action_spec: T
     return policy.to(torch.device(config.device))
 
 
+_ADVICE_ON_HIDDEN = (
+    " For hidden, also set env.mask=[...], what the policy may not see; or name a simulator's groups, "
+    "env.critic_groups=[...]; or define the method hidden of a memory task."
+)
+
+
 def _without(observation: TensorSpec, names: Collection[str]) -> TensorSpec:
     """The spec of an observation without the entries that only the critic sees.
 
@@ -73,11 +79,11 @@ def _without(observation: TensorSpec, names: Collection[str]) -> TensorSpec:
         return observation
     entries = dict(observation.items()) if isinstance(observation, Composite) else {}
     allowed = {name for name in entries if name != ACTION_MASK}
-    hidden = " For hidden, also set env.mask=[...], what the policy may not see." if HIDDEN in names else ""
+    advice = _ADVICE_ON_HIDDEN if HIDDEN in names else ""
     require(
         set(names) < allowed,
         "algorithm.critic_observation must name some, but not all, of the observation's entries "
-        f"({', '.join(sorted(allowed)) or 'none: it is not a dict'}; got {', '.join(names)}).{hidden}",
+        f"({', '.join(sorted(allowed)) or 'none: it is not a dict'}; got {', '.join(names)}).{advice}",
     )
     return Composite({name: spec for name, spec in entries.items() if name not in names})
 

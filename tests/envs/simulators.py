@@ -11,7 +11,7 @@ from gymnasium import spaces
 from tensordict import TensorDict
 
 from recurrl.envs import Source
-from recurrl.envs.inline import InlineEnv
+from recurrl.envs.gymnasium_envs import InlineEnv
 
 LENGTH = 6
 """Steps of an episode: then those of even environments are truncated, and odd ones terminate."""

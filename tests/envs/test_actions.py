@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from recurrl.envs.inline import InlineEnv
+from recurrl.envs.gymnasium_envs import InlineEnv
 from recurrl.envs.interface import ActionPart
 from recurrl.envs.policy_env import PolicyEnv
 from recurrl.envs.spaces import spec_of

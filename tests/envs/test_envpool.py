@@ -6,7 +6,7 @@ import torch
 from collected import fresh_policy, rollouts
 
 from recurrl.callbacks.builtin import EpisodeStatistics
-from recurrl.envs.shared_simulator import release
+from recurrl.envs.sources.vec_env import release
 
 pytest.importorskip("envpool")
 

@@ -54,7 +54,7 @@ def test_an_environment_that_ignores_reset_seeds_is_rejected(hidden, when, compo
     )
 
 
-@pytest.mark.parametrize("env", ["cartpole_no_velocity", "pendulum_no_velocity", "repeat_first", "repeat_previous"])
+@pytest.mark.parametrize("env", ["pendulum_no_velocity", "repeat_first", "repeat_previous"])
 def test_environments_that_use_reset_seeds_are_accepted(env, compose):
     config = compose(*GRPO, f"env={env}")
     make_collector(config, make_policy_for(config)).shutdown()

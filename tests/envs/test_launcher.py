@@ -1,5 +1,7 @@
 """What a simulator needs before torch is imported."""
 
+import os
+
 import pytest
 
 import recurrl
@@ -25,7 +27,7 @@ def make(num_envs):
 @pytest.fixture
 def app(tmp_path, monkeypatch):
     (tmp_path / "app.py").write_text(APP)
-    monkeypatch.setenv("PYTHONPATH", str(__file__).rpartition("/")[0])
+    monkeypatch.setenv("PYTHONPATH", str(__file__).rpartition("/")[0], prepend=os.pathsep)
     return ["env=vec_env", "env.id=app:make", "env.launcher=app:launch"]
 
 

@@ -11,7 +11,7 @@ from collected import fresh_policy, rollouts
 from run_files import summary
 from simulators import LENGTH, Simulation
 
-from recurrl.envs.shared_simulator import release
+from recurrl.envs.sources.vec_env import release
 
 
 @dataclass

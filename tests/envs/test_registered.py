@@ -30,13 +30,6 @@ def test_its_registered_limit_counts_for_groups(rejected, folder):
     assert "an episode of games_of_mine:Games/Mine-v0 may have 9" in error
 
 
-UNKNOWN = [
-    ("games_of_mine:Games/Min-v0", "is not registered with Gymnasium. Did you mean Games/Mine-v0"),
-    ("nowhere:Mine-v0", "env.id=nowhere:Mine-v0: there is no module nowhere."),
-    (":Mine-v0", "env.id=:Mine-v0: importing  fails with ValueError: Empty module name."),
-]
-
-
-@pytest.mark.parametrize(("env_id", "error"), UNKNOWN)
-def test_a_module_or_id_that_does_not_exist_is_rejected(env_id, error, rejected, folder):
-    assert error in rejected("env=gym", f"env.id={env_id}")
+def test_an_id_without_a_module_before_its_colon_is_rejected(rejected):
+    error = "env.id=:Mine-v0: importing  fails with ValueError: Empty module name."
+    assert rejected("env=gym", "env.id=:Mine-v0").startswith(error)

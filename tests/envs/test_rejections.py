@@ -64,7 +64,7 @@ def test_a_mask_of_an_observation_that_is_no_vector_is_rejected(train):
 
 
 UNREGISTERED = [
-    ("CartPol-v1", " Did you mean CartPole-v1?"),
+    *((near, " Did you mean CartPole-v1?") for near in ("CartPol-v1", "gymnasium:CartPol-v1")),
     *((unlike_any, "") for unlike_any in ("Nope-v0", "qqqqqqqq", "Maze-v3")),
     ("MiniGrid-Empty-5x5-v0", " Use env=minigrid env.id=MiniGrid-Empty-5x5-v0."),
     ("PongNoFrameskip-v4", " Use env=atari env.id=PongNoFrameskip-v4."),

@@ -157,7 +157,7 @@ def test_an_attribute_that_cannot_be_saved_is_named_whatever_it_raises(kind):
 def test_an_environment_that_refers_to_itself_cannot_be_saved():
     env = Simulated(None)
     env.attribute = env
-    expected = "Simulated.attribute.attribute is the same object as Simulated.attribute"
+    expected = "Simulated.attribute is the same object as Simulated"
     assert error_of(state_of, env, kind=UnsavableError) == expected
 
 

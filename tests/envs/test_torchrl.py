@@ -190,8 +190,8 @@ KEYED, HAS = ("nested", *KEYS), "must name what the environment has:"
 WRONG = {
     "observation": (
         (*KEYED, "env.observation_keys=[agent.position]"),
-        f"env.observation_keys {HAS} agent, agent.push, agent.time, noise (got agent.position). Join the names of a "
-        "nested key by dots.",
+        f"env.observation_keys {HAS} agent, agent.push, agent.time, noise (got agent.position). Choose env=torchrl "
+        "to name its keys, with dots in a nested one; or rename them, for example with torchrl.envs.RenameTransform.",
     ),
     "no observation": ((*KEYED, "env.observation_keys=[]"), f"env.observation_keys {HAS} agent,"),
     "action": ((*KEYED, "env.action_key=move"), f"env.action_key {HAS} agent, agent.move (got move"),

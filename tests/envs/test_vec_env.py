@@ -15,7 +15,7 @@ from simulators import LENGTH, Levels, Simulation, start
 import recurrl
 from recurrl.build import make_algorithm, make_collector
 from recurrl.envs import make_batched_env
-from recurrl.envs.shared_simulator import release
+from recurrl.envs.sources.vec_env import release
 from recurrl.errors import ConfigError, EnvError, RunError
 from recurrl.evaluation import evaluate
 from recurrl.runtime.serialization import from_bytes, to_bytes
@@ -145,8 +145,9 @@ def test_groups_are_named_by_the_configuration(compose):
     assert shapes == {("observation", "policy"): (N, 2), ("observation", "critic"): (N, 3)}
     with pytest.raises(ConfigError, match=r"must name groups of observations \(got nobody\).* has policy, critic\."):
         make_batched_env(compose(*simulated("+env.kwargs.groups=true", "env.actor_groups=[nobody]")).env, N, seed=0)
-    with pytest.raises(ConfigError, match=r"needs a group of observations for the critic"):
-        make_batched_env(compose(*simulated()).env, N, seed=0, privileged=True)
+    critic = ["algorithm.critic=feedforward", "algorithm.critic_observation=[hidden]"]
+    with pytest.raises(ConfigError, match=r"got hidden.* name a simulator's groups, env\.critic_groups"):
+        fresh_policy(compose(*simulated(*critic)))
 
 
 def test_what_it_logs_becomes_metrics(compose):
@@ -340,7 +341,6 @@ def test_what_a_simulator_cannot_do_is_rejected_before_it_is_made(rejected):
     assert rejected(*overrides, "env.num_envs=1").startswith("env.num_envs must be at least 2 with env.source=vec_env")
     error = "env.resets must be one of same_step, disabled, next_ste"
     assert rejected(*overrides, "env.resets=sometimes").startswith(error)
-    assert "does not support env.max_episode_steps=3" in rejected(*overrides, "env.max_episode_steps=3")
 
 
 OTHERS = [

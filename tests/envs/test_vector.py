@@ -12,7 +12,6 @@ from gymnasium import spaces
 from gymnasium.vector import SyncVectorEnv
 from gymnasium.vector.utils import concatenate
 from rejections import error_of
-from run_files import summary
 
 from recurrl.envs import make_env
 from recurrl.errors import ConfigError, EnvError
@@ -177,12 +176,6 @@ MESSAGES = {
 def test_an_error_names_the_environment_and_its_step(failure, of):
     play = make_env(of("Spoilt", failure=failure), 4, seed=0).rollout
     assert MESSAGES[failure] in error_of(play, 4, break_when_any_done=False, kind=EnvError)
-
-
-def test_a_run_with_evaluation_needs_no_single_environment(train, tiny, tmp_path):
-    train(*tiny, "env=gym", f"env.id={__name__}:Clocks", "hydra.run.dir=run").succeeded()
-    # Two episodes, of two and three steps.
-    assert summary(tmp_path / "run")["eval_return_mean"] == (3 + 6) / 2
 
 
 def test_an_id_with_nothing_but_a_vector_environment_is_rejected(rejected, register):

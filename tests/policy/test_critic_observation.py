@@ -139,7 +139,7 @@ REJECTED = {
     "nothing left": ((*DICT, "algorithm.critic_observation=[state,more]"), "must name some, but not all"),
     "task that does not say": (
         ("env=t_maze", f"env.id={__name__}:Silent", SEES),
-        "shows the critic what Silent hides, but the task does not say what that is. Define its method hidden.",
+        "got hidden.* define the method hidden of a memory task",
     ),
 }
 

@@ -17,10 +17,10 @@ from torchrl.envs import EnvBase, SerialEnv
 from recurrl.config import EnvConfig
 from recurrl.config.plugins import choice_for, import_custom, load, suggestion
 from recurrl.envs.arguments import check_arguments, parameters_of
+from recurrl.envs.batched import SingleEnv
 from recurrl.envs.checks import making
-from recurrl.envs.gymnasium_vector import GymnasiumVectorEnv
+from recurrl.envs.gymnasium_envs import GymnasiumVectorEnv
 from recurrl.envs.passed_env import PassedEnv
-from recurrl.envs.single import SingleEnv
 from recurrl.envs.source import GymnasiumSource, Source
 from recurrl.errors import ConfigError, require
 
@@ -125,14 +125,13 @@ class CallableSource(GymnasiumSource):
             isinstance(env, gymnasium.Env | VectorEnv | EnvBase),
             f"{self._id} makes a {kind}. Have it return an environment of Gymnasium or TorchRL.",
         )
-        if isinstance(env, gymnasium.Env) or (isinstance(env, EnvBase) and not env.batch_size):
-            require(
-                not self._takes_count,
-                f"{self._id} takes num_envs but makes a single {kind}. Have it make a vector environment, or leave "
-                "that parameter out.",
-            )
-            if isinstance(env, gymnasium.Env):
-                return env
+        is_one_of_torchrl = isinstance(env, EnvBase) and not env.batch_size
+        require(
+            not (self._takes_count and (is_one_of_torchrl or isinstance(env, gymnasium.Env))),
+            f"{self._id} takes num_envs but makes a single {kind}. Have it make a vector environment, or leave that "
+            "parameter out.",
+        )
+        if is_one_of_torchrl:
             env.close()
             return SerialEnv(num_envs, partial(self._maker, **kwargs))
         return env

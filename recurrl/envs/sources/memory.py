@@ -12,14 +12,14 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import functional
-from torchrl.data import Categorical, Composite, TensorSpec, Unbounded
+from torchrl.data import Categorical, TensorSpec, Unbounded
 
 from recurrl.config.plugins import is_custom, load
 from recurrl.envs.arguments import check_arguments
 from recurrl.envs.batched import BatchedEnv, Tensors
 from recurrl.envs.saved_state import UnsavableError
 from recurrl.envs.source import Source
-from recurrl.errors import ConfigError
+from recurrl.errors import ConfigError, require
 from recurrl.keys import HIDDEN, OBSERVATION
 
 
@@ -36,12 +36,12 @@ class MemoryTaskSource(Source):
         """
         name = self.options.id
         task = load(name, f"env.id={name}") if is_custom(name) else TASKS.get(name)
-        if not (inspect.isclass(task) and issubclass(task, MemoryTask)):
-            raise ConfigError(
-                f"env.id={name} is not a memory task. Choose one of: {', '.join(TASKS)}; or use module:Class, a "
-                "MemoryTask of your own."
-            )
-        return task
+        if inspect.isclass(task) and issubclass(task, MemoryTask):
+            return task
+        raise ConfigError(
+            f"env.id={name} is not a memory task. Choose one of: {', '.join(TASKS)}; or use module:Class, a MemoryTask "
+            "of your own."
+        )
 
     def check(self) -> None:
         """Rejects unknown tasks and arguments."""
@@ -52,10 +52,7 @@ class MemoryTaskSource(Source):
     def make(self, num_envs: int) -> BatchedEnv:
         """The task, with ``num_envs`` environments."""
         make: Any = self.task()
-        try:
-            return make(num_envs, max_steps=self.options.max_episode_steps, **self.options.kwargs)
-        except ValueError as error:
-            raise ConfigError(f"env={self.options.name}: {error}") from error
+        return make(num_envs, max_steps=self.options.max_episode_steps, **self.options.kwargs)
 
 
 make = MemoryTaskSource
@@ -86,20 +83,11 @@ class MemoryTask(BatchedEnv):
         self._privileged = False
 
     def show_hidden(self) -> None:
-        """Adds what :meth:`hidden` returns to observations, as the entry ``hidden``.
-
-        Raises:
-            ConfigError: the task does not define :meth:`hidden`.
-        """
+        """Adds what :meth:`hidden` returns, if it is defined, to observations, as the entry ``hidden``."""
         hidden = self.hidden()
-        if hidden is None:
-            raise ConfigError(
-                f"algorithm.critic_observation=[hidden] shows the critic what {type(self).__name__} hides, but the "
-                "task does not say what that is. Define its method hidden."
-            )
-        entries = {**self.observation_spec, HIDDEN: Unbounded(hidden.shape, device=self.device)}
-        self.observation_spec = Composite(entries, shape=self.batch_size)
-        self._privileged = True
+        if hidden is not None:
+            self.add_hidden(hidden)
+            self._privileged = True
 
     @abstractmethod
     def begin(self, chosen: Tensor) -> None:
@@ -187,8 +175,7 @@ class TMaze(MemoryTask):
     def __init__(
         self, num_envs: int, length: int, active: bool = False, max_steps: int | None = None, device: str = "cpu"
     ) -> None:
-        if length < 1 + active:
-            raise ValueError(f"length={length} is too short. Set at least {1 + active}.")
+        require(length > active, f"env.kwargs.length must be at least {1 + active} (got {length}).")
         super().__init__(num_envs, Unbounded((num_envs, 3), device=device), 4, max_steps, device)
         self.length, self.start = length, int(active)
         self.position = torch.zeros(num_envs, dtype=torch.int64, device=device)
@@ -240,8 +227,8 @@ class MemoryChain(MemoryTask):
     def __init__(
         self, num_envs: int, length: int, bits: int = 1, max_steps: int | None = None, device: str = "cpu"
     ) -> None:
-        if min(length, bits) < 1:
-            raise ValueError(f"length={length} and bits={bits} must be at least 1.")
+        for name, value in (("length", length), ("bits", bits)):
+            require(value >= 1, f"env.kwargs.{name} must be at least 1 (got {value}).")
         super().__init__(num_envs, Unbounded((num_envs, bits + 2), device=device), 2, max_steps, device)
         self.length, self.bits = length, bits
         self.context = torch.zeros(num_envs, bits, dtype=torch.int64, device=device)
@@ -291,8 +278,7 @@ class RepeatPrevious(MemoryTask):
         self, num_envs: int, k: int = 4, decks: int = 1, max_steps: int | None = None, device: str = "cpu"
     ) -> None:
         count = 52 * decks
-        if not 1 <= k < count:
-            raise ValueError(f"k={k} must be from 1 to {count - 1} for decks={decks}.")
+        require(1 <= k < count, f"env.kwargs.k must be from 1 to {count - 1} with {decks} decks (got {k}).")
         super().__init__(num_envs, Categorical(4, shape=(num_envs,), device=device), 4, max_steps, device)
         self.k, self.count = k, count
         self.cards = torch.zeros(num_envs, count, dtype=torch.int64, device=device)

@@ -1,6 +1,5 @@
 """Environments of TorchRL that a class or function makes, with configurable keys."""
 
-from collections.abc import Iterable
 from typing import Any
 
 from tensordict import NestedKey
@@ -10,7 +9,7 @@ from recurrl.config.env import TorchRLConfig
 from recurrl.envs.batched import TorchRLEnv
 from recurrl.envs.sources.gymnasium import CallableSource, maker_of
 from recurrl.errors import ConfigError, require
-from recurrl.keys import OBSERVATION, name_of, path_of
+from recurrl.keys import OBSERVATION, path_of
 
 
 class TorchRLSource(CallableSource):
@@ -30,23 +29,14 @@ class TorchRLSource(CallableSource):
 
     def _batched(self, env: Any) -> TorchRLEnv:
         options = self.options
-        observed = _checked("observation_keys", options.observation_keys, env.observation_spec.keys(True))
-        (action,) = _checked("action_key", [options.action_key], env.full_action_spec.keys(True))
-        (reward,) = _checked("reward_key", [options.reward_key], env.full_reward_spec.keys(True, True))
+        action, reward, *observed = map(_key, (options.action_key, options.reward_key, *options.observation_keys))
         names = [OBSERVATION] if len(observed) == 1 else [(OBSERVATION, *path_of(key)) for key in observed]
         return TorchRLEnv(super()._batched(env), dict(zip(names, observed, strict=True)), action, reward)
 
 
-def _checked(option: str, keys: list[str], present: Iterable[NestedKey]) -> list[NestedKey]:
-    """The keys that an option names. Rejects keys that the environment does not have."""
-    known = {name_of(key): key for key in sorted(present, key=name_of)}
-    for key in keys or [""]:
-        require(
-            key in known,
-            f"env.{option} must name what the environment has: {', '.join(known)} (got {key or 'none'}). Join the "
-            "names of a nested key by dots.",
-        )
-    return [known[key] for key in keys]
+def _key(name: str) -> NestedKey:
+    """The key that an option names."""
+    return tuple(name.split(".")) if "." in name else name
 
 
 def make(options: TorchRLConfig) -> TorchRLSource:

@@ -1,22 +1,30 @@
 """Simulators that ``module:function`` makes: Isaac Lab's environments, rsl_rl's ``VecEnv``, and others on tensors."""
 
+import atexit
 from collections.abc import Collection
+from dataclasses import replace
 from typing import Any
 
-import gymnasium
 import torch
 
 from recurrl.config.env import VecEnvConfig
 from recurrl.config.plugins import import_custom, load
 from recurrl.envs.arguments import check_arguments, parameters_of
-from recurrl.envs.batched import BatchedEnv
 from recurrl.envs.checks import EnvChecks
-from recurrl.envs.shared_simulator import simulator
-from recurrl.envs.single import SingleEnv
 from recurrl.envs.source import Source
 from recurrl.envs.vec_env import SimulatorEnv
 from recurrl.errors import require
 from recurrl.runtime.ranks import world
+
+_simulators: list[tuple[VecEnvConfig, SimulatorEnv]] = []
+"""The simulator of this process and its options, or none."""
+
+
+@atexit.register
+def release() -> None:
+    """Closes the simulator of this process, if there is one."""
+    while _simulators:
+        _simulators.pop()[1].shut_down()
 
 
 class SimulatorSource(Source):
@@ -60,11 +68,20 @@ class SimulatorSource(Source):
         device = {"device": self.device()} if "device" in (parameters_of(make) or ()) else {}
         return make(num_envs=num_envs, **device, **options.kwargs)
 
-    def make(self, num_envs: int) -> BatchedEnv:
-        """The simulator as an environment of batch size ``[num_envs]``."""
+    def make(self, num_envs: int) -> SimulatorEnv:
+        """The simulator of this process, whose ``env.num_envs`` environments training and evaluation use in turn.
+
+        It is made at the first call. A simulator with other options is closed first.
+        """
+        if not _simulators or _simulators[0][0] != self.options:
+            release()
+            _simulators.append((replace(self.options), self._simulator()))
+        return _simulators[0][1]
+
+    def _simulator(self) -> SimulatorEnv:
         options = self.options
-        created = self.create(num_envs)
-        with EnvChecks(options.id, num_envs).attributed("reset"):
+        created = self.create(options.num_envs)
+        with EnvChecks(options.id, options.num_envs).attributed("reset"):
             env = SimulatorEnv(created, options)
         require(
             env.device.type == torch.device(self.device()).type,
@@ -72,10 +89,6 @@ class SimulatorSource(Source):
             f"Set env.device={env.device.type}, or have it run on its argument device.",
         )
         return env
-
-    def plain(self) -> gymnasium.Env[Any, Any]:
-        """The first environment of the simulator; the others get the same actions."""
-        return SingleEnv(simulator(self))
 
 
 make = SimulatorSource
