@@ -56,6 +56,12 @@ class BatchedEnv(EnvBase):
     ) -> None:
         super().__init__(device=device, batch_size=[num_envs])
         self.observation_spec = Composite(observation, shape=self.batch_size, device=device)
+        keys = list(self.observation_spec.keys())
+        require(
+            OBSERVATION in keys,
+            f"{type(self).__name__} must have the entry {OBSERVATION!r}, which the policy sees (got {keys}). Rename "
+            "the one that it is.",
+        )
         self.full_action_spec = Composite(action=action, shape=self.batch_size, device=device)
         self.reward_spec = Unbounded(shape=(num_envs, 1), dtype=torch.float32, device=device)
         done = Categorical(2, shape=(num_envs, 1), dtype=torch.bool, device=device)
