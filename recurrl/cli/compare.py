@@ -19,7 +19,7 @@ def compare_main() -> None:
     parser.add_argument("--json", action="store_true", help="print everything as JSON")
     arguments = parser.parse_args()
     with errors_as_messages():
-        results = [result for path in arguments.run for result in results_of(path)]
+        results = results_of(arguments.run)
         sys.stdout.write(comparison(results, "runs") if arguments.json else comparison_table(results, "run"))
 
 
@@ -35,8 +35,8 @@ def report_main() -> None:
     with errors_as_messages():
         from recurrl.reporting.page import write_report  # plotly takes half a second
 
-        runs = [run for path in arguments.run for run in results_of(path)]
-        sys.stdout.write(f"{write_report(runs, arguments.run, arguments.output)}\n")
+        page = write_report(results_of(arguments.run), arguments.run, arguments.output)
+        sys.stdout.write(f"{page}\n")
 
 
 def _parser(program: str, description: str) -> argparse.ArgumentParser:

@@ -10,7 +10,7 @@ import yaml  # type: ignore[import-untyped]
 
 from recurrl.config.composed import plain
 from recurrl.config.keys import flat, flow
-from recurrl.errors import ConfigError, require
+from recurrl.errors import require
 from recurrl.reporting.runs import OUTCOME, OVER_SEEDS, Result, differing, left_out, over_seeds
 from recurrl.runs.saved_config import saved_config
 from recurrl.runtime.run_directory import CONFIG_FILE, read_text
@@ -20,35 +20,36 @@ OVERRIDES = ".hydra/overrides.yaml"
 """The overrides of a job of a sweep, written when it begins."""
 
 
-def results_of(path: Path) -> list[Result]:
-    """The run in a directory, with its whole configuration, or the jobs of the sweep in it.
+def results_of(paths: Sequence[Path]) -> list[Result]:
+    """The runs in directories, and the jobs of the sweeps in them, with their whole configurations.
+
+    They are named by their paths; the jobs of a sweep that is the only directory, by their numbers.
 
     Raises:
-        ConfigError: the directory holds neither.
+        ConfigError: a directory holds neither.
     """
-    if (path / CONFIG_FILE).is_file():
-        return configured([Result(str(path), path, {}, read_summary(path))])
-    if jobs := jobs_of(path):
-        return configured(jobs)
-    raise ConfigError(f"{path} holds neither a run nor the jobs of a sweep. Pass directories that recurrl-train wrote.")
+    results = []
+    for path in paths:
+        is_run = (path / CONFIG_FILE).is_file()
+        jobs = [Result(str(path), path, {}, read_summary(path))] if is_run else jobs_of(path)
+        advice = "Pass directories that recurrl-train wrote."
+        require(bool(jobs), f"{path} holds neither a run nor the jobs of a sweep. {advice}")
+        results += configured(jobs)
+    return results if len(paths) == 1 else [replace(result, name=str(result.directory)) for result in results]
 
 
 def configured(jobs: Sequence[Result]) -> list[Result]:
-    """The jobs with their paths and whole configurations.
+    """The jobs with their whole configurations.
 
     A rejected job saved no configuration: it gets that of another job, with its own overrides.
     """
-    saved = {job.directory: _settings(job.directory) for job in jobs if (job.directory / CONFIG_FILE).is_file()}
+    saved = {}
+    for job in jobs:
+        if (job.directory / CONFIG_FILE).is_file():
+            values = flat(plain(saved_config(job.directory).config)).items()
+            saved[job.directory] = {key.removesuffix(".name"): flow(value) for key, value in values}
     other = next(iter(saved.values()), {})
-    return [
-        replace(job, name=str(job.directory), settings=saved.get(job.directory, {**other, **job.settings}))
-        for job in jobs
-    ]
-
-
-def _settings(run_dir: Path) -> dict[str, str]:
-    values = flat(plain(saved_config(run_dir).config)).items()
-    return {key.removesuffix(".name"): flow(value) for key, value in values}
+    return [replace(job, settings=saved.get(job.directory, {**other, **job.settings})) for job in jobs]
 
 
 def jobs_of(sweep_dir: Path) -> list[Result]:
