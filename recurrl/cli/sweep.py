@@ -31,20 +31,16 @@ class BeforeSweep(Callback):
 
     def on_multirun_start(self, config: DictConfig, **_: Any) -> None:
         """Called by Hydra with the configuration of the sweep, before its first job."""
-        # joblib starts a process for each core by default, however many threads each has.
         if OmegaConf.select(config, "hydra.launcher.n_jobs") == -1:
-            config.hydra.launcher.n_jobs = jobs_at_once(config.num_threads)
+            # By default joblib starts a process for each core, however many threads each has.
+            from joblib import cpu_count  # type: ignore[import-untyped]
+
+            config.hydra.launcher.n_jobs = max(1, cpu_count() // (config.num_threads or cpu_count()))
         # A signal ends the command like Ctrl-C: joblib then ends its processes, and the sweep is reported.
         SWEEP.enter_context(stop_request())
         SWEEP.callback(_report, Path(config.hydra.sweep.dir).absolute())
         # The progress lines of jobs in parallel processes would overwrite each other.
         SWEEP.enter_context(env_override({SWITCH: str(os.getpid())}))
-
-
-def jobs_at_once(num_threads: int | None) -> int:
-    """How many jobs with ``num_threads`` threads each this process has cores for; at least one."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, cores // (num_threads or cores))
 
 
 @contextmanager
