@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 from recurrl.cli.messages import errors_as_messages
-from recurrl.runs.results import comparison, comparison_table, results_of
+from recurrl.reporting.results import comparison, comparison_table, results_of
 
 
 def compare_main() -> None:

@@ -11,9 +11,9 @@ from typing import Any
 
 from recurrl.cli.messages import TRUST_HELP, errors_as_messages
 from recurrl.errors import ConfigError, require
+from recurrl.reporting.results import table
 from recurrl.returns import STATISTICS, summarized, table_row
 from recurrl.runs.launcher import launch_saved
-from recurrl.runs.results import table
 from recurrl.runtime.run_directory import CONFIG_FILE, VIDEOS, run_directory_of
 
 _OVERRIDE = re.compile(r"[+~]*[\w.]+=.*", re.DOTALL)

@@ -17,10 +17,9 @@ from optuna.trial import FrozenTrial, TrialState
 from sqlalchemy.exc import SQLAlchemyError
 
 from recurrl.errors import ConfigError, RunError, message_of, require
-from recurrl.reporting.runs import COMPLETED
+from recurrl.reporting.results import COMPLETED, job_in
 from recurrl.returns import return_format
 from recurrl.runs.overrides import parsed
-from recurrl.runs.results import job_in
 from recurrl.runtime.run_directory import locked
 
 

@@ -14,8 +14,7 @@ from hydra.core.utils import env_override
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf
 
-from recurrl.reporting.runs import differing
-from recurrl.runs.results import OVERRIDES, comparison, comparison_table, configured, jobs_of
+from recurrl.reporting.results import OVERRIDES, comparison, comparison_table, configured, differing, jobs_of
 from recurrl.runtime.atomic import atomic_write
 from recurrl.runtime.run_directory import CONFIG_FILE, SUMMARY
 from recurrl.runtime.run_summary import write_summary

@@ -10,7 +10,7 @@ from plotly.io import to_html  # type: ignore[import-untyped]
 from plotly.offline import get_plotlyjs  # type: ignore[import-untyped]
 
 from recurrl.reporting.figures import learning_curves, memory_bars
-from recurrl.reporting.runs import OUTCOME, OVER_SEEDS, Result, grouped, left_out
+from recurrl.reporting.results import OUTCOME, OVER_SEEDS, Result, grouped, left_out
 from recurrl.runtime.atomic import atomic_write
 from recurrl.runtime.run_directory import VIDEOS
 

@@ -10,7 +10,7 @@ from joblib.externals.loky import get_reusable_executor
 from run_files import metrics, summary, without_times
 from slow_cases import slow_but
 
-from recurrl.reporting.runs import OUTCOME
+from recurrl.reporting.results import OUTCOME
 from recurrl.returns import return_format
 
 GRID = [("gru", 0), ("gru", 1), ("lstm", 0), ("lstm", 1)]

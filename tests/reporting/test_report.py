@@ -13,9 +13,8 @@ from omegaconf import OmegaConf
 from recurrl.cli.sweep import SWEEP, BeforeSweep
 from recurrl.errors import ConfigError
 from recurrl.reporting.page import write_report
-from recurrl.reporting.runs import Result, grouped
+from recurrl.reporting.results import Result, grouped, results_of
 from recurrl.returns import interval_95, interval_text, return_format
-from recurrl.runs.results import results_of
 from recurrl.runtime.run_summary import RunSummary
 
 HEADER = "frames,train/return_mean,eval/return_mean"
