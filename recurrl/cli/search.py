@@ -17,10 +17,11 @@ from optuna.trial import FrozenTrial, TrialState
 from sqlalchemy.exc import SQLAlchemyError
 
 from recurrl.errors import ConfigError, RunError, message_of, require
-from recurrl.reporting.results import COMPLETED, job_in
+from recurrl.reporting.results import COMPLETED, UNFINISHED
 from recurrl.returns import return_format
 from recurrl.runs.overrides import parsed
 from recurrl.runtime.run_directory import locked
+from recurrl.runtime.run_summary import read_summary
 
 
 def search(options: Mapping[str, Any], arguments: Sequence[str], config: DictConfig, launcher: Launcher) -> None:
@@ -55,9 +56,10 @@ def search(options: Mapping[str, Any], arguments: Sequence[str], config: DictCon
             jobs = [[*fixed, *_overrides(trial), f"hydra.sweep.subdir={trial.number}"] for trial in trials]
             launcher.launch(jobs, initial_job_idx=trials[0].number)
             for trial in trials:
-                job = job_in(folder / str(trial.number), folder)
-                trial.set_user_attr("status", job.status)
-                value = job.mean_return if job.status == COMPLETED else None
+                summary = read_summary(folder / str(trial.number))
+                status = summary.get("status", UNFINISHED)
+                trial.set_user_attr("status", status)
+                value = summary["eval_return_mean"] if status == COMPLETED else None
                 study.tell(trial, value, TrialState.FAIL if value is None else TrialState.COMPLETE)
         _report(study, fixed)
 

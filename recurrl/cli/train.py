@@ -58,10 +58,10 @@ def _command() -> None:
         # With HYDRA_FULL_ERROR set, Hydra raises exceptions instead of printing them.
         with SWEEP, env_override({"HYDRA_FULL_ERROR": "1"}), hydra_errors_as_config_errors():
             _job()
-    if launched_size() > 1:
-        from recurrl.runs.job import dismiss_ranks  # imports torch
-
-        dismiss_ranks()
+    if launched_size() > 1 and not world().has_joined:  # no run has begun, and the other ranks wait for one
+        world().join()
+        world().broadcast(None)
+        world().leave()
 
 
 def _follow() -> None:
@@ -89,13 +89,13 @@ def _job(composed: DictConfig) -> float | None:
             if is_sweep:
                 stack.enter_context(recorded(run_dir, job_overrides()))
                 _name_group(composed)
-            check_choices(composed, HydraConfig.get())
+            check_choices(composed)
             launch(composed) if resume in (None, "auto") else launch_saved(Path(resume))
-            config = as_schema(composed) if resume is None else None
-            # This imports torch, which takes seconds.
+            if resume is None:
+                as_schema(composed)  # typos are reported before the next line imports torch, which takes seconds
             from recurrl.runs.job import run
 
-            run(composed, config, run_dir, started)
+            run(composed, run_dir, started)
     except (ConfigError, RunError) as error:
         # In a sweep Hydra must see the error: it continues with the other jobs, which may run in other processes.
         # For a single run, Hydra would print another line about the error.

@@ -178,20 +178,13 @@ def configured(jobs: Sequence[Result]) -> list[Result]:
 
 def jobs_of(sweep_dir: Path) -> list[Result]:
     """The jobs of a sweep that have begun, from one or two levels below its folder, in the order of their numbers."""
-    files = (file for pattern in ("*", "*/*") for file in sweep_dir.glob(f"{pattern}/{OVERRIDES}"))
-    jobs = [job_in(file.parents[1], sweep_dir) for file in files]
+    folders = [file.parents[1] for place in ("*", "*/*") for file in sweep_dir.glob(f"{place}/{OVERRIDES}")]
+    jobs = [Result(str(each.relative_to(sweep_dir)), each, _overrides(each), read_summary(each)) for each in folders]
     return sorted(jobs, key=lambda job: (len(job.name), job.name) if job.name.isdigit() else (sys.maxsize, job.name))
-
-
-def job_in(folder: Path, sweep_dir: Path) -> Result:
-    """The job of a sweep whose run directory is ``folder``."""
-    return Result(str(folder.relative_to(sweep_dir)), folder, _overrides(folder), read_summary(folder))
 
 
 def _overrides(run_dir: Path) -> dict[str, str]:
     path = run_dir / OVERRIDES
-    if not path.is_file():  # its job may never have begun
-        return {}
     try:
         texts = yaml.safe_load(read_text(path))
     except (yaml.YAMLError, RecursionError):

@@ -41,7 +41,6 @@ logger = logging.getLogger(__name__)
 
 def run(
     composed: DictConfig,
-    config: TrainConfig | None,
     run_dir: Path,
     started: float,
     callbacks: Sequence[Callback | IterationCallback] = (),
@@ -51,8 +50,8 @@ def run(
     """Trains as configured, and writes the run's summary however it ends, unless it is rejected.
 
     Args:
-        composed: the configuration as Hydra composed it.
-        config: the same as dataclasses; None for a resumed run, whose saved configuration is merged with ``composed``.
+        composed: the configuration as Hydra composed it. A run that it resumes keeps the configuration that it saved,
+            with the job's overrides.
         run_dir: the run's directory, which no other process uses.
         started: when the command began, by ``time.monotonic``.
         callbacks: the user's callbacks.
@@ -68,9 +67,7 @@ def run(
     with _recorded(summary, run_dir), resource_errors_as_messages():
         check_callbacks(callbacks)
         remove_unfinished(run_dir)
-        start = None
-        if config is None:
-            composed, config, start = with_resumed(composed, job_overrides(), run_dir)
+        composed, config, start = with_resumed(composed, job_overrides(), run_dir)
         config = resolved(config)
         config.env = with_maker(config.env, env)
         summary.seed, summary.device, summary.cell = config.seed, config.device, config.cell.name
@@ -193,14 +190,6 @@ def run_rank() -> None:
             # Rank 0 is told of the signal, and logs how the run ended.
             with suppress(Interrupted), stop_request() as request, time_limit(config.collector.timeout_s):
                 make_trainer(config, Path(), settings, RunSummary(time.monotonic(), frames=frames), request).fit()
-    world().leave()
-
-
-def dismiss_ranks() -> None:
-    """Ends the other ranks if rank 0 has begun no run."""
-    if not world().has_joined:
-        world().join()
-        world().broadcast(None)
     world().leave()
 
 

@@ -26,14 +26,14 @@ def with_resumed(
 ) -> tuple[DictConfig, TrainConfig, checkpoint.Checkpoint | None]:
     """The configuration of the run to resume with this command line's overrides, its dataclasses, and the checkpoint.
 
-    With ``resume=auto`` and no checkpoint to resume, returns ``composed`` and None for the checkpoint.
+    Without a checkpoint to resume, these are ``composed``, its dataclasses and None.
 
     Raises:
         ConfigError: there is no such run, its configuration does not fit, or an override has no effect in it.
     """
     resume = value_of(composed, "resume")
     with naming(f"resume={resume}"):
-        start = checkpoint.to_resume(resume, run_dir)
+        start = None if resume is None else checkpoint.to_resume(resume, run_dir)
     if resume == checkpoint.AUTO:
         outcome = f"resuming from {start.path}" if start else f"{run_dir} holds no checkpoint, starting a new run"
         logger.info("resume=auto: %s", outcome)
