@@ -6,7 +6,7 @@ import logging
 import os
 import sys
 import time
-from contextlib import ExitStack
+from contextlib import nullcontext
 from pathlib import Path
 
 import hydra
@@ -18,13 +18,13 @@ from omegaconf import DictConfig
 from recurrl import STARTED, __version__
 from recurrl.cli.help import explained, help_of
 from recurrl.cli.messages import errors_as_messages
-from recurrl.cli.sweep import SWEEP, recorded
+from recurrl.cli.sweep import SWEEP, sweep_job
 from recurrl.config.composed import as_schema
 from recurrl.errors import ConfigError, RunError, require
 from recurrl.runs.directories import run_directory
 from recurrl.runs.hydra_errors import hydra_errors_as_config_errors
 from recurrl.runs.launcher import launch, launch_saved
-from recurrl.runs.overrides import arguments_of, check_choices, compose, job_overrides, prepared
+from recurrl.runs.overrides import arguments_of, check_choices, compose, prepared
 from recurrl.runtime.ranks import launched_rank, launched_size, world
 from recurrl.runtime.run_summary import read_summary
 
@@ -84,11 +84,7 @@ def _job(composed: DictConfig) -> float | None:
         raise ConfigError("-m starts many runs, and torchrun the ranks of one. Start torchrun once for each run.")
     run_dir, started = Path(HydraConfig.get().runtime.output_dir), time.monotonic() if is_sweep else STARTED
     try:
-        with ExitStack() as stack:
-            resume = stack.enter_context(run_directory(run_dir, composed))
-            if is_sweep:
-                stack.enter_context(recorded(run_dir, job_overrides()))
-                _name_group(composed)
+        with run_directory(run_dir, composed) as resume, sweep_job(run_dir, composed) if is_sweep else nullcontext():
             check_choices(composed)
             launch(composed) if resume in (None, "auto") else launch_saved(Path(resume))
             if resume is None:
@@ -103,10 +99,3 @@ def _job(composed: DictConfig) -> float | None:
             raise
         sys.exit(f"error: {error}")
     return read_summary(run_dir)["eval_return_mean"]  # for sweepers that maximise it
-
-
-def _name_group(composed: DictConfig) -> None:
-    """Sets the logger's group of a sweep's runs, if it has none, to the last two folders of the sweep's path."""
-    logger = composed.logger
-    if "group" in logger and logger.group is None:
-        logger.group = "/".join(Path(HydraConfig.get().sweep.dir).resolve().parts[-2:])

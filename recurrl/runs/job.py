@@ -4,7 +4,7 @@ import logging
 import shlex
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -121,24 +121,23 @@ def _recorded(summary: RunSummary, run_dir: Path) -> Iterator[None]:
         world().leave()
 
 
-def record(settings: Mapping[str, Any], run_dir: Path) -> None:
+def record(settings: dict[str, Any], run_dir: Path) -> None:
     """Writes the configuration of an accepted run, which resuming and evaluating it read, and Hydra's files.
 
     Args:
         settings: the configuration with all interpolations resolved: a saved one with interpolations is rejected.
         run_dir: the run's directory.
     """
-    folder, config = run_dir / ".hydra", OmegaConf.create(dict(settings))
-    folder.mkdir(exist_ok=True)
-    contents = {
-        run_dir / CONFIG_FILE: OmegaConf.to_yaml(config),
-        folder / "config.yaml": OmegaConf.to_yaml(config),
-        folder / "hydra.yaml": OmegaConf.to_yaml(OmegaConf.create({"hydra": HydraConfig.get()})),
-        folder / "overrides.yaml": OmegaConf.to_yaml(OmegaConf.create(job_overrides())),
+    (run_dir / ".hydra").mkdir(exist_ok=True)
+    contents: dict[str, Any] = {
+        CONFIG_FILE: settings,
+        ".hydra/config.yaml": settings,
+        ".hydra/hydra.yaml": {"hydra": HydraConfig.get()},
+        ".hydra/overrides.yaml": job_overrides(),
     }
-    for path, text in contents.items():
-        with atomic_write(path) as file:  # a resumed run depends on it
-            file.write(text)
+    for name, values in contents.items():
+        with atomic_write(run_dir / name) as file:  # a resumed run depends on it
+            OmegaConf.save(OmegaConf.create(values), file)
 
 
 def _copy_history(start: checkpoint.Checkpoint, run_dir: Path) -> None:

@@ -119,7 +119,7 @@ def test_ctrl_c_ends_a_sweep_with_its_table_and_it_can_be_continued(train, tiny,
 
 
 def test_a_signal_between_jobs_ends_a_sweep_with_its_exit_code(train, tiny, monkeypatch):
-    monkeypatch.setattr("recurrl.cli.train.recorded", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
+    monkeypatch.setattr("recurrl.cli.train.sweep_job", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
     assert train("-m", *tiny, "seed=0,1", "hydra.sweep.dir=sweep").code == 128 + signal.SIGTERM
 
 
