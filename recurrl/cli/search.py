@@ -10,6 +10,7 @@ from urllib.parse import quote
 
 import optuna
 from hydra.core.override_parser.types import Override
+from hydra.core.utils import JobStatus
 from hydra.plugins.launcher import Launcher
 from omegaconf import DictConfig, OmegaConf
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
@@ -17,11 +18,9 @@ from optuna.trial import FrozenTrial, TrialState
 from sqlalchemy.exc import SQLAlchemyError
 
 from recurrl.errors import ConfigError, RunError, message_of, require
-from recurrl.reporting.results import COMPLETED, UNFINISHED
 from recurrl.returns import return_format
 from recurrl.runs.overrides import parsed
 from recurrl.runtime.run_directory import locked
-from recurrl.runtime.run_summary import read_summary
 
 
 def search(options: Mapping[str, Any], arguments: Sequence[str], config: DictConfig, launcher: Launcher) -> None:
@@ -54,12 +53,10 @@ def search(options: Mapping[str, Any], arguments: Sequence[str], config: DictCon
         while (count := min(at_once, options["n_trials"] - len(_ended(study)))) > 0:
             trials = [study.ask(space) for _ in range(count)]
             jobs = [[*fixed, *_overrides(trial), f"hydra.sweep.subdir={trial.number}"] for trial in trials]
-            launcher.launch(jobs, initial_job_idx=trials[0].number)
-            for trial in trials:
-                summary = read_summary(folder / str(trial.number))
-                status = summary.get("status", UNFINISHED)
-                trial.set_user_attr("status", status)
-                value = summary["eval_return_mean"] if status == COMPLETED else None
+            results = launcher.launch(jobs, initial_job_idx=trials[0].number)
+            for trial, job in zip(trials, results, strict=True):
+                trial.set_user_attr("status", job.status.name)
+                value = job.return_value if job.status == JobStatus.COMPLETED else None
                 study.tell(trial, value, TrialState.FAIL if value is None else TrialState.COMPLETE)
         _report(study, fixed)
 

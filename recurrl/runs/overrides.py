@@ -14,7 +14,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import ChoiceSweep, Glob, Override, Quote, QuotedString
 from hydra.errors import OverrideParseException
-from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict, read_write
+from omegaconf import DictConfig, ListConfig, open_dict, read_write
 
 from recurrl.config import plugins
 from recurrl.config.composed import plain, value_of
@@ -226,11 +226,9 @@ def text_of(value: Any) -> str:
     Raises:
         ConfigError: the value has no form on a command line.
     """
-    if isinstance(value, DictConfig | ListConfig):
-        value = OmegaConf.to_container(value, resolve=False)
     if isinstance(value, Mapping):
         return "{" + ",".join(f"{key}:{text_of(inner)}" for key, inner in value.items()) + "}"
-    if isinstance(value, list | tuple):
+    if isinstance(value, list | tuple | ListConfig):
         return "[" + ",".join(map(text_of, value)) + "]"
     if value is None or isinstance(value, Real):
         return "null" if value is None else str(value).lower()
