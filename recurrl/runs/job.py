@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from recurrl import checkpoint
 from recurrl.build import make_trainer
 from recurrl.callbacks import Callback, IterationCallback, check_callbacks
 from recurrl.config import TrainConfig
-from recurrl.config.composed import plain, resolved, typed, value_of, with_defaults
+from recurrl.config.composed import resolved, typed, value_of
 from recurrl.config.plugins import factory
 from recurrl.envs.passed_env import with_maker
 from recurrl.errors import ConfigError, RunError
@@ -67,7 +68,8 @@ def run(
     with _recorded(summary, run_dir), resource_errors_as_messages():
         check_callbacks(callbacks)
         remove_unfinished(run_dir)
-        composed, config, start = with_resumed(composed, job_overrides(), run_dir)
+        config, start = with_resumed(composed, run_dir)
+        settings = asdict(config)  # saved whole: later versions may have other defaults
         config = resolved(config)
         config.env = with_maker(config.env, env)
         summary.seed, summary.device, summary.cell = config.seed, config.device, config.cell.name
@@ -76,8 +78,6 @@ def run(
         factory("collector", config.collector.name)  # imports the package that it needs
         if start is not None and _is_complete(start, config, run_dir):
             return  # its summary stays as it is
-        composed = with_defaults(composed)  # saved whole: later versions may have other defaults
-        settings = plain(composed)
         summary.resume_command = _resume_command(OmegaConf.create(settings), run_dir, callbacks)
         record_settings = partial(record, settings, run_dir)
         # The settings of a run that is resumed in place stay as they were until its checkpoint is loaded.
