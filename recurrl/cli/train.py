@@ -48,11 +48,9 @@ def _command() -> None:
         not (arguments.multirun and shows_only),
         "-m cannot be combined with --help or --cfg, which start no run. Leave one of them out.",
     )
-    if arguments.help:
+    if arguments.help or (arguments.cfg == "job" and arguments.package is None):
         composed = compose(arguments.overrides, arguments.config_dir, is_run=False)
-        sys.stdout.write(help_of(composed, arguments.config_dir))
-    elif arguments.cfg == "job" and arguments.package is None:
-        sys.stdout.write(explained(compose(arguments.overrides, arguments.config_dir, is_run=False)))
+        sys.stdout.write(help_of(composed, arguments.config_dir) if arguments.help else explained(composed))
     else:
         sys.argv[1:] = prepared(sys.argv[1:], is_run=arguments.cfg is None)
         # With HYDRA_FULL_ERROR set, Hydra raises exceptions instead of printing them.
