@@ -10,16 +10,11 @@ pytest.importorskip("joblib")
 pytest.importorskip("submitit")
 
 
-@pytest.mark.parametrize(
-    ("options", "jobs"),
-    [
-        (("num_threads=1",), 6),
-        (("num_threads=4",), 1),
-        (("num_threads=64",), 1),
-        (("num_threads=null",), 1),
-        (("num_threads=2", "hydra.launcher.n_jobs=2"), 2),
-    ],
-)
+EXPLICIT = ("num_threads=2", "hydra.launcher.n_jobs=2")
+JOBS = [(("num_threads=1",), 6), (("num_threads=4",), 1), (("num_threads=64",), 1), (("num_threads=null",), 1)]
+
+
+@pytest.mark.parametrize(("options", "jobs"), [*JOBS, (EXPLICIT, 2)])
 def test_joblib_runs_no_more_jobs_than_cores_for_their_threads_or_an_explicit_number(train, monkeypatch, options, jobs):
     monkeypatch.setattr("joblib.cpu_count", lambda: 6)
     # A single job, which is rejected at once.
