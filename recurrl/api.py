@@ -17,7 +17,7 @@ from hydra.core.singleton import Singleton
 from recurrl.agent import Agent
 from recurrl.callbacks import Callback, IterationCallback
 from recurrl.checkpoint import AUTO, BEST
-from recurrl.config.composed import as_schema, value_of
+from recurrl.config.composed import value_of
 from recurrl.envs.passed_env import id_of
 from recurrl.errors import ConfigError, message_of, require
 from recurrl.runs.directories import run_directory
@@ -100,11 +100,10 @@ def train(
         of_hydra: Any = HydraConfig.get()
         directory = Path(value_of(of_hydra, "run.dir")).absolute()
         directory.mkdir(parents=True, exist_ok=True)
-        with run_directory(directory, composed) as resume, _log_to_file(directory / "recurrl.log"):
+        with run_directory(directory, composed), _log_to_file(directory / "recurrl.log"):
             launch(composed)
-            typed = as_schema(composed) if resume is None else None
             # A mapping may be a whole configuration, with values that have no effect.
-            run_job(composed, typed, directory, started, callbacks, env, strict=not isinstance(config, Mapping))
+            run_job(composed, directory, started, callbacks, env, strict=not isinstance(config, Mapping))
     return Run(directory, read_summary(directory), env)
 
 

@@ -2,12 +2,10 @@
 
 import argparse
 import logging
-import sys
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from recurrl.cli.messages import errors_as_messages
+from recurrl.cli.messages import print_result
 from recurrl.config.composed import as_schema, resolved
 from recurrl.errors import require
 from recurrl.runs.launcher import launch
@@ -15,28 +13,24 @@ from recurrl.runs.overrides import compose, overridden_keys
 
 
 def check_main() -> None:
-    """``recurrl-check``: checks that the update would see what the rollout saw, and trains nothing."""
-    parser = argparse.ArgumentParser(
-        prog="recurrl-check",
-        description="Collects a first batch, checks that the update would see what the rollout saw, and tries the "
-        "algorithm on it. Writes no files.",
-    )
+    """Collects a first batch, checks that the update would see what the rollout saw, and tries the algorithm on it.
+    Writes no files.
+    """
+    parser = argparse.ArgumentParser(prog="recurrl-check", description=check_main.__doc__)
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="as for recurrl-train")
     parser.add_argument("--config-dir", type=Path, help="a folder of your yamls, as for recurrl-train")
-    arguments = parser.parse_args()
-    with errors_as_messages():
-        sys.stdout.write(_checked(arguments.overrides, arguments.config_dir) + "\n")
+    print_result(parser, _checked)
 
 
-def _checked(overrides: Sequence[str], config_dir: Path | None) -> str:
+def _checked(arguments: argparse.Namespace) -> str:
     """The result of the start-up check for the run that ``recurrl-train`` would start with these overrides.
 
     Raises:
         ConfigError: the run would be rejected, or the check fails.
     """
-    composed = compose(overrides, config_dir)
+    composed = compose(arguments.overrides, arguments.config_dir)
     launch(composed)
-    config, explicit_keys = as_schema(composed), overridden_keys(overrides)
+    config, explicit_keys = as_schema(composed), overridden_keys(arguments.overrides)
     require(config.resume is None, "recurrl-check checks new runs; a resumed run checks itself. Leave resume out.")
     # These import torch, which messages about typos need not wait for.
     from recurrl.algorithms.metrics import SKIPPED, STEPS
@@ -64,7 +58,7 @@ def _checked(overrides: Sequence[str], config_dir: Path | None) -> str:
             terms = ", ".join(f"{name} {value:.3g}" for name, value in metrics.items() if name.startswith("loss/"))
             line += f"\none update by algorithm={config.algorithm.name}: {metrics[STEPS]:.0f} gradient steps; {terms}"
             reason = unsavable_reason(collector)
-            lost = f"\nCheckpoints cannot hold unfinished episodes; a resumed run starts new ones. {reason}."
-            return line if reason is None else line + lost
+            lost = f"Checkpoints cannot hold unfinished episodes; a resumed run starts new ones. {reason}.\n"
+            return f"{line}\n" if reason is None else f"{line}\n{lost}"
         finally:
             collector.shutdown()

@@ -4,16 +4,15 @@ import argparse
 import json
 import os
 import re
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from recurrl.cli.messages import TRUST_HELP, errors_as_messages
+from recurrl.cli.messages import TRUST_HELP, print_result
 from recurrl.errors import ConfigError, require
+from recurrl.reporting.results import table
 from recurrl.returns import STATISTICS, summarized, table_row
 from recurrl.runs.launcher import launch_saved
-from recurrl.runs.results import table
 from recurrl.runtime.run_directory import CONFIG_FILE, VIDEOS, run_directory_of
 
 _OVERRIDE = re.compile(r"[+~]*[\w.]+=.*", re.DOTALL)
@@ -21,64 +20,12 @@ _MEMORY = {"kept": "", "zeroed": " with its memory zeroed", "shuffled": " with a
 
 
 def evaluate_main() -> None:
-    """``recurrl-evaluate``: plays episodes with the policies of runs, and prints their returns."""
-    arguments = _parser().parse_intermixed_args()
-    overrides = [text for text in arguments.run if _OVERRIDE.fullmatch(text) and not Path(text).exists()]
-    runs = [Path(text) for text in arguments.run if text not in overrides]
-    video, trusts, deterministic = arguments.video, arguments.trust_packages, not arguments.sampled
-    with errors_as_messages():
-        for run in runs:
-            launch_saved(run, trusts)
-        if not runs:
-            raise ConfigError(f"{overrides[0]} is an override, but no run was given. Pass a run directory as well.")
-        from recurrl.runs.open_run import open_run  # imports torch
-
-        files = [] if video is None else video_files(runs, Path(video) if video else None)
-        states = list(_MEMORY) if arguments.memory else ["kept"]
-        reports: list[dict[str, Any]] = []
-        for run in runs:
-            opened = open_run(run, arguments.which, arguments.device, trusts, overrides)
-            played = opened.evaluate(arguments.episodes, arguments.seed, states, deterministic, files)
-            found = {state: summarized(each) for state, each in played.items()}
-            reports.append({"run": str(run), "overrides": overrides, "deterministic": deterministic, "returns": found})
-    rows = (
-        (each["run"] + _MEMORY[state], statistics) for each in reports for state, statistics in each["returns"].items()
-    )
-    lines = [(name, *table_row(found, "episodes"), str(found["episodes"])) for name, found in rows]
-    if arguments.json:
-        written = {"video": [str(file) for file in files]} if files else {}
-        sys.stdout.write(json.dumps([each | written for each in reports], indent=2, ensure_ascii=False) + "\n")
-    else:
-        sys.stdout.write(table([("run", *STATISTICS, "episodes"), *lines]) + "".join(f"{file}\n" for file in files))
-
-
-def video_files(runs: Sequence[Path], path: Path | None) -> list[Path]:
-    """The files of a video, by default in the folder ``video`` of the run.
-
-    Args:
-        runs: the runs to evaluate; there must be one.
-        path: a file or a folder.
-
-    Raises:
-        ConfigError: there are several runs, the path does not fit, or a package is missing.
+    """Plays episodes with the policies of runs and prints the returns: their mean, a 95% interval of the mean
+    (Student's t over episodes), the interquartile mean, and their standard deviation. Each environment plays one
+    episode. With more than 240 episodes, each plays a number that is fixed in advance, so that short episodes are not
+    over-represented.
     """
-    from recurrl.video.writing import files_of
-
-    require(len(runs) == 1, f"--video shows one run (got {len(runs)}). Evaluate them one by one.")
-    folder = run_directory_of(runs[0]) / VIDEOS
-    is_run = path is not None and os.path.lexists(path / CONFIG_FILE)
-    require(not is_run, f"--video {path} would write into a run. Name the run before --video, or another folder.")
-    return files_of(path or folder)
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="recurrl-evaluate",
-        description="Plays episodes with the policies of runs and prints the returns: their mean, a 95% interval of "
-        "the mean (Student's t over episodes), the interquartile mean, and their standard deviation. "
-        "Each environment plays one episode. With more than 240 episodes, each plays a number that is fixed in "
-        "advance, so that short episodes are not over-represented.",
-    )
+    parser = argparse.ArgumentParser(prog="recurrl-evaluate", description=evaluate_main.__doc__)
     parser.add_argument(
         "run",
         nargs="+",
@@ -100,7 +47,55 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--video", nargs="?", const="", metavar="FILE|DIR", help=video)
     parser.add_argument("--json", action="store_true", help="print everything as JSON, with all returns")
     parser.add_argument("--trust-packages", action="store_true", help=TRUST_HELP)
-    return parser
+    print_result(parser, _evaluated)
+
+
+def _evaluated(arguments: argparse.Namespace) -> str:
+    overrides = [text for text in arguments.run if _OVERRIDE.fullmatch(text) and not Path(text).exists()]
+    runs = [Path(text) for text in arguments.run if text not in overrides]
+    trusts, deterministic = arguments.trust_packages, not arguments.sampled
+    for run in runs:
+        launch_saved(run, trusts)
+    if not runs:
+        raise ConfigError(f"{overrides[0]} is an override, but no run was given. Pass a run directory as well.")
+    from recurrl.runs.open_run import open_run  # imports torch
+
+    files = [] if arguments.video is None else video_files(runs, Path(arguments.video) if arguments.video else None)
+    states = list(_MEMORY) if arguments.memory else ["kept"]
+    reports: list[dict[str, Any]] = []
+    for run in runs:
+        opened = open_run(run, arguments.which, arguments.device, trusts, overrides)
+        played = opened.evaluate(arguments.episodes, arguments.seed, states, deterministic, files)
+        found = {state: summarized(each) for state, each in played.items()}
+        reports.append({"run": str(run), "overrides": overrides, "deterministic": deterministic, "returns": found})
+    if arguments.json:
+        written = {"video": [str(file) for file in files]} if files else {}
+        return json.dumps([each | written for each in reports], indent=2, ensure_ascii=False) + "\n"
+    lines = [
+        (each["run"] + _MEMORY[state], *table_row(found, "episodes"), str(found["episodes"]))
+        for each in reports
+        for state, found in each["returns"].items()
+    ]
+    return table([("run", *STATISTICS, "episodes"), *lines]) + "".join(f"{file}\n" for file in files)
+
+
+def video_files(runs: Sequence[Path], path: Path | None) -> list[Path]:
+    """The files of a video, by default in the folder ``video`` of the run.
+
+    Args:
+        runs: the runs to evaluate; there must be one.
+        path: a file or a folder.
+
+    Raises:
+        ConfigError: there are several runs, the path does not fit, or a package is missing.
+    """
+    from recurrl.video.writing import files_of
+
+    require(len(runs) == 1, f"--video shows one run (got {len(runs)}). Evaluate them one by one.")
+    folder = run_directory_of(runs[0]) / VIDEOS
+    is_run = path is not None and os.path.lexists(path / CONFIG_FILE)
+    require(not is_run, f"--video {path} would write into a run. Name the run before --video, or another folder.")
+    return files_of(path or folder)
 
 
 def seeds(text: str) -> list[int]:

@@ -1,23 +1,20 @@
 """``recurrl-export``: writes the policy of a run as files that run without recurrl."""
 
 import argparse
-import sys
 from pathlib import Path
 
-from recurrl.cli.messages import TRUST_HELP, errors_as_messages
+from recurrl.cli.messages import TRUST_HELP, print_result
 from recurrl.errors import require
 from recurrl.runs.launcher import launch_saved
 from recurrl.runtime.run_directory import EXPORTS, run_directory_of
 
 
 def export_main() -> None:
-    """``recurrl-export``: writes the policy of a run as ONNX and as a program of ``torch.export``."""
-    parser = argparse.ArgumentParser(
-        prog="recurrl-export",
-        description="Writes one step of a run's policy, from raw observations to the environment's own actions, as "
-        "policy.onnx and policy.pt2, and policy.json, which describes its inputs and outputs. Each is compared with "
-        "the policy before it is written.",
-    )
+    """Writes one step of a run's policy, from raw observations to the environment's own actions, as policy.onnx and
+    policy.pt2, and policy.json, which describes its inputs and outputs. Each is compared with the policy before it is
+    written.
+    """
+    parser = argparse.ArgumentParser(prog="recurrl-export", description=export_main.__doc__)
     parser.add_argument("run", type=Path, help="a run directory, or a checkpoint in one")
     parser.add_argument("--output", type=Path, metavar="DIR", help="where to write (default: export in the run)")
     parser.add_argument("--which", default="best", help="the best checkpoint of a run, or the last (default: best)")
@@ -32,10 +29,12 @@ def export_main() -> None:
         "configuration, the checkpoint, the files above, and a video if the environment can be drawn",
     )
     parser.add_argument("--trust-packages", action="store_true", help=TRUST_HELP)
-    arguments = parser.parse_args()
-    with errors_as_messages():
-        launch_saved(arguments.run, arguments.trust_packages)
-        sys.stdout.write(_exported(arguments) if arguments.hub_folder is None else _hub_folder(arguments))
+    print_result(parser, _written)
+
+
+def _written(arguments: argparse.Namespace) -> str:
+    launch_saved(arguments.run, arguments.trust_packages)
+    return _exported(arguments) if arguments.hub_folder is None else _hub_folder(arguments)
 
 
 def _exported(arguments: argparse.Namespace) -> str:

@@ -2,7 +2,6 @@
 
 import shutil
 from collections.abc import Collection
-from functools import partial
 from pathlib import Path
 from statistics import fmean
 
@@ -10,14 +9,13 @@ from omegaconf import OmegaConf
 
 from recurrl import checkpoint
 from recurrl.agent import Agent
-from recurrl.checkpoint.files import complete
 from recurrl.config.composed import plain
 from recurrl.errors import ConfigError, require
 from recurrl.evaluation import KEPT
 from recurrl.export.card import model_card
 from recurrl.export.export import FORMATS, export
 from recurrl.returns import summarized
-from recurrl.runs.open_run import open_run
+from recurrl.runs.open_run import OpenedRun, open_run
 from recurrl.runs.saved_config import code_named
 from recurrl.runtime.atomic import unfinished
 from recurrl.runtime.run_directory import CONFIG_FILE
@@ -56,15 +54,14 @@ def write_hub_folder(
         opened.settings.resume = None  # a path of this machine
         OmegaConf.save(opened.settings, stage / CONFIG_FILE)
         parts, settings = {"policy": policy}, plain(opened.settings)
-        path = checkpoint.save(stage, saved.frames, saved.metrics, parts, settings=settings)
-        facts = opened.described(run.resolve().name)
+        facts, seed = opened.described(run.resolve().name), opened.config.seed + 1
         export(Agent(policy, opened.config.env), stage, facts, formats=formats or FORMATS)
-        config, seed = opened.config, opened.config.seed + 1
-        returns, without_video = _evaluated(stage, seed)
-        complete(path, {checkpoint.RETURN_MEAN: fmean(returns)} | saved.metrics)
+        returns, without_video = _evaluated(opened, stage, seed)
+        metrics = {checkpoint.RETURN_MEAN: fmean(returns)} | saved.metrics
+        checkpoint.save(stage, saved.frames, metrics, parts, settings=settings, is_complete=True)
         files = sorted(each.name for each in stage.iterdir() if each.is_file())
         card = model_card(
-            config,
+            opened.config,
             summarized(returns),
             frames=saved.frames,
             evaluation_seed=seed,
@@ -79,12 +76,10 @@ def write_hub_folder(
     return ["README.md", *files], without_video
 
 
-def _evaluated(stage: Path, seed: int) -> tuple[list[float], str | None]:
-    """Evaluates the folder's policy: its returns, and the reason why no video could be made; None if there is one."""
-    # The run's packages were trusted when it was opened, and the folder names the same ones.
-    play = partial(open_run(stage, checkpoint.LAST, "cpu", trust_packages=True).evaluate, seed=seed)
+def _evaluated(opened: OpenedRun, folder: Path, seed: int) -> tuple[list[float], str | None]:
+    """The returns of the run's policy, and the reason why the folder has no video; None if it has one."""
     try:
-        return play(video=files_of(stage))[KEPT], None
+        return opened.evaluate(seed=seed, video=files_of(folder))[KEPT], None
     except ConfigError as error:
         # An error that is not about the video is raised again.
-        return play()[KEPT], str(error)
+        return opened.evaluate(seed=seed)[KEPT], str(error)

@@ -1,9 +1,10 @@
-"""Messages of the commands: errors that end one, and help that several share."""
+"""What the commands share: printing a result, or the error that ends one, and help."""
 
+import argparse
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from recurrl.errors import ConfigError, RunError
@@ -12,6 +13,13 @@ from recurrl.runtime.signals import Interrupted
 
 TRUST_HELP = "import the packages that the run's configuration names, which runs their code"
 """The help of ``--trust-packages``."""
+
+
+def print_result(parser: argparse.ArgumentParser, command: Callable[[argparse.Namespace], str]) -> None:
+    """Parses the command line, and prints what a command returns for it, or the error that ends it."""
+    arguments = parser.parse_intermixed_args()
+    with errors_as_messages():
+        sys.stdout.write(command(arguments))
 
 
 @contextmanager

@@ -10,17 +10,16 @@ from urllib.parse import quote
 
 import optuna
 from hydra.core.override_parser.types import Override
+from hydra.core.utils import JobStatus
 from hydra.plugins.launcher import Launcher
 from omegaconf import DictConfig, OmegaConf
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
-from optuna.trial import FrozenTrial, Trial, TrialState
+from optuna.trial import FrozenTrial, TrialState
 from sqlalchemy.exc import SQLAlchemyError
 
 from recurrl.errors import ConfigError, RunError, message_of, require
-from recurrl.reporting.runs import COMPLETED
 from recurrl.returns import return_format
 from recurrl.runs.overrides import parsed
-from recurrl.runs.results import job_in
 from recurrl.runtime.run_directory import locked
 
 
@@ -37,7 +36,8 @@ def search(options: Mapping[str, Any], arguments: Sequence[str], config: DictCon
         ConfigError: an option or a search space is wrong, or the folder holds another search.
         RunError: trials failed; the others were run nonetheless.
     """
-    fixed, space = _space([*(f"{key}={value}" for key, value in (options["params"] or {}).items()), *arguments])
+    overrides = [*(f"{key}={value}" for key, value in (options["params"] or {}).items()), *arguments]
+    fixed, space = _space(overrides)
     require(
         bool(space),
         "hydra/sweeper=optuna has nothing to search. Use hparams_search=ppo, or values such as "
@@ -49,15 +49,14 @@ def search(options: Mapping[str, Any], arguments: Sequence[str], config: DictCon
     folder = Path(config.hydra.sweep.dir).absolute()
     folder.mkdir(parents=True, exist_ok=True)
     with locked(folder):
-        study = _study(folder, options, at_once, fixed)
+        study = _study(folder, options, at_once, overrides)
         while (count := min(at_once, options["n_trials"] - len(_ended(study)))) > 0:
-            trials = [_proposed(study, space) for _ in range(count)]
+            trials = [study.ask(space) for _ in range(count)]
             jobs = [[*fixed, *_overrides(trial), f"hydra.sweep.subdir={trial.number}"] for trial in trials]
-            launcher.launch(jobs, initial_job_idx=trials[0].number)
-            for trial in trials:
-                job = job_in(folder / str(trial.number), folder)
-                trial.set_user_attr("status", job.status)
-                value = job.mean_return if job.status == COMPLETED else None
+            results = launcher.launch(jobs, initial_job_idx=trials[0].number)
+            for trial, job in zip(trials, results, strict=True):
+                trial.set_user_attr("status", job.status.name)
+                value = job.return_value if job.status == JobStatus.COMPLETED else None
                 study.tell(trial, value, TrialState.FAIL if value is None else TrialState.COMPLETE)
         _report(study, fixed)
 
@@ -85,7 +84,7 @@ def _distribution(override: Override) -> BaseDistribution:
     return CategoricalDistribution(list(override.sweep_string_iterator()))
 
 
-def _study(folder: Path, options: Mapping[str, Any], at_once: int, fixed: list[str]) -> optuna.Study:
+def _study(folder: Path, options: Mapping[str, Any], at_once: int, overrides: list[str]) -> optuna.Study:
     """Loads the study in a folder, or creates one."""
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
@@ -102,13 +101,13 @@ def _study(folder: Path, options: Mapping[str, Any], at_once: int, fixed: list[s
     study.sampler = optuna.samplers.TPESampler(
         n_startup_trials=8, seed=seed, multivariate=True, constant_liar=at_once > 1
     )
-    before = study.user_attrs.get("overrides", fixed)
+    before = study.user_attrs.get("overrides", overrides)
     require(
-        before == fixed,
+        before == overrides,
         f"{folder} holds a search with other values: {shlex.join(before)}. Use the same ones, or another folder with "
         "hydra.sweep.dir=...",
     )
-    study.set_user_attr("overrides", fixed)
+    study.set_user_attr("overrides", overrides)
     for trial in study.get_trials(states=(TrialState.RUNNING,)):  # of a search that was interrupted
         study.tell(trial.number, state=TrialState.FAIL)
         study.enqueue_trial(trial.params)
@@ -118,16 +117,6 @@ def _study(folder: Path, options: Mapping[str, Any], at_once: int, fixed: list[s
 def _ended(study: optuna.Study) -> list[FrozenTrial]:
     """The trials whose jobs have ended, well or not."""
     return [trial for trial in study.trials if "status" in trial.user_attrs]
-
-
-def _proposed(study: optuna.Study, space: dict[str, BaseDistribution]) -> Trial:
-    try:
-        return study.ask(space)
-    except ValueError as error:
-        raise ConfigError(
-            f"The study was begun with another search space: {message_of(error)}. Use the same one, or another folder "
-            "with hydra.sweep.dir=..."
-        ) from error
 
 
 def _overrides(trial: Any) -> list[str]:

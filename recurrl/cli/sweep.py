@@ -10,12 +10,13 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+from hydra.core.hydra_config import HydraConfig
 from hydra.core.utils import env_override
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf
 
-from recurrl.reporting.runs import differing
-from recurrl.runs.results import OVERRIDES, comparison, comparison_table, configured, jobs_of
+from recurrl.reporting.results import OVERRIDES, comparison, comparison_table, configured, differing, jobs_of
+from recurrl.runs.overrides import job_overrides
 from recurrl.runtime.atomic import atomic_write
 from recurrl.runtime.run_directory import CONFIG_FILE, SUMMARY
 from recurrl.runtime.run_summary import write_summary
@@ -31,9 +32,11 @@ class BeforeSweep(Callback):
 
     def on_multirun_start(self, config: DictConfig, **_: Any) -> None:
         """Called by Hydra with the configuration of the sweep, before its first job."""
-        # joblib starts a process for each core by default, however many threads each has.
         if OmegaConf.select(config, "hydra.launcher.n_jobs") == -1:
-            config.hydra.launcher.n_jobs = jobs_at_once(config.num_threads)
+            # By default joblib starts a process for each core, however many threads each has.
+            from joblib import cpu_count  # type: ignore[import-untyped]
+
+            config.hydra.launcher.n_jobs = max(1, cpu_count() // (config.num_threads or cpu_count()))
         # A signal ends the command like Ctrl-C: joblib then ends its processes, and the sweep is reported.
         SWEEP.enter_context(stop_request())
         SWEEP.callback(_report, Path(config.hydra.sweep.dir).absolute())
@@ -41,19 +44,18 @@ class BeforeSweep(Callback):
         SWEEP.enter_context(env_override({SWITCH: str(os.getpid())}))
 
 
-def jobs_at_once(num_threads: int | None) -> int:
-    """How many jobs with ``num_threads`` threads each this process has cores for; at least one."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, cores // (num_threads or cores))
-
-
 @contextmanager
-def recorded(run_dir: Path, overrides: list[str]) -> Iterator[None]:
-    """Records the overrides of a job that begins, and the error of one that is rejected before it writes a summary."""
+def sweep_job(run_dir: Path, composed: DictConfig) -> Iterator[None]:
+    """Runs a job: records its overrides when it begins, and its error if it is rejected before it writes a summary.
+
+    Its logger's group, if it has none, is named after the last two folders of the sweep's path.
+    """
+    if "group" in composed.logger and composed.logger.group is None:
+        composed.logger.group = "/".join(Path(HydraConfig.get().sweep.dir).resolve().parts[-2:])
     if not (run_dir / CONFIG_FILE).exists():  # those of a resumed run stay as they are until it is accepted
         (run_dir / OVERRIDES).parent.mkdir(exist_ok=True)
         with atomic_write(run_dir / OVERRIDES) as file:
-            OmegaConf.save(OmegaConf.create(overrides), file)
+            OmegaConf.save(OmegaConf.create(job_overrides()), file)
     try:
         yield
     except Exception as error:

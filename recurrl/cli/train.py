@@ -6,7 +6,7 @@ import logging
 import os
 import sys
 import time
-from contextlib import ExitStack
+from contextlib import nullcontext
 from pathlib import Path
 
 import hydra
@@ -18,13 +18,13 @@ from omegaconf import DictConfig
 from recurrl import STARTED, __version__
 from recurrl.cli.help import explained, help_of
 from recurrl.cli.messages import errors_as_messages
-from recurrl.cli.sweep import SWEEP, recorded
+from recurrl.cli.sweep import SWEEP, sweep_job
 from recurrl.config.composed import as_schema
 from recurrl.errors import ConfigError, RunError, require
 from recurrl.runs.directories import run_directory
 from recurrl.runs.hydra_errors import hydra_errors_as_config_errors
 from recurrl.runs.launcher import launch, launch_saved
-from recurrl.runs.overrides import arguments_of, check_choices, compose, job_overrides, prepared
+from recurrl.runs.overrides import arguments_of, check_choices, compose, prepared
 from recurrl.runtime.ranks import launched_rank, launched_size, world
 from recurrl.runtime.run_summary import read_summary
 
@@ -48,20 +48,18 @@ def _command() -> None:
         not (arguments.multirun and shows_only),
         "-m cannot be combined with --help or --cfg, which start no run. Leave one of them out.",
     )
-    if arguments.help:
+    if arguments.help or (arguments.cfg == "job" and arguments.package is None):
         composed = compose(arguments.overrides, arguments.config_dir, is_run=False)
-        sys.stdout.write(help_of(composed, arguments.config_dir))
-    elif arguments.cfg == "job" and arguments.package is None:
-        sys.stdout.write(explained(compose(arguments.overrides, arguments.config_dir, is_run=False)))
+        sys.stdout.write(help_of(composed, arguments.config_dir) if arguments.help else explained(composed))
     else:
         sys.argv[1:] = prepared(sys.argv[1:], is_run=arguments.cfg is None)
         # With HYDRA_FULL_ERROR set, Hydra raises exceptions instead of printing them.
         with SWEEP, env_override({"HYDRA_FULL_ERROR": "1"}), hydra_errors_as_config_errors():
             _job()
-    if launched_size() > 1:
-        from recurrl.runs.job import dismiss_ranks  # imports torch
-
-        dismiss_ranks()
+    if launched_size() > 1 and not world().has_joined:  # no run has begun, and the other ranks wait for one
+        world().join()
+        world().broadcast(None)
+        world().leave()
 
 
 def _follow() -> None:
@@ -84,18 +82,14 @@ def _job(composed: DictConfig) -> float | None:
         raise ConfigError("-m starts many runs, and torchrun the ranks of one. Start torchrun once for each run.")
     run_dir, started = Path(HydraConfig.get().runtime.output_dir), time.monotonic() if is_sweep else STARTED
     try:
-        with ExitStack() as stack:
-            resume = stack.enter_context(run_directory(run_dir, composed))
-            if is_sweep:
-                stack.enter_context(recorded(run_dir, job_overrides()))
-                _name_group(composed)
-            check_choices(composed, HydraConfig.get())
+        with run_directory(run_dir, composed) as resume, sweep_job(run_dir, composed) if is_sweep else nullcontext():
+            check_choices(composed)
             launch(composed) if resume in (None, "auto") else launch_saved(Path(resume))
-            config = as_schema(composed) if resume is None else None
-            # This imports torch, which takes seconds.
+            if resume is None:
+                as_schema(composed)  # typos are reported before the next line imports torch, which takes seconds
             from recurrl.runs.job import run
 
-            run(composed, config, run_dir, started)
+            run(composed, run_dir, started)
     except (ConfigError, RunError) as error:
         # In a sweep Hydra must see the error: it continues with the other jobs, which may run in other processes.
         # For a single run, Hydra would print another line about the error.
@@ -103,10 +97,3 @@ def _job(composed: DictConfig) -> float | None:
             raise
         sys.exit(f"error: {error}")
     return read_summary(run_dir)["eval_return_mean"]  # for sweepers that maximise it
-
-
-def _name_group(composed: DictConfig) -> None:
-    """Sets the logger's group of a sweep's runs, if it has none, to the last two folders of the sweep's path."""
-    logger = composed.logger
-    if "group" in logger and logger.group is None:
-        logger.group = "/".join(Path(HydraConfig.get().sweep.dir).resolve().parts[-2:])

@@ -1,12 +1,11 @@
 """``recurrl-upload``: adds a run's files to its wandb run."""
 
 import argparse
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from recurrl.cli.messages import TRUST_HELP, errors_as_messages
+from recurrl.cli.messages import TRUST_HELP, print_result
 from recurrl.config import WandbConfig
 from recurrl.config.composed import plain, typed
 from recurrl.errors import ConfigError, naming
@@ -16,21 +15,17 @@ from recurrl.runtime.run_summary import read_summary
 
 
 def upload_main() -> None:
-    """``recurrl-upload``: adds a run's best checkpoint, exported policy and videos to its wandb run, as artifacts."""
-    parser = argparse.ArgumentParser(
-        prog="recurrl-upload",
-        description="Adds files of a finished run with logger=wandb to its wandb run, as artifacts: the best "
-        "checkpoint, and what recurrl-export and recurrl-evaluate --video wrote into the run's directory. Without a "
-        "login they are recorded for a later wandb sync.",
-    )
+    """Adds files of a finished run with logger=wandb to its wandb run, as artifacts: the best checkpoint, and what
+    recurrl-export and recurrl-evaluate --video wrote into the run's directory. Without a login they are recorded for a
+    later wandb sync.
+    """
+    parser = argparse.ArgumentParser(prog="recurrl-upload", description=upload_main.__doc__)
     parser.add_argument("run", type=Path, help="a run directory")
     parser.add_argument("--trust-packages", action="store_true", help=TRUST_HELP)
-    arguments = parser.parse_args()
-    with errors_as_messages():
-        sys.stdout.write(_uploaded(arguments.run, arguments.trust_packages))
+    print_result(parser, _uploaded)
 
 
-def _uploaded(run: Path, trust_packages: bool) -> str:
+def _uploaded(arguments: argparse.Namespace) -> str:
     """Adds a run's files to its wandb run as artifacts, and returns a line that says which and where they are.
 
     Raises:
@@ -42,10 +37,10 @@ def _uploaded(run: Path, trust_packages: bool) -> str:
     from recurrl.runs.open_run import config_of
     from recurrl.tracking.wandb import CHECKPOINT, upload
 
-    run_dir = run_directory_of(run)
+    run_dir = run_directory_of(arguments.run)
     saved = checkpoint.Checkpoint(checkpoint.find(run_dir))
     found = config_of(saved)
-    check_trusted(found, trust_packages)
+    check_trusted(found, arguments.trust_packages)
     with naming(found.source):
         options, run_id = typed(found.config).logger, saved.resumed.ids.get("wandb")
     if not isinstance(options, WandbConfig) or run_id is None:

@@ -1,1 +1,1 @@
-"""A self-contained HTML page about runs."""
+"""The results of runs: tables, and a self-contained HTML page."""

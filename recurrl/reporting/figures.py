@@ -7,7 +7,7 @@ from statistics import fmean
 import numpy as np
 import plotly.graph_objects as go  # type: ignore[import-untyped]
 
-from recurrl.reporting.runs import Group
+from recurrl.reporting.results import Group
 from recurrl.returns import deviation, return_format
 
 # Distinct for colour-blind readers (Paul Tol, https://personal.sron.nl/~pault/), on a light and on a dark page.

@@ -2,7 +2,6 @@
 
 import base64
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from html import escape
 from pathlib import Path
 from string import Template
@@ -11,7 +10,7 @@ from plotly.io import to_html  # type: ignore[import-untyped]
 from plotly.offline import get_plotlyjs  # type: ignore[import-untyped]
 
 from recurrl.reporting.figures import learning_curves, memory_bars
-from recurrl.reporting.runs import OUTCOME, OVER_SEEDS, Result, grouped, left_out
+from recurrl.reporting.results import OUTCOME, OVER_SEEDS, Result, grouped, left_out
 from recurrl.runtime.atomic import atomic_write
 from recurrl.runtime.run_directory import VIDEOS
 
@@ -29,26 +28,19 @@ def write_report(runs: Sequence[Result], paths: Sequence[Path], output: Path | N
 
     Args:
         runs: at least one, with their whole configurations.
-        paths: the directories that hold the runs; if there is only one, runs are named by their path within it.
+        paths: the directories that hold the runs.
         output: the file, or a folder for its ``report.html``; None for the first of ``paths``.
 
     Raises:
         ConfigError: a run's metrics are malformed.
         OSError: the file cannot be written.
     """
-    is_only = len(paths) == 1
-    title = paths[0].resolve().name if is_only else f"{len(runs)} runs"
+    title = paths[0].resolve().name if len(paths) == 1 else f"{len(runs)} runs"
     place = output or paths[0]
     target = place / "report.html" if place.is_dir() else place
-    named = [replace(run, name=_name(run.directory, paths[0] if is_only else run.directory)) for run in runs]
     with atomic_write(target) as file:
-        file.write(_page(named, f"recurrl: {title}"))
+        file.write(_page(runs, f"recurrl: {title}"))
     return target
-
-
-def _name(run_dir: Path, path: Path) -> str:
-    within = run_dir.relative_to(path).as_posix()
-    return str(run_dir) if within == "." else within
 
 
 def _page(runs: Sequence[Result], title: str) -> str:

@@ -4,8 +4,9 @@ import logging
 import shlex
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from recurrl import checkpoint
 from recurrl.build import make_trainer
 from recurrl.callbacks import Callback, IterationCallback, check_callbacks
 from recurrl.config import TrainConfig
-from recurrl.config.composed import plain, resolved, typed, value_of, with_defaults
+from recurrl.config.composed import resolved, typed, value_of
 from recurrl.config.plugins import factory
 from recurrl.envs.passed_env import with_maker
 from recurrl.errors import ConfigError, RunError
@@ -41,7 +42,6 @@ logger = logging.getLogger(__name__)
 
 def run(
     composed: DictConfig,
-    config: TrainConfig | None,
     run_dir: Path,
     started: float,
     callbacks: Sequence[Callback | IterationCallback] = (),
@@ -51,8 +51,8 @@ def run(
     """Trains as configured, and writes the run's summary however it ends, unless it is rejected.
 
     Args:
-        composed: the configuration as Hydra composed it.
-        config: the same as dataclasses; None for a resumed run, whose saved configuration is merged with ``composed``.
+        composed: the configuration as Hydra composed it. A run that it resumes keeps the configuration that it saved,
+            with the job's overrides.
         run_dir: the run's directory, which no other process uses.
         started: when the command began, by ``time.monotonic``.
         callbacks: the user's callbacks.
@@ -68,9 +68,8 @@ def run(
     with _recorded(summary, run_dir), resource_errors_as_messages():
         check_callbacks(callbacks)
         remove_unfinished(run_dir)
-        start = None
-        if config is None:
-            composed, config, start = with_resumed(composed, job_overrides(), run_dir)
+        config, start = with_resumed(composed, run_dir)
+        settings = asdict(config)  # saved whole: later versions may have other defaults
         config = resolved(config)
         config.env = with_maker(config.env, env)
         summary.seed, summary.device, summary.cell = config.seed, config.device, config.cell.name
@@ -79,8 +78,6 @@ def run(
         factory("collector", config.collector.name)  # imports the package that it needs
         if start is not None and _is_complete(start, config, run_dir):
             return  # its summary stays as it is
-        composed = with_defaults(composed)  # saved whole: later versions may have other defaults
-        settings = plain(composed)
         summary.resume_command = _resume_command(OmegaConf.create(settings), run_dir, callbacks)
         record_settings = partial(record, settings, run_dir)
         # The settings of a run that is resumed in place stay as they were until its checkpoint is loaded.
@@ -124,24 +121,23 @@ def _recorded(summary: RunSummary, run_dir: Path) -> Iterator[None]:
         world().leave()
 
 
-def record(settings: Mapping[str, Any], run_dir: Path) -> None:
+def record(settings: dict[str, Any], run_dir: Path) -> None:
     """Writes the configuration of an accepted run, which resuming and evaluating it read, and Hydra's files.
 
     Args:
         settings: the configuration with all interpolations resolved: a saved one with interpolations is rejected.
         run_dir: the run's directory.
     """
-    folder, config = run_dir / ".hydra", OmegaConf.create(dict(settings))
-    folder.mkdir(exist_ok=True)
-    contents = {
-        run_dir / CONFIG_FILE: OmegaConf.to_yaml(config),
-        folder / "config.yaml": OmegaConf.to_yaml(config),
-        folder / "hydra.yaml": OmegaConf.to_yaml(OmegaConf.create({"hydra": HydraConfig.get()})),
-        folder / "overrides.yaml": OmegaConf.to_yaml(OmegaConf.create(job_overrides())),
+    (run_dir / ".hydra").mkdir(exist_ok=True)
+    contents: dict[str, Any] = {
+        CONFIG_FILE: settings,
+        ".hydra/config.yaml": settings,
+        ".hydra/hydra.yaml": {"hydra": HydraConfig.get()},
+        ".hydra/overrides.yaml": job_overrides(),
     }
-    for path, text in contents.items():
-        with atomic_write(path) as file:  # a resumed run depends on it
-            file.write(text)
+    for name, values in contents.items():
+        with atomic_write(run_dir / name) as file:  # a resumed run depends on it
+            OmegaConf.save(OmegaConf.create(values), file)
 
 
 def _copy_history(start: checkpoint.Checkpoint, run_dir: Path) -> None:
@@ -191,14 +187,6 @@ def run_rank() -> None:
             # Rank 0 is told of the signal, and logs how the run ended.
             with suppress(Interrupted), stop_request() as request, time_limit(config.collector.timeout_s):
                 make_trainer(config, Path(), settings, RunSummary(time.monotonic(), frames=frames), request).fit()
-    world().leave()
-
-
-def dismiss_ranks() -> None:
-    """Ends the other ranks if rank 0 has begun no run."""
-    if not world().has_joined:
-        world().join()
-        world().broadcast(None)
     world().leave()
 
 

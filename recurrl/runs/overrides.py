@@ -14,7 +14,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import ChoiceSweep, Glob, Override, Quote, QuotedString
 from hydra.errors import OverrideParseException
-from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict, read_write
+from omegaconf import DictConfig, ListConfig, open_dict, read_write
 
 from recurrl.config import plugins
 from recurrl.config.composed import plain, value_of
@@ -157,14 +157,14 @@ def compose(overrides: Sequence[str], config_dir: str | Path | None = None, is_r
     search = [] if config_dir is None else [f"hydra.searchpath=[{text_of(f'file://{Path(config_dir).resolve()}')}]"]
     with hydra_errors_as_config_errors(), hydra.initialize_config_module("recurrl.configs", version_base="1.3"):
         composed = hydra.compose("train", prepared([*overrides, *search], is_run), return_hydra_config=True)
-        check_choices(composed, composed.hydra)
-    HydraConfig.instance().set_config(composed)
-    with read_write(composed), open_dict(composed):
-        del composed["hydra"]
+        HydraConfig.instance().set_config(composed)
+        with read_write(composed), open_dict(composed):
+            del composed["hydra"]
+        check_choices(composed)
     return composed
 
 
-def check_choices(composed: DictConfig, of_hydra: Any) -> None:
+def check_choices(composed: DictConfig) -> None:
     """Checks that each group has one choice, and that a new run's environment is one that its choice is made for.
 
     A list of loggers becomes the logger's name, because Hydra merges the values of a list's choices.
@@ -172,8 +172,7 @@ def check_choices(composed: DictConfig, of_hydra: Any) -> None:
     Raises:
         ConfigError: either does not hold; the message says what to choose instead.
     """
-    texts = plain(of_hydra.overrides, resolve=False)
-    choices, overrides = of_hydra.runtime.choices, parsed([*texts["task"], *texts["hydra"]])
+    choices, overrides = HydraConfig.get().runtime.choices, parsed([*job_overrides(), *job_overrides("hydra")])
     for group in (group for group in GROUPS if group in composed and group not in choices):
         names = [name for each in overrides if each.key_or_group == group for name in _names(each.value())]
         require(
@@ -205,10 +204,14 @@ def _declared(group: str, choice: str, overrides: Sequence[Override]) -> dict[st
     return plain(hydra.compose("train", [f"{group}={choice}", *search])[group], resolve=False)
 
 
-def job_overrides() -> list[str]:
-    """The job's overrides as typed: an interpolation in one refers to the run's configuration, not to Hydra's."""
+def job_overrides(of: str = "task") -> list[str]:
+    """The job's overrides as typed: an interpolation in one refers to the run's configuration, not to Hydra's.
+
+    Args:
+        of: ``task`` for keys of the run, ``hydra`` for Hydra's own.
+    """
     of_hydra: Any = HydraConfig.get()
-    return list(plain(of_hydra.overrides, resolve=False)["task"])
+    return list(plain(of_hydra.overrides, resolve=False)[of])
 
 
 def overridden_keys(overrides: Sequence[str]) -> set[str]:
@@ -223,11 +226,9 @@ def text_of(value: Any) -> str:
     Raises:
         ConfigError: the value has no form on a command line.
     """
-    if isinstance(value, DictConfig | ListConfig):
-        value = OmegaConf.to_container(value, resolve=False)
     if isinstance(value, Mapping):
         return "{" + ",".join(f"{key}:{text_of(inner)}" for key, inner in value.items()) + "}"
-    if isinstance(value, list | tuple):
+    if isinstance(value, list | tuple | ListConfig):
         return "[" + ",".join(map(text_of, value)) + "]"
     if value is None or isinstance(value, Real):
         return "null" if value is None else str(value).lower()

@@ -15,30 +15,28 @@ from recurrl.config.keys import differences
 from recurrl.config.plugins import GROUPS, PRESETS
 from recurrl.errors import ConfigError, naming, require
 from recurrl.runs.open_run import config_of
-from recurrl.runs.overrides import overridden_keys, parsed, text_of
+from recurrl.runs.overrides import job_overrides, overridden_keys, parsed, text_of
 from recurrl.runs.saved_config import check_code, code_named
 
 logger = logging.getLogger(__name__)
 
 
-def with_resumed(
-    composed: DictConfig, overrides: Sequence[str], run_dir: Path
-) -> tuple[DictConfig, TrainConfig, checkpoint.Checkpoint | None]:
-    """The configuration of the run to resume with this command line's overrides, its dataclasses, and the checkpoint.
+def with_resumed(composed: DictConfig, run_dir: Path) -> tuple[TrainConfig, checkpoint.Checkpoint | None]:
+    """The configuration of the run to resume with the job's overrides, and the checkpoint.
 
-    With ``resume=auto`` and no checkpoint to resume, returns ``composed`` and None for the checkpoint.
+    Without a checkpoint to resume, these are the composed configuration and None.
 
     Raises:
         ConfigError: there is no such run, its configuration does not fit, or an override has no effect in it.
     """
-    resume = value_of(composed, "resume")
+    resume, overrides = value_of(composed, "resume"), job_overrides()
     with naming(f"resume={resume}"):
-        start = checkpoint.to_resume(resume, run_dir)
+        start = None if resume is None else checkpoint.to_resume(resume, run_dir)
     if resume == checkpoint.AUTO:
         outcome = f"resuming from {start.path}" if start else f"{run_dir} holds no checkpoint, starting a new run"
         logger.info("resume=auto: %s", outcome)
     if start is None:
-        return composed, as_schema(composed), None
+        return as_schema(composed), None
     effective, source, is_own = config_of(start)
     before = plain(effective)
     for override in parsed(overrides):
@@ -67,7 +65,7 @@ def with_resumed(
             *(config.schedule_frames, config.total_frames),
         )
     _check_changes(config, changes, start.path)
-    return effective, config, start
+    return config, start
 
 
 def _check_code(effective: DictConfig, composed: DictConfig, source: Path) -> None:

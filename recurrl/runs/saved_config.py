@@ -3,6 +3,7 @@
 import io
 import re
 from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from functools import reduce
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -49,13 +50,9 @@ def saved_config(path: Path) -> SavedConfig:
         ConfigError: the file is missing, or is not as a run writes it.
     """
     file = run_directory_of(path) / CONFIG_FILE
-    try:
+    advice = "Correct it; or delete it and use one of the run's checkpoints, which hold the configuration too."
+    with _written_by_a_run(str(file), advice):
         config = _config(_parsed(read_text(file, MAX_BYTES)))
-    except (ValueError, TypeError, OSError, yaml.YAMLError, OmegaConfBaseException, RecursionError) as error:
-        raise ConfigError(
-            f"{file} was not written by a run: {message_of(error)}. Correct it; or delete it and use one of the run's "
-            "checkpoints, which hold the configuration too."
-        ) from error
     return SavedConfig(config, file, is_own(config, file))
 
 
@@ -65,13 +62,17 @@ def config_within(settings: Mapping[str, Any], path: Path) -> SavedConfig:
     Raises:
         ConfigError: the configuration is not as a run writes it.
     """
-    try:
+    with _written_by_a_run(f"The configuration in the checkpoint {path}", "Use another checkpoint."):
         return SavedConfig(_config(dict(settings)), path, is_own=False)
-    except (ValueError, OmegaConfBaseException, RecursionError) as error:
-        raise ConfigError(
-            f"The configuration in the checkpoint {path} was not written by a run: {message_of(error)}. Use another "
-            "checkpoint."
-        ) from error
+
+
+@contextmanager
+def _written_by_a_run(what: str, advice: str) -> Iterator[None]:
+    """Turns whatever reading a malformed configuration raises into a ConfigError that names it."""
+    try:
+        yield
+    except (ValueError, TypeError, OSError, yaml.YAMLError, OmegaConfBaseException, RecursionError) as error:
+        raise ConfigError(f"{what} was not written by a run: {message_of(error)}. {advice}") from error
 
 
 def code_named(config: DictConfig, source: object) -> dict[str, set[str]]:

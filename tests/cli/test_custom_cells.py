@@ -29,11 +29,6 @@ def test_a_custom_cell_is_one_module_and_one_yaml(cell, train, evaluate, tiny, t
     evaluate("run", "--memory", "--trust-packages").succeeded()
 
 
-def test_a_backend_that_a_custom_cell_does_not_have_is_rejected(rejected):
-    error = rejected(OWN, "device=cpu", "cell=elman", "backend=triton")
-    assert "backend=triton has no kernel for the cell elman, only for gru, lstm, and" in error
-
-
 def not_a_cell(options: CellConfig):
     return options.name
 

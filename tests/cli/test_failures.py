@@ -1,6 +1,5 @@
 """``recurrl-train``, runs that end badly: what they say, record and leave."""
 
-import gymnasium
 import pytest
 from failing_env import FAILING
 from run_files import ended, metrics, settings
@@ -24,14 +23,6 @@ def test_a_path_that_cannot_be_used_is_rejected_with_its_key(train, tiny, tmp_pa
     (tmp_path / "file").touch()
     outcome = train(*PATHS[key], *tiny, f"{key}={path}").failed()
     assert f"{key}=" in outcome.error, outcome.err
-
-
-def test_a_run_that_its_first_batch_rejects_leaves_no_directory(train, tiny, tmp_path, register):
-    class Grid(gymnasium.Env):
-        observation_space, action_space = gymnasium.spaces.Discrete(3, start=1), gymnasium.spaces.Discrete(2)
-
-    assert "does not start at zero" in train(*tiny, "env=gym", f"env.id={register(Grid)}", "env.mask=[]").error
-    assert list(tmp_path.iterdir()) == []
 
 
 FAILURES = {

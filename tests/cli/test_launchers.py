@@ -1,29 +1,24 @@
 """Launchers of sweeps whose jobs run in other processes: how many at once, and presets."""
 
-import os
-
 import pytest
 import yaml
 from hydra.errors import MissingConfigException
 
-from recurrl.cli.sweep import jobs_at_once
 from recurrl.runs.hydra_errors import message
 
 pytest.importorskip("joblib")
 pytest.importorskip("submitit")
 
 
-@pytest.mark.parametrize(("threads", "jobs"), [(1, 6), (2, 3), (4, 1), (64, 1), (None, 1)])
-def test_there_are_no_more_jobs_than_cores_for_their_threads(monkeypatch, threads, jobs):
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(6)))
-    assert jobs_at_once(threads) == jobs
+EXPLICIT = ("num_threads=2", "hydra.launcher.n_jobs=2")
+JOBS = [(("num_threads=1",), 6), (("num_threads=4",), 1), (("num_threads=64",), 1), (("num_threads=null",), 1)]
 
 
-@pytest.mark.parametrize(("explicit", "jobs"), [((), 3), (("hydra.launcher.n_jobs=2",), 2)])
-def test_joblib_runs_that_number_of_jobs_or_an_explicit_one(train, monkeypatch, explicit, jobs):
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(6)))
+@pytest.mark.parametrize(("options", "jobs"), [*JOBS, (EXPLICIT, 2)])
+def test_joblib_runs_no_more_jobs_than_cores_for_their_threads_or_an_explicit_number(train, monkeypatch, options, jobs):
+    monkeypatch.setattr("joblib.cpu_count", lambda: 6)
     # A single job, which is rejected at once.
-    outcome = train("-m", "hydra/launcher=joblib", "num_threads=2", "lr=abc", "hydra.sweep.dir=sweep", *explicit)
+    outcome = train("-m", "hydra/launcher=joblib", "lr=abc", "hydra.sweep.dir=sweep", *options)
     assert f"n_jobs={jobs}," in outcome.out
 
 

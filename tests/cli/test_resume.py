@@ -223,14 +223,6 @@ def test_resuming_with_an_experiment_is_rejected(train, finished_run, yamls):
     )
 
 
-def test_going_on_from_a_run_without_a_checkpoint_is_rejected(rejected, finished_run, tmp_path):
-    run = shutil.copytree(finished_run, tmp_path / "run", ignore=shutil.ignore_patterns("checkpoints"))
-    assert rejected(f"resume={run}") == (
-        f"resume={run}: {run} holds no checkpoint: its run ended before it wrote one. Choose another run, or start a "
-        "new one without it."
-    )
-
-
 def test_going_on_with_nothing_left_to_do_is_rejected(rejected, finished_run):
     assert rejected(f"resume={finished_run}") == (
         f"total_frames must be at least 96 (got 64), because resume={finished_run} is already at 64 frames. Set a "

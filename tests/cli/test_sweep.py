@@ -10,7 +10,7 @@ from joblib.externals.loky import get_reusable_executor
 from run_files import metrics, summary, without_times
 from slow_cases import slow_but
 
-from recurrl.reporting.runs import OUTCOME
+from recurrl.reporting.results import OUTCOME
 from recurrl.returns import return_format
 
 GRID = [("gru", 0), ("gru", 1), ("lstm", 0), ("lstm", 1)]
@@ -119,7 +119,7 @@ def test_ctrl_c_ends_a_sweep_with_its_table_and_it_can_be_continued(train, tiny,
 
 
 def test_a_signal_between_jobs_ends_a_sweep_with_its_exit_code(train, tiny, monkeypatch):
-    monkeypatch.setattr("recurrl.cli.train.recorded", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
+    monkeypatch.setattr("recurrl.cli.train.sweep_job", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
     assert train("-m", *tiny, "seed=0,1", "hydra.sweep.dir=sweep").code == 128 + signal.SIGTERM
 
 

@@ -13,9 +13,8 @@ from omegaconf import OmegaConf
 from recurrl.cli.sweep import SWEEP, BeforeSweep
 from recurrl.errors import ConfigError
 from recurrl.reporting.page import write_report
-from recurrl.reporting.runs import Result, grouped
+from recurrl.reporting.results import Result, grouped, results_of
 from recurrl.returns import interval_95, interval_text, return_format
-from recurrl.runs.results import results_of
 from recurrl.runtime.run_summary import RunSummary
 
 HEADER = "frames,train/return_mean,eval/return_mean"
@@ -48,9 +47,9 @@ def sweep(tmp_path):
 
 def report(path, output=None):
     """The page without its script."""
-    page = write_report(results_of(path), [path], output)
+    page = write_report(results_of([path]), [path], output)
     assert page == (output or path / "report.html")
-    assert write_report(results_of(path), [path], page.parent) == page.parent / "report.html"
+    assert write_report(results_of([path]), [path], page.parent) == page.parent / "report.html"
     return re.sub(r"<script.*?</script>", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
 
 
@@ -130,7 +129,7 @@ def test_a_job_that_was_rejected_differs_from_the_others_in_its_overrides_only(f
     (tmp_path / "sweep/1/.hydra/overrides.yaml").write_text("- lr=1e-3\n- seed=0\n")
     head, *rows = recurrl_compare("sweep", cwd=tmp_path).out.splitlines()
     assert head.split()[:3] == ["run", "lr", "return"]
-    assert [row.split()[0] for row in rows] == ["sweep/0", "sweep/1"]
+    assert [row.split()[0] for row in rows] == ["0", "1"]
 
 
 # By scipy.stats.t.interval(0.95, count - 1, 0, 1 / sqrt(count)); fewer than three have no interval.
@@ -172,7 +171,7 @@ def test_returns_have_the_digits_that_their_scale_needs(line):
 def test_a_value_of_the_wrong_type_in_a_summary_names_file_and_key(key, tmp_path):
     write_run(tmp_path / "0", "[]", **{key: [1]})
     with pytest.raises(ConfigError, match=rf"0/summary.json was not written by a run: {key} must be .* \(got \[1\]\)"):
-        results_of(tmp_path)
+        results_of([tmp_path])
 
 
 def test_a_metric_that_has_one_value_has_no_curve(sweep):
@@ -187,7 +186,7 @@ def test_a_run_that_wrote_nothing_is_named_and_half_a_row_is_left_out(sweep):
     (sweep / "2/summary.json").unlink()
     (sweep / "2/metrics.csv").unlink()
     (sweep / "0/metrics.csv").write_text(f"{HEADER}\n100,1.0,2.0\n200,nan,3.0\n300,1")  # killed as it wrote a row
-    (run, *_) = results_of(sweep)
+    (run, *_) = results_of([sweep])
     assert [run.curve(f"{of}/return_mean") for of in ("train", "eval")] == [[(100, 1.0)], [(100, 2.0), (200, 3.0)]]
     assert re.search(r"2 \(cell=\w+\): unfinished: it wrote no summary", report(sweep))
 
