@@ -5,10 +5,10 @@ import re
 import pytest
 import torch
 
-from recurrl.recurrent import backends
 from recurrl.recurrent.backends import Options
 from recurrl.recurrent.backends.triton import tiles
 from recurrl.recurrent.cells import make_cell
+from recurrl.recurrent.choice import unsupported_reason
 
 CPU = torch.device("cpu")
 
@@ -22,20 +22,20 @@ UNSUPPORTED = [
 
 @pytest.mark.parametrize(("cell", "hidden_size", "options", "message"), UNSUPPORTED)
 def test_unsupported_options_are_rejected(cell, hidden_size, options, message):
-    reason = backends.unsupported_reason("triton", make_cell(cell, hidden_size), Options(**options), CPU)
+    reason = unsupported_reason("triton", make_cell(cell, hidden_size), Options(**options), CPU)
     assert re.search(message, str(reason))
 
 
 def test_without_a_gpu_and_the_interpreter_the_backend_says_so(monkeypatch):
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
-    reason = backends.unsupported_reason("triton", make_cell("gru", 64), Options(), CPU)
+    reason = unsupported_reason("triton", make_cell("gru", 64), Options(), CPU)
     assert str(reason).startswith("backend=triton needs a CUDA device, and this is device=cpu. Choose backend=auto")
 
 
 @pytest.mark.parametrize(("capability", "runs"), [((7, 5), False), ((8, 0), True), ((8, 9), True), ((9, 0), True)])
 def test_an_old_gpu_is_rejected(capability, runs, monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
-    reason = backends.unsupported_reason("triton", make_cell("gru", 512), Options(), torch.device("cuda"))
+    reason = unsupported_reason("triton", make_cell("gru", 512), Options(), torch.device("cuda"))
     assert (reason is None) is runs
     assert runs or "needs compute capability 8.0 or above" in str(reason)
 

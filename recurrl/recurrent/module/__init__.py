@@ -9,7 +9,7 @@ one direction, L layers, D directions.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar, NoReturn, cast
+from typing import ClassVar, NoReturn, cast
 
 import torch
 from tensordict import TensorDictBase
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torchrl.envs import TensorDictPrimer
 from torchrl.modules import recurrent_mode
 
-from recurrl.recurrent import auto, backends, precision
+from recurrl.recurrent import choice, precision
 from recurrl.recurrent.backends import Backend, Options
 from recurrl.recurrent.cell import Cell, States
 from recurrl.recurrent.layer import Parameters, reset_state, run_sequence, run_step, state_shapes, weight_names
@@ -91,7 +91,7 @@ class RecurrentModule(TensorDictModuleBase):
         proj_size: int = 0,
         bidirectional: bool = False,
         python_based: bool = False,
-        recurrent_backend: str | Backend = backends.AUTO,
+        recurrent_backend: str | Backend = choice.AUTO,
         recurrent_compute_dtype: torch.dtype = torch.float32,
         recurrent_recompute: str = "none",
         recurrent_matmul_precision: str = precision.AUTO,
@@ -132,16 +132,11 @@ class RecurrentModule(TensorDictModuleBase):
         self.recurrent_compute_dtype = recurrent_compute_dtype
         self.recurrent_recompute = recurrent_recompute
         self.recurrent_matmul_precision = recurrent_matmul_precision
-        # Imported here, because torch.compile cannot import during tracing.
-        named = ("native", "scan") if recurrent_backend == backends.AUTO else (recurrent_backend,)
-        for name in (*named, "reference"):
-            backends.load_backend(name)
         self.backend_in_use: str | None = None
         self._weights = weight_names(self.cell, self.layers)
-        self._resolved: tuple[tuple[Any, ...], str | Backend] = ((), "")
         precision.check(recurrent_matmul_precision)
         # The device is not known yet: the parameters may be moved.
-        auto.check_supported(self._name, recurrent_backend, self.cell, self.options, None)
+        choice.check_supported(self._name, recurrent_backend, self.cell, self.options, None)
 
     @property
     def _name(self) -> str:
@@ -309,26 +304,12 @@ class RecurrentModule(TensorDictModuleBase):
 
     def _sequence(self, x_BTI: Tensor, is_init_BT: Tensor | None, states: States) -> tuple[Tensor, States]:
         assert is_init_BT is not None
-        options, device, dtype = self.options, x_BTI.device, x_BTI.dtype
-        if torch.compiler.is_compiling():
-            backend = self._resolve(options, device, dtype)
-        else:
-            # Kept for the next call. Compared, not looked up in a dict: a custom backend need not be hashable.
-            requested = (self.recurrent_backend, self.python_based, options, device, dtype)
-            if self._resolved[0] != requested:
-                self._resolved = (requested, self._resolve(options, device, dtype))
-            backend = self._resolved[1]
-        if self.backend_in_use != (name := backends.name_of(backend)):
-            self.backend_in_use = name
-        loaded = backends.load_backend(backend)
-        return run_sequence(loaded, self.cell, self.layers, self._weights, x_BTI, is_init_BT, states, options)
-
-    def _resolve(self, options: Options, device: torch.device, dtype: torch.dtype) -> str | Backend:
-        """The backend for inputs of this kind: never ``auto``."""
-        backend = self.recurrent_backend
-        if self.python_based and backend in (backends.AUTO, "pad"):
+        backend, options = self.recurrent_backend, self.options
+        if self.python_based and backend in (choice.AUTO, "pad"):
             backend = "reference"
-        return auto.resolve(self._name, self.cell, backend, options, device, dtype)
+        backend = choice.resolve(self._name, self.cell, backend, options, x_BTI.device, x_BTI.dtype)
+        self.backend_in_use, loaded = choice.name_of(backend), choice.backend_of(backend)
+        return run_sequence(loaded, self.cell, self.layers, self._weights, x_BTI, is_init_BT, states, options)
 
 
 # The compiler runs this while it traces. The setting is private: torch has no public one.

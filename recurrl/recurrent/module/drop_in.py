@@ -10,7 +10,7 @@ from tensordict import TensorDictBase
 from tensordict.utils import NestedKey
 from torch import nn
 
-from recurrl.recurrent import backends, precision
+from recurrl.recurrent import choice, precision
 from recurrl.recurrent.backends import Backend
 from recurrl.recurrent.module import RecurrentModule
 from recurrl.recurrent.module.keys import contiguous
@@ -36,7 +36,7 @@ class GRUModule(RecurrentModule):
         dropout: float = 0.0,
         bidirectional: bool = False,
         python_based: bool = False,
-        recurrent_backend: str | Backend = backends.AUTO,
+        recurrent_backend: str | Backend = choice.AUTO,
         recurrent_compute_dtype: torch.dtype = torch.float32,
         recurrent_recompute: str = "none",
         recurrent_matmul_precision: str = precision.AUTO,
@@ -75,7 +75,7 @@ class LSTMModule(RecurrentModule):
         proj_size: int = 0,
         bidirectional: bool = False,
         python_based: bool = False,
-        recurrent_backend: str | Backend = backends.AUTO,
+        recurrent_backend: str | Backend = choice.AUTO,
         recurrent_compute_dtype: torch.dtype = torch.float32,
         recurrent_recompute: str = "none",
         recurrent_matmul_precision: str = precision.AUTO,
