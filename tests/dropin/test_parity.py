@@ -103,7 +103,10 @@ REJECTED = {
     "resets by another name": ({"in_key": None, "in_keys": ["x", "h", "c", "resets"]}, "'is_init' last"),
     "unknown backend": ({"recurrent_backend": "other"}, "Unknown recurrent_backend 'other'"),
     "unknown recomputation": ({"recurrent_recompute": "partial"}, "Unknown recompute='partial'"),
-    "unknown precision": ({"recurrent_matmul_precision": "fp16"}, "Invalid recurrent_matmul_precision: 'fp16'"),
+    "unknown precision": (
+        {"recurrent_matmul_precision": "fp16"},
+        "recurrent_matmul_precision is not a precision: 'fp16'",
+    ),
     "unknown argument": ({"width": 3}, "unexpected keyword argument 'width'"),
 }
 
