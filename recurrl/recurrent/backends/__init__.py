@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from types import UnionType
 from typing import Protocol
 
 import torch
@@ -52,3 +53,18 @@ class Backend(Protocol):
     controls_matmul_precision: bool
     supports: Callable[[Cell, Options, torch.device | None], str | None]
     sequence: Callable[[Cell, Tensor, Segments, States, Weights, Options], tuple[Tensor, States]]
+
+
+def without_kernel(backend: str, cell: Cell, linear: type[Cell] | UnionType) -> str | None:
+    """Why a backend with kernels for GRU, LSTM and ``linear`` cells cannot run a cell, or None if it can."""
+    if cell.TORCH is None and not isinstance(cell, linear):
+        return (
+            f"backend={backend} has no kernel for the cell {cell.name}, only for gru, lstm, and cells that are linear "
+            "in their states. Choose backend=scan."
+        )
+    if cell.proj_size:
+        return (
+            f"proj_size={cell.proj_size} is not possible with backend={backend}, whose kernels treat the output as the "
+            "state. Choose backend=pad or backend=scan."
+        )
+    return None
