@@ -151,9 +151,10 @@ def all_steps(backend: Backend, cell: Cell, segments: Segments, options: Options
 
     def run(x_BTI: Tensor, stored: States, weights: Weights, backwards: bool) -> tuple[Tensor, States]:
         # Kernels would read out of bounds, or other memory.
-        shapes = [torch.Size((*x_BTI.shape[:2], *shape)) for shape in cell.states().values()]
-        if shapes != [state.shape for state in stored]:
-            raise ValueError(f"A layer's states must be {shapes} (got {[state.shape for state in stored]}).")
+        for shape, state in zip(cell.states().values(), stored, strict=True):
+            if state.shape != (*x_BTI.shape[:2], *shape):
+                expected = [*x_BTI.shape[:2], *shape]
+                raise ValueError(f"A layer's stored states must be {expected} (got {list(state.shape)}).")
         if (device := next(iter(weights.values())).device) != x_BTI.device:
             raise ValueError(f"The layer is on {device}, but its input is on {x_BTI.device}. Move one of them.")
         if backwards:

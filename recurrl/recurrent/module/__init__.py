@@ -341,7 +341,9 @@ class RecurrentModule(TensorDictModuleBase):
         if self.python_based and backend in (choice.AUTO, "pad"):
             backend = "reference"
         backend = choice.resolve(self._name, self.cell, backend, options, x_BTI.device, x_BTI.dtype)
-        self.backend_in_use = choice.name_of(backend)
+        name = choice.name_of(backend)
+        if self.backend_in_use != name:  # a module takes long to set an attribute
+            self.backend_in_use = name
         segments = Segments(is_init_BT.to(x_BTI.device))
         run = layer.all_steps(choice.backend_of(backend), self.cell, segments, options)
         return layer.run_layers(run, self.layers, self._weights, x_BTI, states)
