@@ -146,9 +146,8 @@ def launches_of(layer: Layer) -> Iterator[Launch]:
         yield Launch(linear_kernels.forward, constants, options)
         yield Launch(linear_kernels.backward, constants | {"WANTS_STORED": True}, options)
         return
-    chosen = tiles.configuration(layer.hidden_size, layer.precision)
     for kernel, form in ((kernels.forward, {"KEEP": True}), (kernels.backward, {"WANTS_STORED": True})):
-        constants = chosen.constants(*layer[:3]) | form
+        constants = tiles.constants(*layer[:3]) | form
         options = {name: constants.pop(name) for name in ("num_warps", "num_stages", "maxnreg")}
         yield Launch(kernel, constants, options)
 

@@ -23,8 +23,9 @@ from recurrl.envs.making import check_row_length
 from recurrl.envs.source import source_of
 from recurrl.errors import require
 from recurrl.policy.build import cell_from_options, make_backend
-from recurrl.recurrent.backends import AUTO, Options, unsupported_reason, uses_torch_precision
+from recurrl.recurrent.backends import Options
 from recurrl.recurrent.cell import Cell, ParallelCell
+from recurrl.recurrent.choice import AUTO, unsupported_reason, uses_torch_precision
 from recurrl.recurrent.precision import unsupported_by_torch
 from recurrl.runtime import compiling
 from recurrl.runtime.ranks import launched_size

@@ -31,8 +31,8 @@ from recurrl.api import overrides_of
 from recurrl.config.composed import as_schema, plain, resolved
 from recurrl.config.run import PRECISIONS
 from recurrl.errors import ConfigError, RunError
-from recurrl.recurrent.backends import backend_names
 from recurrl.recurrent.backends.native import library
+from recurrl.recurrent.choice import AUTO, BACKENDS
 from recurrl.runs.open_run import open_run
 from recurrl.validation import check_config
 
@@ -155,7 +155,7 @@ def on_machine(monkeypatch, gpus):
 
 
 COMPUTED = [
-    *product([f"backend.name={name}" for name in backend_names()], [f"precision={name}" for name in PRECISIONS]),
+    *product([f"backend.name={name}" for name in (AUTO, *BACKENDS)], [f"precision={name}" for name in PRECISIONS]),
     *(("compile=loss",), ("compile=cudagraphs",), ("recompute=full",)),
 ]
 """The ways to compute sequences. What a machine has decides on each alone, and on a backend's precision."""

@@ -243,6 +243,12 @@ class LayerKernel(Kernel):
         return LayerInputs(weights, x_BTI, Segments(is_init_BT), stored, self.cell.SPLIT_GATES * weights[1].shape[1])
 
 
+def contiguous_steps(values: Tensor, like: Tensor) -> Tensor:
+    """``[B, T, ...]`` in the dtype of ``like`` and contiguous within a step; rows and steps may have any strides."""
+    values = values.to(like)
+    return values if values[0, 0].is_contiguous() else values.contiguous()
+
+
 REAL, COMPLEX = "real", "complex"
 
 
@@ -294,11 +300,6 @@ class RecurrenceKernel(Kernel):
 
     def _run(self, direction: str, inputs: Tensors, kept: Tensors, *memory: Tensor) -> None:
         (a, _, starts_BT, stored), (states,) = inputs, kept
-        if stored.shape != states.shape or a.dtype != states.dtype:
-            raise ValueError(
-                f"The stored states must be {list(states.shape)} and the coefficients {states.dtype} (got "
-                f"{list(stored.shape)} and {a.dtype})."
-            )
-        a, stored = (each if each[0, 0].is_contiguous() else each.contiguous() for each in (a, stored.to(states)))
+        a, stored = contiguous_steps(a, states), contiguous_steps(stored, states)
         strides = (*a.stride()[:2], *stored.stride()[:2])
         self.launch(direction, states, strides, a, stored, starts_BT.bool().contiguous(), *memory)

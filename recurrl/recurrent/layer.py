@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from itertools import chain
 
 import torch
 from torch import Tensor, nn
@@ -17,10 +18,7 @@ from torch.utils.checkpoint import checkpoint
 from recurrl.errors import ConfigError, user_code
 from recurrl.recurrent.backends import Backend, Options
 from recurrl.recurrent.cell import Cell, States, Weights
-from recurrl.recurrent.segments import Segments, mirrored
-
-SUFFIXES = ("_l{}", "_l{}_reverse")
-"""The suffixes of torch's parameter names, for a layer's forward and backward direction."""
+from recurrl.recurrent.segments import Segments
 
 
 class StackedParameters(nn.Module):
@@ -43,17 +41,16 @@ class StackedParameters(nn.Module):
     ) -> None:
         super().__init__()
         self.input_size, self.hidden_size, self.num_layers = input_size, cell.hidden_size, num_layers
-        self.dropout, self.bidirectional, self.batch_first, self.proj_size = dropout, bidirectional, True, 0
+        self.dropout, self.bidirectional = dropout, bidirectional
         advice = "Look at its parameters(), states(), initialize() and step()."
         with user_code(f"The cell {cell.name} fails in a first step", advice):
-            for layer in range(num_layers):
-                inputs = input_size if layer == 0 else directions(self) * cell.hidden_size
-                for direction in range(directions(self)):
-                    for name, shape in cell.parameters(inputs).items():
-                        parameter = nn.Parameter(torch.zeros(shape, device=device))
-                        with torch.no_grad():
-                            cell.initialize(name, parameter)
-                        self.register_parameter(name + SUFFIXES[direction].format(layer), parameter)
+            for layer, of_directions in enumerate(weight_names(cell, self)):
+                shapes = cell.parameters(input_size if layer == 0 else directions(self) * cell.hidden_size)
+                for name, attribute in chain.from_iterable(names.items() for names in of_directions):
+                    parameter = nn.Parameter(torch.zeros(shapes[name], device=device))
+                    with torch.no_grad():
+                        cell.initialize(name, parameter)
+                    self.register_parameter(attribute, parameter)
             _check_step(cell, self)
 
 
@@ -109,9 +106,9 @@ Names = Sequence[Sequence[Mapping[str, str]]]
 
 def weight_names(cell: Cell, parameters: Parameters) -> Names:
     """The names of a stack's parameters, the forward direction of each layer first."""
-    names, suffixes = cell.parameters(parameters.input_size), SUFFIXES[: directions(parameters)]
+    names, suffixes = cell.parameters(parameters.input_size), ("", "_reverse")[: directions(parameters)]
     return [
-        [{name: name + suffix.format(layer) for name in names} for suffix in suffixes]
+        [{name: f"{name}_l{layer}{suffix}" for name in names} for suffix in suffixes]
         for layer in range(parameters.num_layers)
     ]
 
@@ -133,84 +130,66 @@ def reset_state(state: Tensor, is_init_B: Tensor) -> Tensor:
     return torch.where(is_init_B.view(-1, *[1] * (state.ndim - 1)), 0.0, state)
 
 
-def run_step(cell: Cell, parameters: Parameters, names: Names, x_BI: Tensor, states: States) -> tuple[Tensor, States]:
-    """Runs one step of every layer.
+LayerRun = Callable[[Tensor, States, Weights, bool], tuple[Tensor, States]]
+"""Runs one layer in one direction: from its input, the states that enter, its weights, and whether it runs backwards,
+to its output and the new states."""
+
+
+def one_step(cell: Cell) -> LayerRun:
+    """Runs one step of a layer: input ``[B, I]``, states ``[B, ...]``."""
+    return lambda x_BI, states, weights, _: cell.step(weights, cell.project(weights, x_BI), states)
+
+
+def all_steps(backend: Backend, cell: Cell, segments: Segments, options: Options) -> LayerRun:
+    """Runs every step of a layer: input ``[B, T, I]``, stored states ``[B, T, ...]``.
+
+    The first step of a segment starts from the stored state at that step, every other step from the state after the
+    previous step. The backward direction runs each segment from last step to first, starting from the state stored at
+    the segment's start, and returns its final state at the segment's end, as ``nn.GRU`` does for a whole sequence.
+    Returned states are those after each segment's last step; at other steps they may be anything.
+    """
+
+    def run(x_BTI: Tensor, stored: States, weights: Weights, backwards: bool) -> tuple[Tensor, States]:
+        # Kernels would read out of bounds, or other memory.
+        for shape, state in zip(cell.states().values(), stored, strict=True):
+            if state.shape != (*x_BTI.shape[:2], *shape):
+                expected = [*x_BTI.shape[:2], *shape]
+                raise ValueError(f"A layer's stored states must be {expected} (got {list(state.shape)}).")
+        if (device := next(iter(weights.values())).device) != x_BTI.device:
+            raise ValueError(f"The layer is on {device}, but its input is on {x_BTI.device}. Move one of them.")
+        if backwards:
+            x_BTI = segments.mirrored(x_BTI)
+        of_backend = partial(backend.sequence, cell, x_BTI, segments, stored, weights, options)
+        if options.recompute == "none":
+            output, states = of_backend()
+        else:
+            output, states = checkpoint(of_backend, use_reentrant=False, preserve_rng_state=False)
+        return segments.mirrored(output) if backwards else output, states
+
+    return run
+
+
+def run_layers(run: LayerRun, parameters: Parameters, names: Names, x: Tensor, states: States) -> tuple[Tensor, States]:
+    """Runs all layers in all their directions.
 
     Args:
-        cell: computes a step of one layer.
+        run: runs one layer in one direction, see :func:`one_step` and :func:`all_steps`.
         parameters: the parameters of all layers.
         names: the names of the parameters, see :func:`weight_names`.
-        x_BI: the input.
-        states: the states that enter the step, ``[B, L·D, ...]`` each.
+        x: the input ``[B, I]`` or ``[B, T, I]``.
+        states: the states that enter; in them, the dimension L·D follows the input's batch dimensions.
 
     Returns:
-        The last layer's output ``[B, D·O]`` and the new states.
-    """
-
-    def step(x_BI: Tensor, states: States, weights: Weights, direction: int) -> tuple[Tensor, States]:
-        return cell.step(weights, cell.project(weights, x_BI), states)
-
-    return _run_layers(step, parameters, names, x_BI, states)
-
-
-def run_sequence(
-    backend: Backend,
-    cell: Cell,
-    parameters: Parameters,
-    names: Names,
-    x_BTI: Tensor,
-    is_init_BT: Tensor,
-    stored_states: States,
-    options: Options,
-) -> tuple[Tensor, States]:
-    """Runs every step of every layer.
-
-    A segment starts at step 0 and wherever ``is_init`` is true. Its first step starts from the stored state at that
-    step, every other step from the state after the previous step. A layer's backward direction runs each segment from
-    last step to first, starting from the state stored at the segment's start, and returns its final state at the
-    segment's end, as ``nn.GRU`` does for a whole sequence.
-
-    Returns:
-        The last layer's output ``[B, T, D·O]``, and each state ``[B, T, L·D, ...]`` at the last step of every segment;
-        at other steps it may be anything.
-    """
-    segments = Segments(is_init_BT.to(x_BTI.device))
-
-    def sequence(x_BTI: Tensor, stored: States, weights: Weights, direction: int) -> tuple[Tensor, States]:
-        if (device := next(iter(weights.values())).device) != x_BTI.device:  # kernels would read other memory
-            raise ValueError(f"The layer is on {device}, but its input is on {x_BTI.device}. Move one of them.")
-        mirror_P = segments.mirror() if direction else None
-        if mirror_P is not None:
-            x_BTI = mirrored(x_BTI, mirror_P)
-        run = partial(backend.sequence, cell, x_BTI, segments, stored, weights, options)
-        if options.recompute == "none":
-            output, states = run()
-        else:
-            output, states = checkpoint(run, use_reentrant=False, preserve_rng_state=False)
-        return output if mirror_P is None else mirrored(output, mirror_P), states
-
-    return _run_layers(sequence, parameters, names, x_BTI, stored_states)
-
-
-def _run_layers(
-    run: Callable[[Tensor, States, Weights, int], tuple[Tensor, States]],
-    parameters: Parameters,
-    names: Names,
-    x: Tensor,
-    states: States,
-) -> tuple[Tensor, States]:
-    """Runs all layers and directions by ``run(x, states, weights, direction)``, which returns an output and states.
-
-    The input is ``[B, I]`` or ``[B, T, I]``; in the states, the dimension L·D follows these batch dimensions.
+        The last layer's output, with D·O features, and the new states.
     """
     dim = x.ndim - 1
     entering = list(zip(*[state.unbind(dim) for state in states], strict=True))
     new_states: list[States] = []
     for layer, of_directions in enumerate(names):
         outputs = []
-        for direction, of_weights in enumerate(of_directions):
+        for backwards, of_weights in zip((False, True), of_directions, strict=False):
             weights = {name: getattr(parameters, attribute) for name, attribute in of_weights.items()}
-            output, new = run(x, entering[len(new_states)], weights, direction)
+            output, new = run(x, entering[len(new_states)], weights, backwards)
             outputs.append(output)
             new_states.append(new)
         x = output if len(outputs) == 1 else torch.cat(outputs, -1)

@@ -41,7 +41,7 @@ class MemoryInputs(NamedTuple):
     beta: Tensor | None = None
 
 
-Memories = Callable[[MemoryInputs, Tensor, Tensor], tuple[Tensor, Tensor]]
+Memories = Callable[[MemoryInputs, Tensor, Tensor], tuple[Tensor, ...]]
 """Computes what the queries read ``[B, T, N, V]`` and the memories ``[B, T, N, K, V]`` after each step, from the
 memories' inputs, the starts of segments ``[B, T]`` and the stored memories.
 """

@@ -40,9 +40,8 @@ def set_recurrent_matmul_precision(mode: str | None) -> None:
         ValueError: no such mode.
     """
     global _override
-    _override = (
-        rnn_precision() if mode is None or mode == AUTO else _checked(mode, "Invalid recurrent matmul precision")
-    )
+    check(mode or AUTO)
+    _override = rnn_precision() if mode in (None, AUTO) else mode
 
 
 def get_recurrent_matmul_precision() -> str:
@@ -54,14 +53,14 @@ def get_recurrent_matmul_precision() -> str:
     return resolve(AUTO, torch.device("cuda" if torch.cuda.is_available() else "cpu"))
 
 
-def check(mode: str) -> None:
+def check(mode: str, source: str = "recurrent_matmul_precision") -> None:
     """Validates a mode.
 
     Raises:
-        ValueError: no such mode.
+        ConfigError: there is no such mode; the message names its source.
     """
-    if mode != AUTO:
-        _checked(mode, "Invalid recurrent_matmul_precision:")
+    choices = (AUTO, *MODES)
+    require(mode in choices, f"{source} is not a precision: {mode!r}. Choose one of: {', '.join(choices)}.")
 
 
 # Process-wide settings cannot be traced; the compiler uses their values at compile time.
@@ -76,7 +75,10 @@ def resolve(mode: str, device: torch.device) -> str:
         mode = _default(torch.get_float32_matmul_precision())
     if mode not in PRESETS:
         return mode
-    return PRESETS[mode] if _has_tensor_cores(device) else "ieee"
+    # HIP builds of torch also call their devices cuda, but lack NVIDIA's formats.
+    is_nvidia = device.type == "cuda" and torch.version.hip is None
+    has_tensor_cores = is_nvidia and torch.cuda.get_device_capability(device) >= (8, 0)
+    return PRESETS[mode] if has_tensor_cores else "ieee"
 
 
 def auto_mode() -> str:
@@ -89,8 +91,11 @@ def auto_mode() -> str:
 
 
 def _default(of_torch: str) -> str:
+    if _override is None:
+        return _FROM_TORCH[of_torch]
     # Only a value from the environment can be wrong here: others were checked when they were set.
-    return _FROM_TORCH[of_torch] if _override is None else _checked(_override, f"{RNN_PRECISION} is not a precision:")
+    check(_override, RNN_PRECISION)
+    return _override
 
 
 def unsupported_by_torch(backend: str, mode: str, compute_dtype: torch.dtype, device: torch.device) -> str | None:
@@ -128,14 +133,3 @@ def conflict_with_torch(backend: str, mode: str, device: torch.device) -> str | 
         f"torch.backends.cuda.matmul.allow_tf32 and torch.backends.cudnn.allow_tf32 to {wanted}, or choose "
         "backend=triton or precision=auto."
     )
-
-
-def _checked(mode: str, prefix: str) -> str:
-    require(mode in MODES, f"{prefix} {mode!r}. Choose one of: {', '.join((AUTO, *MODES))}.")
-    return mode
-
-
-def _has_tensor_cores(device: torch.device) -> bool:
-    # HIP builds of torch also call their devices cuda, but lack NVIDIA's formats.
-    is_nvidia = device.type == "cuda" and torch.version.hip is None
-    return is_nvidia and torch.cuda.get_device_capability(device) >= (8, 0)

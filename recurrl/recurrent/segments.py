@@ -92,14 +92,15 @@ class Segments:
         on_cpu = self.starts_BT.bool().cpu()
         return _packing_of(on_cpu.shape, on_cpu.numpy().tobytes(), self.is_init_BT.device)
 
-    def mirror(self) -> Tensor:
-        """Flat index of each step's mirror image within its segment, for the backward direction."""
+    def mirrored(self, values_BTX: Tensor) -> Tensor:
+        """Reverses each segment of ``[B, T, ...]``; twice gives the original."""
         rows, steps = self.is_init_BT.shape
         step_1T = torch.arange(steps, device=self.is_init_BT.device)[None, :]
         start_BT = torch.where(self.starts_BT, step_1T, 0).cummax(1).values
         end_BT = torch.where(self.ends_BT, step_1T, steps).flip(1).cummin(1).values.flip(1)
         row_B1 = torch.arange(rows, device=self.is_init_BT.device)[:, None]
-        return (row_B1 * steps + start_BT + end_BT - step_1T).flatten()
+        mirror_P = (row_B1 * steps + start_BT + end_BT - step_1T).flatten()
+        return values_BTX.flatten(0, 1).index_select(0, mirror_P).unflatten(0, (rows, steps))
 
 
 CACHED_PACKINGS = 64
@@ -136,8 +137,3 @@ def only_ends(states: Iterable[Tensor], is_init_BT: Tensor) -> tuple[Tensor, ...
     """The states ``[B, T, ...]`` at the segments' last steps, zero elsewhere."""
     ends_BT = Segments(is_init_BT).ends_BT
     return tuple([torch.where(expanded(ends_BT, state), state, 0.0) for state in states])
-
-
-def mirrored(values_BTX: Tensor, mirror_P: Tensor) -> Tensor:
-    """Reverses each segment of ``[B, T, ...]``; twice gives the original."""
-    return values_BTX.flatten(0, 1).index_select(0, mirror_P).unflatten(0, values_BTX.shape[:2])

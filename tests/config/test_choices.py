@@ -17,7 +17,7 @@ from recurrl.config.keys import keys_of
 from recurrl.config.plugins import GROUPS, PRESETS
 from recurrl.config.run import PRECISIONS
 from recurrl.recurrent import precision
-from recurrl.recurrent.backends import RECOMPUTE, backend_names
+from recurrl.recurrent.choice import AUTO, BACKENDS, RECOMPUTE
 from recurrl.validation import check_config
 
 CONFIGS = Path(recurrl.configs.__path__[0])
@@ -106,7 +106,7 @@ def test_every_choice_has_a_factory_with_options(group, name):
 
 
 def test_the_names_of_groups_without_factories_are_those_of_the_recurrent_layer():
-    assert set(plugins.choice_names("backend")) == set(backend_names())
+    assert set(plugins.choice_names("backend")) == {AUTO, *BACKENDS}
     assert set(PRECISIONS) == {precision.AUTO, *precision.MODES}
     assert set(keys_of()["recompute"][1].choices) == set(RECOMPUTE)
 

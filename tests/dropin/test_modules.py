@@ -14,7 +14,7 @@ from torchrl.envs.libs.gym import GymEnv
 from torchrl.modules.utils import get_primers_from_module
 
 import recurrl.recurrent
-from recurrl.recurrent import RecurrentModule, canonicalize_rnn_subset, set_recurrent_mode
+from recurrl.recurrent import RecurrentModule, set_recurrent_mode
 
 TORCH = {"gru": nn.GRU, "lstm": nn.LSTM}
 PYTHON = {"gru": torchrl.modules.GRU, "lstm": torchrl.modules.LSTM}
@@ -31,8 +31,9 @@ def test_every_public_torchrl_name_exists():
     assert theirs <= {*recurrl.recurrent.__all__}
 
 
-def test_the_mode_is_torchrls_own():
-    assert set_recurrent_mode is torchrl.modules.set_recurrent_mode
+@pytest.mark.parametrize("name", ["canonicalize_rnn_subset", "recurrent_mode", "set_recurrent_mode"])
+def test_functions_are_torchrls_own(name):
+    assert getattr(recurrl.recurrent, name) is getattr(torchrl.modules, name)
 
 
 def test_a_torch_module_can_be_wrapped(name):
@@ -130,7 +131,7 @@ def test_the_primer_adds_states_to_an_environment(name):
 
 def test_one_of_two_states_is_not_enough():
     module = made("lstm")
-    with pytest.raises(KeyError, match=r"some of its states but not \['recurrent_state_c'\]"):
+    with pytest.raises(KeyError, match=r"needs the entries \['recurrent_state_c'\]"):
         module(batch_of(module, 4).exclude("recurrent_state_c"))
 
 
@@ -146,11 +147,10 @@ def test_canonicalizing_affects_only_the_modules_entries(name, inplace):
     module = made(name)
     gaps = torch.randn(5, 4, IN).transpose(0, 1)
     data = TensorDict({"x": gaps, "reward": gaps}, [4, 5])
-    by_function = canonicalize_rnn_subset(data, [module], inplace=inplace)
-    for result in (module.canonicalize(data, inplace=inplace), by_function):
-        assert (result is data) is inplace
-        assert result["x"].is_contiguous()
-        assert not result["reward"].is_contiguous()
+    result = module.canonicalize(data, inplace=inplace)
+    assert (result is data) is inplace
+    assert result["x"].is_contiguous()
+    assert not result["reward"].is_contiguous()
     assert data["x"].is_contiguous() is inplace
 
 

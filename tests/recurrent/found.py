@@ -10,10 +10,11 @@ import torch
 
 from recurrl.config.plugins import options_class
 from recurrl.recurrent import RecurrentModule
-from recurrl.recurrent.backends import AUTO, RECOMPUTE, Options, backend_names, unsupported_reason
+from recurrl.recurrent.backends import Options
 from recurrl.recurrent.cell import Cell
 from recurrl.recurrent.cells import cell_names, make_cell
 from recurrl.recurrent.cells.mingru import MinGRU
+from recurrl.recurrent.choice import BACKENDS, RECOMPUTE, unsupported_reason
 from recurrl.recurrent.gated import AnalyticCell
 
 
@@ -61,11 +62,10 @@ CELLS = {
 """Makes a cell of a hidden size, by name."""
 
 RECOMPUTED = ("gru", "lstm", "indrnn", "mingru", "mlstm")
-_BACKENDS = sorted({*backend_names()} - {AUTO, "reference"})
 RUNS = [
     (cell, backend, recompute)
     for cell, make in CELLS.items()
-    for backend in _BACKENDS
+    for backend in sorted(BACKENDS.keys() - {"reference"})
     # The kernels of triton for gru and lstm compute in float32 only, and have tests of their own.
     if backend != "triton" or not isinstance(make(1), AnalyticCell)
     for recompute in (RECOMPUTE if cell in RECOMPUTED else ("none",))

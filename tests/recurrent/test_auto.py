@@ -8,7 +8,7 @@ from found import CELLS
 from parity import batch, resets, sequence
 from rejections import error_of
 
-from recurrl.recurrent import RecurrentModule, auto
+from recurrl.recurrent import RecurrentModule, choice
 from recurrl.recurrent.backends import Options
 from recurrl.recurrent.backends.native import library
 from recurrl.recurrent.cells import make_cell
@@ -16,7 +16,7 @@ from recurrl.recurrent.cells import make_cell
 
 @pytest.fixture(autouse=True)
 def _nothing_logged_before():
-    auto._log_once.cache_clear()
+    choice._log_once.cache_clear()
 
 
 def run(cell, *, dtype=torch.float32, **options):
@@ -51,7 +51,7 @@ def test_a_choice_that_does_not_depend_on_the_kernel_compiles_none(cell, device,
     monkeypatch.setattr(library, "problem", lambda: pytest.fail("The kernel was compiled."))
     resolved = "auto", Options(), torch.device(device), torch.float32
     with caplog.at_level(logging.INFO):
-        chosen = auto.resolve("here", make_cell(cell, 5), *resolved)
+        chosen = choice.resolve("here", make_cell(cell, 5), *resolved)
     assert chosen == ("scan" if reason else "pad")
     assert (reason or "backend auto is pad") in caplog.text
 

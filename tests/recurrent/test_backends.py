@@ -15,8 +15,8 @@ from parity import PATTERNS, batch, neighbouring, numbers_kept, outputs_and_grad
 from slow_cases import slow
 
 from recurrl.recurrent import LSTMModule
-from recurrl.recurrent.backends import load_backend
 from recurrl.recurrent.cell import ParallelCell
+from recurrl.recurrent.choice import BACKENDS
 from recurrl.recurrent.gated import AnalyticCell
 from recurrl.recurrent.linear import LinearCell
 from recurrl.recurrent.matrix import MatrixCell
@@ -181,11 +181,10 @@ def test_the_reference_has_the_derivative_of_its_outputs(cell):
 @pytest.mark.parametrize(("cell", "backend", "recompute"), [run for run in RUNS if run[2] != "none"])
 def test_recomputing_runs_the_layer_again_in_the_backward_pass(cell, backend, recompute):
     size = SIZES["ordinary"]
-    loaded = load_backend(backend)
     for way, times in (("none", 1), (recompute, 2)):
         module = layers_of(cell, backend, way, size)
         data = batch(module, resets("random", *size[:2]))
-        with mock.patch.object(loaded, "sequence", wraps=loaded.sequence) as ran:
+        with mock.patch.object(BACKENDS[backend], "sequence", wraps=BACKENDS[backend].sequence) as ran:
             output = sequence(module, data)["y"]
             assert ran.call_count == 1
             output.sum().backward()

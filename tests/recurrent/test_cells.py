@@ -16,12 +16,13 @@ from recurrl.config.plugins import options_class, yaml_values
 from recurrl.errors import ConfigError
 from recurrl.policy.build import cell_from_options
 from recurrl.recurrent import RecurrentModule
-from recurrl.recurrent.backends import Options, unsupported_reason
+from recurrl.recurrent.backends import Options
 from recurrl.recurrent.cells import cell_names
 from recurrl.recurrent.cells.lru import LRU
 from recurrl.recurrent.cells.lstm import LSTM
 from recurrl.recurrent.cells.rtu import RTU
 from recurrl.recurrent.cells.s5 import S5
+from recurrl.recurrent.choice import unsupported_reason
 from recurrl.recurrent.linear import gated
 from recurrl.recurrent.windows import convolved, windows
 

@@ -70,11 +70,6 @@ def test_a_primer_that_would_not_carry_the_state_is_rejected():
     assert "written to [('next', 'h')]" in error_of(module.make_tensordict_primer, kind=RuntimeError)
 
 
-def test_a_missing_input_is_named(module):
-    with pytest.raises(KeyError, match="'x'"):
-        module(random_batch(module, 2).exclude("x"))
-
-
 def test_a_sequence_needs_a_time_dimension(module):
     with set_recurrent_mode(True), pytest.raises(ValueError, match="at least one batch dimension"):
         module(random_batch(module, 1)[0])

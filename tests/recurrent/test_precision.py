@@ -11,7 +11,7 @@ import torch
 from parity import batch, resets, sequence
 
 from recurrl.recurrent import GRUModule, precision
-from recurrl.recurrent.auto import _warn_once as warn_once
+from recurrl.recurrent.choice import _warn_once as warn_once
 from recurrl.recurrent.precision import get_recurrent_matmul_precision, set_recurrent_matmul_precision
 from recurrl.runtime import environment
 

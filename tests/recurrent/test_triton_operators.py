@@ -84,5 +84,5 @@ def test_a_module_compiles_without_graph_breaks(cell):
 
 def test_another_dtype_is_rejected():
     module = make("gru", 6).double()
-    with pytest.raises(ValueError, match=r"computes in float32, .* torch\.float64"):
+    with pytest.raises(ValueError, match=r"computes gru in torch\.float32, .* torch\.float64"):
         sequence(module, batch(module, resets("none", 2, 3)))

@@ -8,7 +8,6 @@ import torch
 from parity import outputs_and_gradients, relative_errors
 
 from recurrl.recurrent import RecurrentModule
-from recurrl.recurrent.backends.triton import tiles
 from recurrl.recurrent.gated import GatedCell
 
 WAYS = {"none": {}, "full": {"recurrent_recompute": "full"}}
@@ -26,7 +25,7 @@ def make(cell, hidden, backend="triton", precision="ieee", **options):
 
 def small_tiles(*_):
     """A configuration by which more than 16 features need several programs, and so a launch for each step."""
-    return tiles.Configuration(16, 16, 16, warps=4, stages=2)
+    return {"BM": 16, "BH": 16, "BK": 16, "num_warps": 4, "num_stages": 2}
 
 
 def errors(module, data, rounding_of=None):

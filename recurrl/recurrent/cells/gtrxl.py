@@ -41,10 +41,7 @@ class GTrXL(ParallelCell):
     def parameters(self, input_size: int) -> dict[str, tuple[int, ...]]:
         """The input's map; the attention's q, k and v in one, its distances and output; W₁ and W₂; the gates."""
         hidden, inner = self.hidden_size, self.heads * self.key_size
-        gates: dict[str, tuple[int, ...]] = {}
-        for part in PARTS:
-            gates |= {f"weight_{part}": (3 * hidden, hidden), f"recurrent_{part}": (3 * hidden, hidden)}
-            gates[f"bias_{part}"] = (hidden,)
+        of_gate = {"weight": (3 * hidden, hidden), "recurrent": (3 * hidden, hidden), "bias": (hidden,)}
         return {
             "weight_in": (hidden, input_size),
             "weight_qkv": (3 * inner, hidden),
@@ -52,7 +49,7 @@ class GTrXL(ParallelCell):
             "weight_read": (hidden, inner),
             "weight_1": (hidden, hidden),
             "weight_2": (hidden, hidden),
-            **gates,
+            **{f"{kind}_{part}": shape for part in PARTS for kind, shape in of_gate.items()},
         }
 
     def states(self) -> dict[str, tuple[int, ...]]:

@@ -12,19 +12,24 @@ from collections.abc import Sequence
 from typing import Any, ClassVar, NoReturn, cast
 
 import torch
-from tensordict import TensorDictBase
+import torchrl.modules
+from tensordict import TensorDictBase, unravel_key
 from tensordict.nn import TensorDictModuleBase, dispatch
 from tensordict.utils import NestedKey
 from torch import Tensor, nn
+from torchrl.data import Unbounded
 from torchrl.envs import TensorDictPrimer
-from torchrl.modules import recurrent_mode
+from torchrl.modules import canonicalize_rnn_subset, recurrent_mode
 
-from recurrl.recurrent import auto, backends, precision
+from recurrl.recurrent import choice, layer, precision
 from recurrl.recurrent.backends import Backend, Options
 from recurrl.recurrent.cell import Cell, States
-from recurrl.recurrent.layer import Parameters, reset_state, run_sequence, run_step, state_shapes, weight_names
-from recurrl.recurrent.module import keys, submodule
-from recurrl.recurrent.segments import only_ends
+from recurrl.recurrent.cells import make_cell
+from recurrl.recurrent.module import keys
+from recurrl.recurrent.segments import Segments, only_ends
+
+PYTHON_MODULES: dict[type[nn.RNNBase], type[nn.RNNBase]] = {nn.GRU: torchrl.modules.GRU, nn.LSTM: torchrl.modules.LSTM}
+"""TorchRL's modules in plain Python, which work with ``torch.vmap``; their parameters are those of torch's own."""
 
 
 class RecurrentModule(TensorDictModuleBase):
@@ -91,7 +96,7 @@ class RecurrentModule(TensorDictModuleBase):
         proj_size: int = 0,
         bidirectional: bool = False,
         python_based: bool = False,
-        recurrent_backend: str | Backend = backends.AUTO,
+        recurrent_backend: str | Backend = choice.AUTO,
         recurrent_compute_dtype: torch.dtype = torch.float32,
         recurrent_recompute: str = "none",
         recurrent_matmul_precision: str = precision.AUTO,
@@ -105,56 +110,62 @@ class RecurrentModule(TensorDictModuleBase):
         default_recurrent_mode: bool | None = None,
     ) -> None:
         super().__init__()
-        self.cell, layers = submodule.make_or_wrap(
-            cell,
-            self._name,
-            wrapped,
-            batch_first,
-            python_based,
-            device,
-            input_size=input_size,
-            hidden_size=hidden_size,
-            num_layers=num_layers,
-            bias=bias,
-            dropout=dropout,
-            proj_size=proj_size,
-            bidirectional=bidirectional,
-        )
+        if wrapped is not None:
+            if input_size is not None or hidden_size is not None:
+                raise ValueError(
+                    f"{self._name} takes sizes or a {cell} to wrap, not both: the {cell} already has sizes."
+                )
+            input_size, hidden_size, batch_first = wrapped.input_size, wrapped.hidden_size, wrapped.batch_first
+            bias, proj_size = wrapped.bias, wrapped.proj_size
+        if not batch_first:
+            raise ValueError(
+                f"batch_first=False is not possible for {self._name}: a TensorDict's first dimensions are its batch."
+            )
+        if not input_size or not (hidden_size or isinstance(cell, Cell)):
+            raise ValueError(
+                f"{self._name} needs input_size and hidden_size, or a torch module to wrap. Got "
+                f"input_size={input_size} and hidden_size={hidden_size}."
+            )
+        if isinstance(cell, str):
+            cell = make_cell(cell, hidden_size or 0, bias, proj_size)
+        elif hidden_size is not None or not bias or proj_size:
+            raise ValueError(
+                f"{self._name} takes hidden_size, bias and proj_size with the name of a cell only: this "
+                f"{type(cell).__name__} already has its own. Leave them out."
+            )
+        self.cell = cell
         self._submodule = self.cell.name if self.cell.TORCH else "stack"
+        sizes = {"input_size": input_size, "num_layers": num_layers, "dropout": dropout, "bidirectional": bidirectional}
+        layers = wrapped or _make_layers(cell, python_based, bias, device, **sizes)
         self.add_module(self._submodule, layers)
-        self.python_based = python_based or isinstance(wrapped, tuple(submodule.PYTHON_MODULES.values()))
-        states = self.DEFAULT_IN_KEYS or keys.state_keys(self.cell)
-        self.in_keys = keys.read_keys(self._name, states, in_key, in_keys)
-        new_states = self.DEFAULT_OUT_KEYS or [("next", key) for key in keys.state_keys(self.cell)]
+        self.python_based = python_based or isinstance(wrapped, tuple(PYTHON_MODULES.values()))
+        names: list[NestedKey] = [f"recurrent_state{suffix}" for suffix in self.cell.states()]
+        self.in_keys = keys.read_keys(self._name, self.DEFAULT_IN_KEYS or names, in_key, in_keys)
+        new_states = self.DEFAULT_OUT_KEYS or [("next", name) for name in names]
         self.out_keys = keys.written_keys(self._name, new_states, out_key, out_keys)
         self.default_recurrent_mode = default_recurrent_mode
         self.recurrent_backend = recurrent_backend
         self.recurrent_compute_dtype = recurrent_compute_dtype
         self.recurrent_recompute = recurrent_recompute
         self.recurrent_matmul_precision = recurrent_matmul_precision
-        # Imported here, because torch.compile cannot import during tracing.
-        named = ("native", "scan") if recurrent_backend == backends.AUTO else (recurrent_backend,)
-        for name in (*named, "reference"):
-            backends.load_backend(name)
         self.backend_in_use: str | None = None
-        self._weights = weight_names(self.cell, self.layers)
-        self._resolved: tuple[tuple[Any, ...], str | Backend] = ((), "")
+        self._weights = layer.weight_names(self.cell, self.layers)
         precision.check(recurrent_matmul_precision)
         # The device is not known yet: the parameters may be moved.
-        auto.check_supported(self._name, recurrent_backend, self.cell, self.options, None)
+        choice.check_supported(self._name, recurrent_backend, self.cell, self.options, None)
 
     @property
     def _name(self) -> str:
         return type(self).__name__
 
     @property
-    def layers(self) -> Parameters:
+    def layers(self) -> layer.Parameters:
         """The submodule that holds the parameters."""
         # torch.compile rejects torch's recurrent modules, whose forward it would unroll. Only their parameters are read
         # here, so they are allowed while the compiler looks at the module for the first time.
         compiling = torch.compiler.is_compiling()
         before = compiling and _allow_rnn(True)
-        layers = cast(Parameters, self._modules[self._submodule])
+        layers = cast(layer.Parameters, self._modules[self._submodule])
         if compiling and layers.hidden_size:
             _allow_rnn(before)
         return layers
@@ -162,11 +173,7 @@ class RecurrentModule(TensorDictModuleBase):
     @property
     def options(self) -> Options:
         """The options passed to the backend."""
-        return Options(
-            recompute=self.recurrent_recompute,
-            precision=self.recurrent_matmul_precision,
-            compute_dtype=self.recurrent_compute_dtype,
-        )
+        return Options(self.recurrent_recompute, self.recurrent_matmul_precision, self.recurrent_compute_dtype)
 
     @property
     def state_keys(self) -> list[NestedKey]:
@@ -211,9 +218,7 @@ class RecurrentModule(TensorDictModuleBase):
         Raises:
             ValueError: the cell exists only in plain Python.
         """
-        self._convert(submodule.PYTHON_MODULES.get(self.cell.TORCH))
-        self.python_based = True
-        return self
+        return self._converted(python_based=True)
 
     def make_cudnn_based(self) -> RecurrentModule:
         """Replaces the submodule by torch's own with the same parameters, enabling torch's fused kernels.
@@ -223,13 +228,21 @@ class RecurrentModule(TensorDictModuleBase):
         Raises:
             ValueError: torch has no such module.
         """
-        self._convert(self.cell.TORCH)
-        self.python_based = False
-        return self
+        return self._converted(python_based=False)
 
-    def _convert(self, form: type[nn.RNNBase] | None) -> None:
-        old = cast(nn.Module, self._modules[self._submodule])
-        setattr(self, self._submodule, submodule.convert(old, form, self.cell))
+    def _converted(self, python_based: bool) -> RecurrentModule:
+        """Replaces the submodule by one of the same parameters."""
+        if self.cell.TORCH is None:
+            raise ValueError(f"The cell {self.cell.name} cannot be converted: torch has no module for it.")
+        old = self.layers
+        names = ("input_size", "num_layers", "bias", "dropout", "bidirectional")
+        sizes = {name: getattr(old, name) for name in names}
+        new = _make_layers(self.cell, python_based, device="meta", **sizes)
+        for name, parameter in old.named_parameters():
+            setattr(new, name, parameter)
+        setattr(self, self._submodule, new.train(old.training))
+        self.python_based = python_based
+        return self
 
     def make_tensordict_primer(self) -> TensorDictPrimer:
         """A transform that adds the recurrent states to an environment: specs, and zeros at resets.
@@ -237,7 +250,14 @@ class RecurrentModule(TensorDictModuleBase):
         Raises:
             RuntimeError: a new state is not written where the next step reads it.
         """
-        return keys.primer(self.state_keys, self.out_keys[1:], state_shapes(self.cell, self.layers))
+        written, wanted = self.out_keys[1:], [unravel_key(("next", key)) for key in self.state_keys]
+        if written != wanted:
+            raise RuntimeError(
+                f"The states are read from {self.state_keys} but written to {written}. For an environment to carry "
+                f"them from step to step, they must be written to {wanted}."
+            )
+        shapes = zip(self.state_keys, layer.state_shapes(self.cell, self.layers), strict=True)
+        return TensorDictPrimer({key: Unbounded(shape=shape) for key, shape in shapes}, expand_specs=True)
 
     @property
     def canonical_keys(self) -> list[NestedKey]:
@@ -251,14 +271,14 @@ class RecurrentModule(TensorDictModuleBase):
             data: missing entries are ignored.
             inplace: modify ``data`` instead of a shallow copy.
         """
-        return keys.contiguous(data, self.canonical_keys, inplace)
+        return canonicalize_rnn_subset(data, [self], inplace=inplace)
 
     @dispatch  # type: ignore[untyped-decorator]
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Runs one step or a sequence, and writes the output and the new states.
 
         Raises:
-            KeyError: the input or ``is_init`` is missing.
+            KeyError: the input, ``is_init``, or one of several states is missing.
             ValueError: sequence mode on a TensorDict without a time dimension, or a backend that cannot run here.
         """
         sequence = self.recurrent_mode
@@ -267,12 +287,20 @@ class RecurrentModule(TensorDictModuleBase):
             raise ValueError("Sequence mode needs a TensorDict with at least one batch dimension; the last is time.")
         # Step mode treats any batch as B rows, sequence mode as B rows of T steps.
         lead = (batch[:-1].numel(), batch[-1]) if sequence else (batch.numel(),)
-        x = keys.required_entry(self._name, tensordict, self.in_keys[0])
-        x = x.reshape(*lead, x.shape[len(batch) :].numel())
-        is_init = keys.required_entry(self._name, tensordict, self.in_keys[-1]).reshape(lead).bool()
-        shapes = state_shapes(self.cell, self.layers)
-        states = keys.stored_states(self._name, tensordict, self.state_keys, shapes, x)
-        output, new_states = self.run(x, is_init, states, sequence)
+        entries = {key: tensordict.get(key) for key in self.in_keys}
+        missing = [key for key, value in entries.items() if value is None]
+        if missing and missing != self.state_keys:
+            raise KeyError(
+                f"{self._name} needs the entries {missing}, which are not in the TensorDict. (is_init comes from an "
+                "InitTracker transform on the environment; states may be left out, but only all of them.)"
+            )
+        x, *states, is_init = entries.values()
+        x, is_init = x.reshape(*lead, x.shape[len(batch) :].numel()), is_init.reshape(lead).bool()
+        stored = tuple(
+            x.new_zeros(()).expand(*lead, *shape) if state is None else state.reshape(*lead, *shape)
+            for state, shape in zip(states, layer.state_shapes(self.cell, self.layers), strict=True)
+        )
+        output, new_states = self.run(x, is_init, stored, sequence)
         if sequence:
             new_states = only_ends(new_states, is_init)
         for key, value in zip(self.out_keys, (output, *new_states), strict=True):
@@ -304,31 +332,33 @@ class RecurrentModule(TensorDictModuleBase):
         if sequence:
             return self._sequence(x, is_init, states)
         if is_init is not None:
-            states = tuple([reset_state(state, is_init) for state in states])
-        return run_step(self.cell, self.layers, self._weights, x, states)
+            states = tuple([layer.reset_state(state, is_init) for state in states])
+        return layer.run_layers(layer.one_step(self.cell), self.layers, self._weights, x, states)
 
     def _sequence(self, x_BTI: Tensor, is_init_BT: Tensor | None, states: States) -> tuple[Tensor, States]:
         assert is_init_BT is not None
-        options, device, dtype = self.options, x_BTI.device, x_BTI.dtype
-        if torch.compiler.is_compiling():
-            backend = self._resolve(options, device, dtype)
-        else:
-            # Kept for the next call. Compared, not looked up in a dict: a custom backend need not be hashable.
-            requested = (self.recurrent_backend, self.python_based, options, device, dtype)
-            if self._resolved[0] != requested:
-                self._resolved = (requested, self._resolve(options, device, dtype))
-            backend = self._resolved[1]
-        if self.backend_in_use != (name := backends.name_of(backend)):
-            self.backend_in_use = name
-        loaded = backends.load_backend(backend)
-        return run_sequence(loaded, self.cell, self.layers, self._weights, x_BTI, is_init_BT, states, options)
-
-    def _resolve(self, options: Options, device: torch.device, dtype: torch.dtype) -> str | Backend:
-        """The backend for inputs of this kind: never ``auto``."""
-        backend = self.recurrent_backend
-        if self.python_based and backend in (backends.AUTO, "pad"):
+        backend, options = self.recurrent_backend, self.options
+        if self.python_based and backend in (choice.AUTO, "pad"):
             backend = "reference"
-        return auto.resolve(self._name, self.cell, backend, options, device, dtype)
+        backend = choice.resolve(self._name, self.cell, backend, options, x_BTI.device, x_BTI.dtype)
+        name = choice.name_of(backend)
+        if self.backend_in_use != name:  # a module takes long to set an attribute
+            self.backend_in_use = name
+        segments = Segments(is_init_BT.to(x_BTI.device))
+        run = layer.all_steps(choice.backend_of(backend), self.cell, segments, options)
+        return layer.run_layers(run, self.layers, self._weights, x_BTI, states)
+
+
+def _make_layers(
+    cell: Cell, python_based: bool, bias: bool, device: torch.device | str | None, **sizes: Any
+) -> layer.Parameters:
+    """New layers of a cell; ``sizes`` are the other arguments of ``nn.LSTM``."""
+    if cell.TORCH is None:
+        return layer.StackedParameters(cell, **sizes, device=device)
+    form: Any = PYTHON_MODULES[cell.TORCH] if python_based else cell.TORCH
+    sizes |= {"proj_size": cell.proj_size} if cell.proj_size else {}
+    layers: layer.Parameters = form(hidden_size=cell.hidden_size, bias=bias, **sizes, batch_first=True, device=device)
+    return layers
 
 
 # The compiler runs this while it traces. The setting is private: torch has no public one.

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import torch
-from tensordict import TensorDictBase
 from tensordict.utils import NestedKey
 from torch import nn
 
-from recurrl.recurrent import backends, precision
+from recurrl.recurrent import choice, precision
 from recurrl.recurrent.backends import Backend
 from recurrl.recurrent.module import RecurrentModule
-from recurrl.recurrent.module.keys import contiguous
 
 
 class GRUModule(RecurrentModule):
@@ -36,7 +34,7 @@ class GRUModule(RecurrentModule):
         dropout: float = 0.0,
         bidirectional: bool = False,
         python_based: bool = False,
-        recurrent_backend: str | Backend = backends.AUTO,
+        recurrent_backend: str | Backend = choice.AUTO,
         recurrent_compute_dtype: torch.dtype = torch.float32,
         recurrent_recompute: str = "none",
         recurrent_matmul_precision: str = precision.AUTO,
@@ -75,7 +73,7 @@ class LSTMModule(RecurrentModule):
         proj_size: int = 0,
         bidirectional: bool = False,
         python_based: bool = False,
-        recurrent_backend: str | Backend = backends.AUTO,
+        recurrent_backend: str | Backend = choice.AUTO,
         recurrent_compute_dtype: torch.dtype = torch.float32,
         recurrent_recompute: str = "none",
         recurrent_matmul_precision: str = precision.AUTO,
@@ -95,17 +93,3 @@ class LSTMModule(RecurrentModule):
 def _named(arguments: dict[str, Any]) -> dict[str, Any]:
     """The arguments of a constructor by name, from its ``locals()``."""
     return {name: value for name, value in arguments.items() if name not in ("self", "__class__")}
-
-
-def canonicalize_rnn_subset(
-    data: TensorDictBase, modules: Iterable[RecurrentModule], *, inplace: bool = False
-) -> TensorDictBase:
-    """``data`` with the entries of several recurrent modules made contiguous, the others unchanged.
-
-    Args:
-        data: missing entries are ignored.
-        modules: the modules whose ``canonical_keys`` to use.
-        inplace: modify ``data`` instead of a shallow copy.
-    """
-    keys = (key for module in modules for key in module.canonical_keys)
-    return contiguous(data, keys, inplace)

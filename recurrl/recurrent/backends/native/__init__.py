@@ -15,11 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from recurrl.recurrent.backends import Options
+from recurrl.recurrent.backends import Options, without_kernel
 from recurrl.recurrent.backends.native import library
 from recurrl.recurrent.cell import Cell, States, Weights
 from recurrl.recurrent.gated import AnalyticCell
-from recurrl.recurrent.kernel import Kernel, LayerKernel, RecurrenceKernel, Tensors
+from recurrl.recurrent.kernel import Kernel, LayerKernel, RecurrenceKernel, Tensors, contiguous_steps
 from recurrl.recurrent.linear import LinearCell
 from recurrl.recurrent.matrix import MatrixCell, MemoryInputs
 from recurrl.recurrent.segments import Segments
@@ -34,16 +34,8 @@ _WORK_OF_A_THREAD = 16 << 20
 
 def supports(cell: Cell, options: Options, device: torch.device | None) -> str | None:
     """Supports GRU, LSTM without a projection, linear and matrix cells, on a CPU with a C compiler."""
-    if cell.TORCH is None and not isinstance(cell, LinearCell | MatrixCell):
-        return (
-            f"backend=native has no kernel for the cell {cell.name}, only for gru, lstm, and cells that are linear "
-            "in their states. Choose backend=scan."
-        )
-    if cell.proj_size:
-        return (
-            f"proj_size={cell.proj_size} is not possible with backend=native, whose kernel treats the output as the "
-            "state. Choose backend=pad or backend=scan."
-        )
+    if reason := without_kernel("native", cell, LinearCell | MatrixCell):
+        return reason
     if device is not None and device.type != "cpu":
         return f"backend=native needs device=cpu, and this is device={device}. Choose backend=auto."
     return library.problem()
@@ -68,7 +60,7 @@ def sequence(
     if isinstance(cell, LinearCell):
         return cell.scan(NativeRecurrence.recurrence, weights, x_BTX, starts_BT, stored_states)
     assert isinstance(cell, MatrixCell)
-    return cell.scan(memories, weights, x_BTX, starts_BT, stored_states)
+    return cell.scan(NativeMemories.memories, weights, x_BTX, starts_BT, stored_states)
 
 
 class NativeLayer(LayerKernel):
@@ -93,8 +85,7 @@ class NativeLayer(LayerKernel):
             memory: the fields that follow ``gates`` in the C struct ``Layer``.
 
         Raises:
-            ValueError: the input, a weight or a state differs in size or dtype from the others; the kernel would read
-                out of bounds.
+            ValueError: the input differs in size or dtype from the weights; the kernel would read out of bounds.
         """
         *weights, x_BTI, is_init_BT = inputs[:6]
         (rows, steps, features), (columns, hidden) = x_BTI.shape, weights[1].shape
@@ -104,11 +95,6 @@ class NativeLayer(LayerKernel):
             if weight is not None and weight.dtype != x_BTI.dtype:
                 raise ValueError(f"The layer's weights are {weight.dtype}, but its input is {x_BTI.dtype}.")
         stored = [state.to(x_BTI) for state in inputs[6:]]
-        for state in stored:
-            if state.shape != (rows, steps, hidden):
-                raise ValueError(
-                    f"backend=native needs states [{rows}, {steps}, {hidden}]; there is {list(state.shape)}."
-                )
         if stored[0].stride() != stored[-1].stride() or stored[0].stride(2) != 1:
             stored = [state.contiguous() for state in stored]
         work = rows * steps * _COLUMNS * hidden * (features + hidden)
@@ -134,15 +120,6 @@ class NativeRecurrence(RecurrenceKernel):
         library.run(f"recurrence_{direction}", states.dtype, *sizes, *strides, work, states, *tensors)
 
 
-def memories(inputs: MemoryInputs, starts_BT: Tensor, stored: Tensor) -> tuple[Tensor, Tensor]:
-    """What the queries read ``[B, T, N, V]``, and the memories after each step ``[B, T, N, K, V]``.
-
-    The recurrence is that of :class:`~recurrl.recurrent.matrix.MatrixCell`; differentiable once.
-    """
-    read, states = NativeMemories().run(*inputs, starts_BT, stored)
-    return read, states
-
-
 class NativeMemories(Kernel):
     """The forward and backward pass of matrix memories, in C.
 
@@ -151,6 +128,11 @@ class NativeMemories(Kernel):
     """
 
     DIFFERENTIATED, results = len(MemoryInputs._fields), 2
+
+    @classmethod
+    def memories(cls, inputs: MemoryInputs, starts_BT: Tensor, stored: Tensor) -> tuple[Tensor, ...]:
+        """Computes :data:`~recurrl.recurrent.matrix.Memories`; differentiable once."""
+        return cls().run(*inputs, starts_BT, stored)
 
     def outputs(self, inputs: Tensors, keep: bool) -> list[Tensor]:
         """Allocates the outputs."""
@@ -170,10 +152,7 @@ class NativeMemories(Kernel):
 
     def _run(self, direction: str, inputs: Tensors, states: Tensor, *memory: Tensor | None) -> None:
         *memory_inputs, starts_BT, stored = inputs
-        if stored.shape != states.shape:
-            raise ValueError(f"backend=native needs states {list(states.shape)}; there is {list(stored.shape)}.")
-        stored = stored.to(states)
-        stored = stored if stored[0, 0].is_contiguous() else stored.contiguous()
+        stored = contiguous_steps(stored, states)
         _, _, _, keys, values = states.shape
         work = states.new_empty((keys + 3) * values)
         tensors = [None if each is None else each.contiguous() for each in (*memory_inputs, starts_BT.bool(), *memory)]

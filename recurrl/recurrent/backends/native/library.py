@@ -12,7 +12,8 @@ import shlex
 import shutil
 import subprocess
 import tempfile
-from functools import cache
+from collections.abc import Callable
+from functools import cache, partial
 from pathlib import Path
 
 import torch
@@ -29,8 +30,6 @@ _NATIVE = "-mcpu=native" if platform.machine() in ("arm64", "aarch64") else "-ma
 _MATHS = ("-fno-math-errno", "-fno-trapping-math", "-fopenmp-simd")
 _FLAGS = ("-O3", _NATIVE, *_MATHS, "-shared", "-fPIC", "-pthread", "-x", "c")
 _INSTALL = "Install one (on Debian and Ubuntu: apt install gcc libc6-dev), or choose backend=scan."
-
-_NOT_CACHED = "The kernel of backend native is compiled again in each process: %s"
 
 _log = logging.getLogger(__name__)
 
@@ -106,31 +105,34 @@ def _load(dtype: torch.dtype) -> ctypes.CDLL:
         raise NoKernelError("backend=native needs Linux or macOS. Choose backend=scan.")
     compiler, flags = _compiler(), (*_FLAGS, *(["-DDOUBLE"] if dtype == torch.float64 else []))
     source = _source()
-    name, folder = f"kernel-{_digest(source, compiler, flags)}", None
+    name, compiled = _digest(source, compiler, flags), cache(partial(_compiled, source, compiler, flags))
     try:
-        folder = _cache_folder() / "native"
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        _check_private(folder)
-        for path in folder.glob(f"{name}-*.so"):
-            try:
-                return _loaded(path)
-            except OSError as error:
-                _log.info("The kernel of backend native is compiled again: %s", error)
+        return _load_from(_cache_folder() / "native", name, compiled)
     except OSError as error:
-        folder = None
-        _log.info(_NOT_CACHED, error)
-    with tempfile.TemporaryDirectory(prefix="recurrl-native-") as private:
-        built = Path(private) / "kernel.so"
-        _compile(source, compiler, flags, built)
-        named = built.rename(built.with_name(f"{name}-{_sha256(built.read_bytes())}.so"))
-        if folder is not None:
-            try:
-                with replacing(folder / named.name) as temporary:
-                    shutil.copyfile(named, temporary)
-                return _loaded(folder / named.name)
-            except OSError as error:
-                _log.info(_NOT_CACHED, error)
-        return _loaded(named)  # stays loaded without its file
+        _log.info("The kernel of backend native is compiled again in each process: %s", error)
+    with tempfile.TemporaryDirectory(prefix="recurrl-native-") as folder:
+        return _load_from(Path(folder), name, compiled)  # stays loaded without its file
+
+
+def _load_from(folder: Path, name: str, compiled: Callable[[], bytes]) -> ctypes.CDLL:
+    """Loads the kernel from a folder that only this user can write to; stores it there first if there is none.
+
+    Raises:
+        NoKernelError: it cannot be compiled.
+        OSError: it cannot be stored or loaded.
+    """
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    _check_private(folder)
+    for path in folder.glob(f"kernel-{name}-*.so"):
+        try:
+            return _loaded(path)
+        except OSError as error:
+            _log.info("The kernel of backend native is compiled again: %s", error)
+    content = compiled()
+    path = folder / f"kernel-{name}-{_sha256(content)}.so"
+    with replacing(path) as temporary:
+        temporary.write_bytes(content)
+    return _loaded(path)
 
 
 def _source() -> bytes:
@@ -199,19 +201,29 @@ def _check_private(path: Path) -> None:
         raise PermissionError(f"{path} belongs to another user or can be written to by others. Delete it.")
 
 
-def _compile(source: bytes, compiler: list[str], flags: tuple[str, ...], to: Path) -> None:
-    try:
-        command, english = [*compiler, *flags, "-", "-o", str(to)], {**os.environ, "LC_ALL": "C"}
-        done = subprocess.run(command, input=source, capture_output=True, check=False, env=english)
-    except OSError as error:
-        raise NoKernelError(f"backend=native needs a C compiler, and {compiler[0]} does not run: {error}.") from error
-    if done.returncode != 0:
-        output = done.stderr.decode(errors="replace").strip()
-        for number in (errno.ENOSPC, errno.EDQUOT):
-            if os.strerror(number) in output:
-                raise OSError(number, os.strerror(number), str(to.parent))
-        line = next((line for line in output.splitlines() if "error" in line), output)
-        raise NoKernelError(
-            f"backend=native needs a C compiler, and {shlex.join(compiler)} fails with: {line} Repair it "
-            "(on Debian and Ubuntu: apt install gcc libc6-dev), or choose backend=scan."
-        )
+def _compiled(source: bytes, compiler: list[str], flags: tuple[str, ...]) -> bytes:
+    """The library's content.
+
+    Raises:
+        NoKernelError: the compiler does not run, or fails.
+        OSError: there is no space for its output.
+    """
+    with tempfile.TemporaryDirectory(prefix="recurrl-native-") as folder:
+        to = Path(folder) / "kernel.so"
+        try:
+            command, english = [*compiler, *flags, "-", "-o", str(to)], {**os.environ, "LC_ALL": "C"}
+            done = subprocess.run(command, input=source, capture_output=True, check=False, env=english)
+        except OSError as error:
+            name = compiler[0]
+            raise NoKernelError(f"backend=native needs a C compiler, and {name} does not run: {error}.") from error
+        if done.returncode == 0:
+            return to.read_bytes()
+    output = done.stderr.decode(errors="replace").strip()
+    for number in (errno.ENOSPC, errno.EDQUOT):
+        if os.strerror(number) in output:
+            raise OSError(number, os.strerror(number), folder)
+    line = next((line for line in output.splitlines() if "error" in line), output)
+    raise NoKernelError(
+        f"backend=native needs a C compiler, and {shlex.join(compiler)} fails with: {line} Repair it "
+        "(on Debian and Ubuntu: apt install gcc libc6-dev), or choose backend=scan."
+    )

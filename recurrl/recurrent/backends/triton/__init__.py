@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from recurrl.recurrent import precision
-from recurrl.recurrent.backends import Options
+from recurrl.recurrent.backends import Options, without_kernel
 from recurrl.recurrent.backends.triton import tiles
 from recurrl.recurrent.cell import Cell, States, Weights
 from recurrl.recurrent.gated import AnalyticCell
@@ -31,30 +31,17 @@ def supports(cell: Cell, options: Options, device: torch.device | None) -> str |
     """Supports GRU and LSTM without a projection up to 1,024 features, and linear cells, on CUDA or under triton's
     interpreter.
     """
-    return _without_kernel(cell, options, device) or _without_device(device)
-
-
-def _without_kernel(cell: Cell, options: Options, device: torch.device | None) -> str | None:
+    if reason := without_kernel("triton", cell, LinearCell):
+        return reason
     if isinstance(cell, LinearCell):
         mode, dtype = options.precision, options.compute_dtype
-        return None if device is None else precision.unsupported_by_torch("triton", mode, dtype, device)
-    # The name alone is not enough: a custom cell may have the same one.
-    if cell.TORCH is None or cell.name not in tiles.CELLS:
-        return (
-            f"backend=triton has no kernel for the cell {cell.name}, only for {', '.join(tiles.CELLS)}, and cells that "
-            "are linear in their states. Choose backend=scan."
-        )
-    if cell.proj_size:
-        return f"proj_size={cell.proj_size} is not possible with backend=triton. {_ALTERNATIVE}"
-    if cell.hidden_size > tiles.MAX_HIDDEN_SIZE:
+        if device is not None and (reason := precision.unsupported_by_torch("triton", mode, dtype, device)):
+            return reason
+    elif cell.hidden_size > tiles.MAX_HIDDEN_SIZE:
         return (
             f"hidden_size={cell.hidden_size} is not possible with backend=triton, whose kernels are tested "
             f"up to {tiles.MAX_HIDDEN_SIZE} features: beyond, one step keeps torch's own kernels busy. {_ALTERNATIVE}"
         )
-    return None
-
-
-def _without_device(device: torch.device | None) -> str | None:
     if importlib.util.find_spec("triton") is None:
         return f"backend=triton needs the package triton, which is not installed. {_ALTERNATIVE}"
     if device is None or (device.type != "cuda" and os.environ.get("TRITON_INTERPRET") == "1"):
@@ -73,11 +60,6 @@ def _without_device(device: torch.device | None) -> str | None:
     return None
 
 
-def _precision(options: Options, device: torch.device) -> str:
-    concrete = "bf16" if options.compute_dtype == torch.bfloat16 else precision.resolve(options.precision, device)
-    return "bf16 emulated" if concrete == "bf16" and device.type != "cuda" else concrete
-
-
 def sequence(
     cell: Cell, x_BTI: Tensor, segments: Segments, stored_states: States, weights: Weights, options: Options
 ) -> tuple[Tensor, States]:
@@ -90,19 +72,18 @@ def sequence(
     from recurrl.recurrent.backends.triton.loop import TritonLayer
     from recurrl.recurrent.backends.triton.recurrence import TritonRecurrence
 
+    dtypes = (torch.float32, torch.float64) if isinstance(cell, LinearCell) else (torch.float32,)
+    if x_BTI.dtype not in dtypes:
+        raise ValueError(
+            f"backend=triton computes {cell.name} in {' or '.join(map(str, dtypes))}, but the layer's dtype is "
+            f"{x_BTI.dtype}. Choose backend=scan; for bfloat16 matmuls of gru and lstm, choose precision=bf16."
+        )
     if isinstance(cell, LinearCell):
-        if x_BTI.dtype not in (torch.float32, torch.float64):
-            raise ValueError(
-                f"backend=triton computes linear cells in float32 or float64, but the layer's dtype is {x_BTI.dtype}. "
-                "Choose backend=scan."
-            )
         x_BTX, starts_BT = cell.project(weights, x_BTI), segments.starts_BT
         return cell.scan(TritonRecurrence.recurrence, weights, x_BTX, starts_BT, stored_states)
     assert isinstance(cell, AnalyticCell)
-    if x_BTI.dtype != torch.float32:
-        raise ValueError(
-            f"backend=triton computes in float32, but the layer's dtype is {x_BTI.dtype}. For bfloat16 matmuls choose "
-            "precision=bf16; for other dtypes choose backend=pad or backend=scan."
-        )
-    concrete = _precision(options, x_BTI.device)
+    bf16 = options.compute_dtype == torch.bfloat16
+    concrete = precision.resolve("bf16" if bf16 else options.precision, x_BTI.device)
+    if concrete == "bf16" and x_BTI.device.type != "cuda":
+        concrete = "bf16 emulated"
     return TritonLayer(cell, concrete).sequence(x_BTI, segments, stored_states, weights)

@@ -19,16 +19,19 @@ from recurrl.recurrent.kernel import WEIGHTS, LayerInputs, LayerKernel, Tensors
 
 
 class TritonLayer(LayerKernel):
-    """The launches of the kernels, and the matmuls around them."""
+    """The launches of the kernels, and the matmuls around them.
+
+    A *lane* is a segment. Lanes are sorted by length, which keeps all lanes of a program busy while it runs. They are
+    found on the device, so that the host does not know their number. It takes as many lanes as steps, most of them
+    empty; at most P / (t + 1) are longer than t steps. A program of empty lanes returns at once.
+    """
 
     def forward(self, inputs: Tensors, outputs: Tensors) -> None:
         """See :meth:`~recurrl.recurrent.kernel.Kernel.forward`."""
         layer, (*states, gates_PA) = self.layer(inputs), outputs
         keep = len(gates_PA) > 0
         gates_PA = layer.project(layer.x_BTI.flatten(0, 1), gates_PA)
-        recurrence = Recurrence(self, layer, states)
-        for steps in recurrence.launches(0):
-            recurrence.run(kernels.forward, steps, recurrence.weights, (gates_PA,), KEEP=keep)
+        self._launch(kernels.forward, layer, self._weights(layer), states, gates_PA, KEEP=keep)
 
     def backward(self, inputs: Tensors, kept: Tensors, incoming: Tensors, grads: Tensors) -> None:
         """See :meth:`~recurrl.recurrent.kernel.Kernel.backward`."""
@@ -38,66 +41,46 @@ class TritonLayer(LayerKernel):
             torch.zeros_like(state) if grad is None else grad.contiguous()
             for state, grad in zip(states, incoming, strict=True)
         ]
-        recurrence, wants_stored = Recurrence(self, layer, states), any(len(grad) > 0 for grad in grads_stored)
+        wants_stored = any(len(grad) > 0 for grad in grads_stored)
         if wants_stored:
             grads_stored = [grad if len(grad) else torch.empty_like(states[0]) for grad in grads_stored]
-        grad_PA, entered_PH = torch.empty_like(gates_PA), gates_PA.new_empty(len(gates_PA), recurrence.hidden)
-        carried_NH = gates_PA.new_zeros(recurrence.lanes, recurrence.hidden)
-        weights_t = recurrence.weights.unflatten(0, (-1, recurrence.hidden)).transpose(1, 2).contiguous()
-        written = (*_two(totals), grad_PA, entered_PH, carried_NH, *_two(grads_stored))
-        for steps in reversed(recurrence.launches(-1 if wants_stored else 0)):
-            recurrence.run(kernels.backward, steps, weights_t, (gates_PA, *written), WANTS_STORED=wants_stored)
+        hidden = states[0].shape[2]
+        grad_PA, entered_PH = torch.empty_like(gates_PA), gates_PA.new_empty(len(gates_PA), hidden)
+        carried_NH = torch.zeros_like(entered_PH)
+        weights_t = self._weights(layer).unflatten(0, (-1, hidden)).transpose(1, 2).contiguous()
+        memory = (gates_PA, *_two(totals), grad_PA, entered_PH, carried_NH, *_two(grads_stored))
+        self._launch(kernels.backward, layer, weights_t, states, *memory, WANTS_STORED=wants_stored)
         layer.write_gradients(layer.x_BTI.flatten(0, 1), entered_PH, grad_PA, grads)
         if len(grad_x):
             torch.mm(grad_PA[:, layer.columns], layer.weights[0], out=grad_x.flatten(0, 1))
+
+    def _weights(self, layer: LayerInputs) -> Tensor:
+        """The recurrent weights, rounded to the matmul format, in the order of the gates."""
+        return rounded(layer.weights[1], self.precision).roll(layer.split, 0).contiguous()
+
+    def _launch(
+        self, kernel: Any, layer: LayerInputs, weights: Tensor, states: Tensors, *memory: Tensor, **form: bool
+    ) -> None:
+        """Launches a kernel for all steps if a program has all hidden units, else for one step after the other."""
+        starts_BT, stored, hidden = layer.segments.starts_BT, layer.stored, weights.shape[-1]
+        (begin_N, length_N), steps = _lanes(starts_BT), starts_BT.shape[1]
+        stride = stored[0].stride(1)
+        if any(state.stride() != (steps * stride, stride, 1) for state in stored):
+            stored, stride = [state.contiguous() for state in stored], hidden
+        constants = tiles.constants(self.cell.name, hidden, self.precision) | form
+        tensors = (weights, starts_BT.to(torch.int8), *_two(stored), *_two(states), *memory, begin_N, length_N)
+        # A backward step t computes the gradients of the states that enter step t + 1: those of step 0 need step −1.
+        first = -1 if form.get("WANTS_STORED") else 0
+        launches = [(t, t + 1) for t in range(first, steps)] if hidden > constants["BH"] else [(first, steps)]
+        for first, last in launches if kernel is kernels.forward else reversed(launches):
+            lanes = len(begin_N) // (max(first, 0) + 1)  # those that may have these steps
+            grid = (-(-lanes // constants["BM"]), -(-hidden // constants["BH"]))
+            kernel[grid](*tensors, first, last, len(begin_N), stride, **constants)
 
 
 def _two(states: Tensors) -> tuple[Tensor, Tensor]:
     """The states h and c. For a GRU, h stands in for c, which the kernels then do not read: they need some pointer."""
     return states[0], states[-1]
-
-
-class Recurrence:
-    """The launches of one layer over its lanes.
-
-    A *lane* is a segment. Lanes are sorted by length, which keeps all lanes of a program busy while it runs. They are
-    found on the device, so that the host does not know their number. It takes as many lanes as steps, most of them
-    empty; at most P / (t + 1) are longer than t steps. A program of empty lanes returns at once.
-
-    Attributes:
-        weights: the recurrent weights, rounded to the matmul format, in the order of the gates.
-    """
-
-    def __init__(self, kernel: LayerKernel, layer: LayerInputs, states: Tensors) -> None:
-        w_hh, starts_BT, precision = layer.weights[1], layer.segments.starts_BT, kernel.precision
-        self.hidden = w_hh.shape[1]
-        self.weights = rounded(w_hh, precision).roll(layer.split, 0).contiguous()
-        self._begin_N, self._length_N = _lanes(starts_BT)
-        self.lanes, self._steps = starts_BT.numel(), starts_BT.shape[1]
-        stored = layer.stored
-        if any(
-            state.stride() != (starts_BT.shape[1] * stored[0].stride(1), stored[0].stride(1), 1) for state in stored
-        ):
-            stored = [state.contiguous() for state in stored]
-        self._stride = stored[0].stride(1)
-        self._read = (starts_BT.to(torch.int8), *_two(stored), *_two(states))
-        self._tiles = tiles.configuration(self.hidden, precision.removesuffix(" emulated"))
-        self._constants = self._tiles.constants(kernel.cell.name, self.hidden, precision)
-
-    def launches(self, first: int) -> list[tuple[int, int]]:
-        """The range of steps of each launch: all from ``first`` on if a program has all hidden units, else one each."""
-        if self._tiles.units >= self.hidden:
-            return [(first, self._steps)]
-        return [(t, t + 1) for t in range(first, self._steps)]
-
-    def run(
-        self, kernel: Any, steps: tuple[int, int], weights: Tensor, memory: tuple[Tensor, ...], **constants: bool
-    ) -> None:
-        """Launches the programs of the lanes that may have these steps."""
-        lanes = self.lanes // (max(steps[0], 0) + 1)
-        grid = (-(-lanes // self._tiles.lanes), -(-self.hidden // self._tiles.units))
-        of_lanes = (self._begin_N, self._length_N, *steps, self.lanes, self._stride)
-        kernel[grid](weights, *self._read, *memory, *of_lanes, **self._constants, **constants)
 
 
 def _lanes(starts_BT: Tensor) -> tuple[Tensor, Tensor]:
