@@ -21,8 +21,9 @@ from torchrl.checkpoint import GlobalRNGState
 
 from recurrl.collector.collector import FAILED, STALENESS, RolloutSpec
 from recurrl.collector.single import SingleCollector
-from recurrl.collector.worker_errors import attributed
 from recurrl.config import WorkersConfig
+from recurrl.envs.saved_state import UnsavableError
+from recurrl.errors import ConfigError, RunError, message_of
 from recurrl.runtime.metrics import floats, means
 from recurrl.runtime.seeds import seed_process, seeds
 from recurrl.runtime.serialization import from_bytes, to_bytes
@@ -30,7 +31,26 @@ from recurrl.runtime.serialization import from_bytes, to_bytes
 Collected = tuple[dict[NestedKey, np.ndarray[Any, Any]], dict[str, float]]
 """What a worker returns: the entries of rows ``[N, T]``, and the metrics of their collection."""
 
+CONTINUES = "With collector.on_env_error=restart the run continues with a new one."
+
 logger = logging.getLogger(__name__)
+
+
+class WorkerError(RunError):
+    """A worker ended, or its environments raised an unexpected exception; the message says which worker."""
+
+
+def reported(error: Exception, printed: str) -> Exception:
+    """The exception to send to the main process: ``error`` if it is recurrl's own, else a :class:`WorkerError`.
+
+    Args:
+        error: the exception that was raised in the worker.
+        printed: its traceback, which becomes a note.
+    """
+    if not isinstance(error, ConfigError | RunError | UnsavableError):
+        error = WorkerError(f"raised {type(error).__name__}: {message_of(error)}. HYDRA_FULL_ERROR=1 shows where.")
+    error.add_note(printed)
+    return error
 
 
 class Worker:
@@ -189,7 +209,7 @@ class WorkerCollector:
         for worker in [worker for worker in workers if isinstance(results[worker], Exception)]:
             self._running.discard(worker)
             self._queued[worker].clear()
-            errors.append(attributed(results.pop(worker), self._name(worker)))
+            errors.append(self._named(results.pop(worker), worker))
         yield from results.items()
         for other in errors[1:]:
             logger.warning("%s", other)
@@ -198,10 +218,14 @@ class WorkerCollector:
                 self.shutdown(raise_on_error=False)
             raise errors[0]
 
-    def _name(self, worker: int) -> str:
+    def _named(self, error: Exception, worker: int) -> Exception:
+        """The exception, with the worker and its environments before the message if it is a :class:`RunError`."""
         first, last = worker * self._size, (worker + 1) * self._size - 1
         which = f"environment {first}" if first == last else f"environments {first} to {last}"
-        return f"Worker {worker} of {len(self._workers)} ({which})"
+        if isinstance(error, RunError):
+            colon = "" if isinstance(error, WorkerError) else ":"
+            error.args = (f"Worker {worker} of {len(self._workers)} ({which}){colon} {error}",)
+        return error
 
     def metrics(self) -> dict[str, float]:
         """What environments logged during the last rollout, averaged over the workers that have it.

@@ -11,7 +11,7 @@ from slow_cases import slow, slow_but
 from tasks import PREVIOUS, VECTOR
 
 from recurrl.build import make_policy_for, set_process_state
-from recurrl.collector.worker_errors import WorkerError
+from recurrl.collector.workers import WorkerError
 from recurrl.envs.saved_state import UnsavableError
 from recurrl.runtime.serialization import from_bytes, to_bytes
 
