@@ -79,11 +79,11 @@ def make_trainer(
     if world().rank > 0:
         seed_process(seed_of_rank(config.seed, summary.frames, world().rank))
     with ExitStack() as opened:
-        all_callbacks = make_callbacks(config, share, run_dir, settings, policy, start, restarts, callbacks)
+        all_callbacks = make_callbacks(config, share, run_dir, settings, policy, start, callbacks)
         opened.callback(all_callbacks.close, failed=True)
         collector = make_collector(share, policy, summary.frames, restarts)
         opened.pop_all()
-    return Trainer(config, run_dir, algorithm, collector, all_callbacks, summary, request)
+    return Trainer(config, run_dir, algorithm, collector, restarts, all_callbacks, summary, request)
 
 
 def make_callbacks(
@@ -93,7 +93,6 @@ def make_callbacks(
     settings: Mapping[str, Any],
     policy: Policy,
     start: checkpoint.Checkpoint | None,
-    restarts: Restarts,
     callbacks: Sequence[Callback | IterationCallback],
 ) -> Callbacks:
     """The callbacks of a run in their order: check, statistics, warnings, checkpoints, evaluation, the user's, log.
@@ -105,19 +104,18 @@ def make_callbacks(
     if config.consistency_check:
         check.append(builtin.ConsistencyCheck(partial(check_consistency, config=share)))
     if world().rank > 0:
-        checkpoints = builtin.Checkpoints(config, settings, {}, None, restarts)
-        return Callbacks([*check, builtin.EpisodeStatistics(), checkpoints])
+        return Callbacks([*check, builtin.EpisodeStatistics(), builtin.Checkpoints(config, settings, {}, None)])
     trackers = make_trackers(config.logger, run_dir, settings, None if start is None else start.resumed)
     continuous = sum(head.log_std.numel() for head in policy.modules() if isinstance(head, GaussianParameters))
     diagnosis = Diagnosis(config.iterations, config.algorithm.max_grad_norm, continuous, config.policy.initial_std)
-    checkpoints = builtin.Checkpoints(config, settings, trackers, start, restarts, rewrites=bool(callbacks))
+    checkpoints = builtin.Checkpoints(config, settings, trackers, start, rewrites=bool(callbacks))
     return Callbacks(
         [
             *check,
             builtin.EpisodeStatistics(),
             diagnosis,
             checkpoints,
-            builtin.Evaluation(restarts, share.env),
+            builtin.Evaluation(share.env),
             *(each if isinstance(each, Callback) else UserCallback(each, policy, config.env) for each in callbacks),
             builtin.Log(trackers.values(), diagnosis, checkpoints, config.total_frames),
         ]
@@ -227,7 +225,6 @@ def make_collector(config: TrainConfig, policy: Policy, frames: int = 0, restart
     Raises:
         ConfigError: the environment cannot be made, or cannot be sent to workers.
     """
-    make = factory("collector", config.collector.name)
     restarts = restarts or Restarts(config.collector.on_env_error)
     spec = make_rollout_spec(config, policy, frames)
 
@@ -236,6 +233,7 @@ def make_collector(config: TrainConfig, policy: Policy, frames: int = 0, restart
         lower = (count * world().size + world().rank) * config.env.num_envs
         return seeds(spec.seed, lower + 1)[-1]
 
+    make = factory("collector", config.collector.name)
     collector: RestartableCollector = make(config.collector, replace(spec, seed=seed_after(0)))
     return RestartingCollector(collector, restarts, seed_after) if restarts.allowed else collector
 

@@ -81,9 +81,9 @@ class Worker:
         return to_bytes({**self.collector.state_dict(), "rng": GlobalRNGState().state_dict()})
 
     def restore(self, saved: bytes) -> None:
-        """Restores what :meth:`saved` returned; the main process logs which episodes could not be saved."""
+        """Restores what :meth:`saved` returned."""
         state = from_bytes(saved)
-        self.collector.restore(state)
+        self.collector.load_state_dict(state)
         GlobalRNGState().load_state_dict(state["rng"])
 
     def close(self) -> None:
@@ -257,14 +257,12 @@ class WorkerCollector:
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restores what :meth:`state_dict` returned. Episodes that could not be saved are restarted, with a warning.
+        """Restores what :meth:`state_dict` returned. Episodes that could not be saved are restarted.
 
         Raises:
             UnsavableError: the environments are constructed differently from the saved ones.
             RunError: a worker failed.
         """
-        if state["unsavable_reason"] is not None:
-            logger.warning("Unfinished episodes are restarted: %s.", state["unsavable_reason"])
         self._wait_for(self._ahead + 1)
         # A collector that had failed saved no workers.
         for worker, each in enumerate(state.get("workers", ())):
