@@ -248,13 +248,11 @@ class WorkerCollector:
         saved = dict(self._results(self._workers))
         states = [from_bytes(saved[worker]) for worker in self._workers]
         reasons = [each["unsavable_reason"] for each in states if each["unsavable_reason"]]
-        state = {"unsavable_reason": reasons[0] if reasons else None, "workers": states}
-        if self._ahead:
-            state["ahead"] = [
-                [(dict(part.items(True, True)), self._returned - update, metrics) for part, update, metrics in rows]
-                for rows in self._rows
-            ]
-        return state
+        ahead = [
+            [(dict(part.items(True, True)), self._returned - update, metrics) for part, update, metrics in rows]
+            for rows in self._rows
+        ]
+        return {"unsavable_reason": next(iter(reasons), None), "workers": states, "ahead": ahead}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restores what :meth:`state_dict` returned. Episodes that could not be saved are restarted.
@@ -264,11 +262,12 @@ class WorkerCollector:
             RunError: a worker failed.
         """
         self._wait_for(self._ahead + 1)
-        # A collector that had failed saved no workers.
-        for worker, each in enumerate(state.get("workers", ())):
+        if "workers" not in state:  # of a collector that had failed
+            return
+        for worker, each in enumerate(state["workers"]):
             self.host.call(worker, "restore", to_bytes(each))
-        dict(self._results(range(len(state.get("workers", ())))))
-        for rows, parts in zip(self._rows, state.get("ahead", [()] * len(self._rows)), strict=True):
+        dict(self._results(self._workers))
+        for rows, parts in zip(self._rows, state["ahead"], strict=True):
             rows.clear()
             rows.extend((self._as_rows(entries), self._returned - age, metrics) for entries, age, metrics in parts)
 

@@ -1,9 +1,9 @@
 """Options of algorithms."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
-from recurrl.config import options
-from recurrl.config.options import Condition, option
+from recurrl.config.options import BELOW_ONE, FRACTION, POSITIVE, RATE, SCALE, STEPS, WEIGHT, Condition, option
 
 ENTROPY_BONUS = Condition("algorithm.entropy_coeff above 0", lambda run: run.algorithm.entropy_coeff > 0)
 DISCOUNT = Condition("algorithm.gamma above 0", lambda run: run.algorithm.gamma > 0)
@@ -24,10 +24,10 @@ class AlgorithmConfig:
     """The options that all algorithms have; an algorithm with further options derives a dataclass from this one."""
 
     name: str = option("the algorithm")
-    gamma: float = option("discount per step", options.FRACTION)
-    max_grad_norm: float | None = option("gradients are clipped to this norm; null: not at all", options.POSITIVE)
+    gamma: float = option("discount per step", FRACTION)
+    max_grad_norm: float | None = option("gradients are clipped to this norm; null: not at all", POSITIVE)
     target_kl: float | None = option(
-        "stop the epochs of an iteration once the approximate KL exceeds this; null: never", options.POSITIVE
+        "stop the epochs of an iteration once the approximate KL exceeds this; null: never", POSITIVE
     )
 
     @property
@@ -50,23 +50,21 @@ class AlgorithmConfig:
         """False if nothing in the algorithm changes with the progress of the run."""
         return True
 
-    @property
-    def corrects_for_old_weights(self) -> bool:
-        """True if the advantages are correct for batches that older weights collected."""
-        return False
+    corrects_for_old_weights: ClassVar[bool] = False
+    """True if the advantages are correct for batches that older weights collected."""
 
 
 @dataclass
 class ClippedConfig(AlgorithmConfig):
     """Options of algorithms with a clipped probability ratio and an entropy bonus."""
 
-    clip_epsilon: float = option("clip range of the probability ratio", options.BELOW_ONE)
-    clip_epsilon_high: float | None = option("clip range above 1; null: clip_epsilon", options.SCALE)
+    clip_epsilon: float = option("clip range of the probability ratio", BELOW_ONE)
+    clip_epsilon_high: float | None = option("clip range above 1; null: clip_epsilon", SCALE)
     entropy_coeff: float = option(
-        "weight of the entropy bonus; for PPO in units of the advantages' running root mean square", options.WEIGHT
+        "weight of the entropy bonus; for PPO in units of the advantages' running root mean square", WEIGHT
     )
     entropy_final_fraction: float = option(
-        "fraction of entropy_coeff at the end; 1: constant", options.FRACTION, only_with=ENTROPY_BONUS
+        "fraction of entropy_coeff at the end; 1: constant", FRACTION, only_with=ENTROPY_BONUS
     )
 
     @property
@@ -89,17 +87,17 @@ class PPOConfig(ClippedConfig):
         "memory task",
         only_with=OWN_CRITIC,
     )
-    lmbda: float = option("λ of the advantages", options.FRACTION, only_with=DISCOUNT)
+    lmbda: float = option("λ of the advantages", FRACTION, only_with=DISCOUNT)
     horizon_fraction: float | None = option(
         "discounting horizon in episodes of similar length, if the best reward before their end is not 0; below 10 "
         "steps or null: gamma's",
-        options.POSITIVE,
+        POSITIVE,
         only_with=DISCOUNT,
     )
-    critic_coeff: float = option("weight of the value loss", options.WEIGHT)
+    critic_coeff: float = option("weight of the value loss", WEIGHT)
     clip_value: float | None = option(
         "how far the value may move from the stored one in the value loss; null: any distance",
-        options.POSITIVE,
+        POSITIVE,
         only_with=VALUE_LOSS,
     )
     normalize_advantage: str = option(
@@ -118,10 +116,7 @@ class PPOConfig(ClippedConfig):
         """The option ``critic_observation``."""
         return tuple(self.critic_observation)
 
-    @property
-    def corrects_for_old_weights(self) -> bool:
-        """True, by V-trace."""
-        return True
+    corrects_for_old_weights = True  # by V-trace
 
 
 @dataclass
@@ -134,11 +129,11 @@ class DistillConfig(PPOConfig):
     )
     entropy_coeff: float = option(
         "weight of the entropy bonus, in units of the advantages' running root mean square",
-        options.WEIGHT,
+        WEIGHT,
         only_with=PPO_ACTIVE,
     )
     entropy_final_fraction: float = option(
-        "fraction of entropy_coeff at the end; 1: constant", options.FRACTION, only_with=PPO_BONUS
+        "fraction of entropy_coeff at the end; 1: constant", FRACTION, only_with=PPO_BONUS
     )
     normalize_advantage: str = option(
         "normalise advantages: none, per minibatch or per batch",
@@ -147,9 +142,9 @@ class DistillConfig(PPOConfig):
     )
     teacher: str = option("what to imitate: a run, module:function, or a policy as .onnx or TorchScript .pt")
     weight: float = option(
-        "weight of the imitation loss; PPO's objective and entropy bonus are weighted by 1 minus this", options.RATE
+        "weight of the imitation loss; PPO's objective and entropy bonus are weighted by 1 minus this", RATE
     )
-    weight_final_fraction: float = option("fraction of weight at the end; 1: constant", options.FRACTION)
+    weight_final_fraction: float = option("fraction of weight at the end; 1: constant", FRACTION)
 
     @property
     def reinforces(self) -> bool:
@@ -178,10 +173,10 @@ class GRPOConfig(ClippedConfig):
         "how the loss is averaged: step (over all steps) or episode (over each episode's steps, then over episodes)",
         choices=("step", "episode"),
     )
-    kl_to_ref_coeff: float = option("weight of the KL from the reference policy; 0: no reference", options.WEIGHT)
+    kl_to_ref_coeff: float = option("weight of the KL from the reference policy; 0: no reference", WEIGHT)
     ref_refresh_iterations: int | None = option(
         "iterations after which the reference becomes the current policy; null: it stays the first one",
-        options.STEPS,
+        STEPS,
         only_with=REFERENCE,
     )
 

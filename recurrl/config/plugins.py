@@ -272,32 +272,18 @@ def base_options(group: str) -> type:
 
 
 def options_class(group: str, name: str) -> type:
-    """The dataclass of a choice's options.
+    """The dataclass of a choice's options, with which the first parameter of its factory is annotated.
 
     The options of the package's choices are in :data:`PACKAGED_OPTIONS`, so that finding them does not import torch.
 
     Raises:
-        ConfigError: there is no such choice, or its factory does not name its options.
+        ConfigError: there is no such choice, or its factory is not annotated with a dataclass of the group's options.
     """
-    base = base_options(group)
+    base, setting = base_options(group), f"{_typed_key(group)}={name}"
     check_name(group, name)
     if not is_custom(name):
         return PACKAGED_OPTIONS[group].get(name, base)
-    return _annotation(factory(group, name), base, f"{_typed_key(group)}={name}")
-
-
-def merged_options(classes: Sequence[type]) -> type:
-    """One dataclass with the options of several, for a list of choices."""
-    first, *others = sorted(dict.fromkeys(classes), key=lambda each: len(each.__mro__), reverse=True)
-    return make_dataclass(f"{first.__name__}AndOthers", (), bases=(first, *others)) if others else first
-
-
-def _annotation(make: Callable[..., Any], base: type, setting: str) -> type:
-    """The dataclass with which a factory's first parameter is annotated.
-
-    Raises:
-        ConfigError: the annotation is not a dataclass derived from ``base``.
-    """
+    make = factory(group, name)
     try:
         hints = get_type_hints(make.__init__ if inspect.isclass(make) else make)
         options = next((hints.get(name) for name in inspect.signature(make).parameters), None)
@@ -314,3 +300,9 @@ def _annotation(make: Callable[..., Any], base: type, setting: str) -> type:
     if inspect.get_annotations(options) and "__dataclass_fields__" not in vars(options):
         raise ConfigError(f"{setting}: its options {options.__name__} must be a dataclass. Put @dataclass above it.")
     return options
+
+
+def merged_options(classes: Sequence[type]) -> type:
+    """One dataclass with the options of several, for a list of choices."""
+    first, *others = sorted(dict.fromkeys(classes), key=lambda each: len(each.__mro__), reverse=True)
+    return make_dataclass(f"{first.__name__}AndOthers", (), bases=(first, *others)) if others else first
