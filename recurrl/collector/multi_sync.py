@@ -6,8 +6,6 @@ Shape legend: W workers.
 import signal
 import time
 import traceback
-from collections import Counter
-from collections.abc import Collection
 from contextlib import suppress
 from copy import deepcopy
 from dataclasses import replace
@@ -84,8 +82,6 @@ class ProcessHost:
 
     def start(self, worker: int, spec: RolloutSpec, seed: int) -> None:
         """Starts a process, without waiting until it is ready."""
-        if worker in self.processes:
-            self._end(worker)
         mine, its = self._context.Pipe()
         due = self._due_W[worker : worker + 1].fill_(torch.inf)
         process = self._context.Process(
@@ -116,38 +112,21 @@ class ProcessHost:
         with suppress(OSError):
             self._pipes[worker].send_bytes(pickled)
 
-    def receive(self, workers: Collection[int]) -> dict[int, Any]:
-        """Waits for results, and detects workers that ended or hang."""
-        results: dict[int, Any] = {}
-        late: Counter[int] = Counter()
-        while waiting := [worker for worker in workers if worker not in results]:
-            pipes = [self._pipes[worker] for worker in waiting]
-            ready = connection.wait([*pipes, *(self.processes[worker].sentinel for worker in waiting)], _POLL_S)
-            now = time.monotonic()
-            for worker in waiting:
-                late[worker] = late[worker] + (not ready) if self._due_W[worker] < now else 0
-                if late[worker] > _POLLS_UNTIL_HUNG:
-                    results[worker] = self._hung()
-                elif ready and (self._pipes[worker].poll() or not self.processes[worker].is_alive()):
-                    results[worker] = self._result(worker)
-                if isinstance(results.get(worker), Exception):
-                    self._end(worker)
-        return results
+    def receive(self, worker: int) -> Any:
+        """Waits for a result, and detects that the worker has ended or hangs."""
+        result = self._result(worker) if self._responds(worker) else self._hung()
+        if isinstance(result, Exception):
+            self._end(worker)
+        return result
 
-    def _result(self, worker: int) -> Any:
-        try:
-            return self._pipes[worker].recv()
-        except (EOFError, OSError):
-            return self._ended(self.processes[worker])
-
-    def _ended(self, process: BaseProcess) -> WorkerError:
-        process.join(_ENDING_S)
-        code, after = process.exitcode or 0, f"after collecting {self.frames} frames"
-        if code >= 0:
-            return WorkerError(f"exited with code {code} {after}. Its output says why.")
-        number = signal.Signals(-code)
-        advice = _ADVICE.get(number, "PYTHONFAULTHANDLER=1 shows where.")
-        return WorkerError(f"was killed by {number.name} {after}. {advice} {CONTINUES}")
+    def _responds(self, worker: int) -> bool:
+        """Waits until a worker has sent a result, or has ended. False if it hangs."""
+        polls_late = 0
+        while not connection.wait([self._pipes[worker], self.processes[worker].sentinel], _POLL_S):
+            polls_late = polls_late + 1 if self._due_W[worker] < time.monotonic() else 0
+            if polls_late > _POLLS_UNTIL_HUNG:
+                return False
+        return True
 
     def _hung(self) -> WorkerError:
         return WorkerError(
@@ -155,6 +134,19 @@ class ProcessHost:
             f"collector.timeout_s={self._options.timeout_s:g} s. If its steps may take longer, set a larger limit, or "
             f"null for none. {CONTINUES}"
         )
+
+    def _result(self, worker: int) -> Any:
+        try:
+            return self._pipes[worker].recv()
+        except (EOFError, OSError):
+            process, after = self.processes[worker], f"after collecting {self.frames} frames"
+            process.join(_ENDING_S)
+            code = process.exitcode or 0
+            if code >= 0:
+                return WorkerError(f"exited with code {code} {after}. Its output says why.")
+            number = signal.Signals(-code)
+            advice = _ADVICE.get(number, "PYTHONFAULTHANDLER=1 shows where.")
+            return WorkerError(f"was killed by {number.name} {after}. {advice} {CONTINUES}")
 
     def _end(self, worker: int) -> None:
         process, pipe = self.processes.pop(worker), self._pipes.pop(worker)

@@ -4,8 +4,9 @@ import logging
 import signal
 import sys
 import threading
+import time
 from collections import defaultdict, deque
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack
 from copy import deepcopy
 from dataclasses import replace
@@ -69,18 +70,16 @@ class RayHost:
         self._options, self.frames = options, 0
         self._actors: dict[int, Any] = {}
         self._calls: defaultdict[int, deque[Any]] = defaultdict(deque)
-        self._starting: set[int] = set()
+        self._start_by: dict[int, float] = {}
         self._connection = _connected(options)
 
     def start(self, worker: int, spec: RolloutSpec, seed: int) -> None:
         """Starts an actor, if the cluster has resources for it."""
-        if worker in self._actors:
-            self._end(worker)
         resources = {"num_cpus": self._options.cpus_per_worker, "num_gpus": self._options.gpus_per_worker}
         self._actors[worker] = ray.remote(**resources, scheduling_strategy="SPREAD")(ActorWorker).remote()
         pickled = cloudpickle.dumps((self._options, replace(spec, policy=deepcopy(spec.policy).cpu())))
         self._calls[worker].append(self._actors[worker].begin.remote(sys.path, pickled, seed))
-        self._starting.add(worker)
+        self._start_by[worker] = time.monotonic() + START_TIMEOUT_S
 
     def publish(self, policy: nn.Module, slot: int) -> Any:
         """Ray's reference to the weights: each machine gets them once, whatever the number of its actors."""
@@ -90,22 +89,15 @@ class RayHost:
         """Queues a call of the actor's method."""
         self._calls[worker].append(getattr(self._actors[worker], method).remote(*arguments))
 
-    def receive(self, workers: Collection[int]) -> dict[int, Any]:
-        """Waits for results. Only an actor's first result has a time limit, ``START_TIMEOUT_S``."""
-        waiting = {self._calls[worker].popleft(): worker for worker in workers}
-        timeout_s = START_TIMEOUT_S if self._starting.intersection(workers) else None
-        results: dict[int, Any] = {}
-        while waiting:
-            ready, _ = ray.wait(list(waiting), timeout=timeout_s)
-            for call in ready or list(waiting):
-                worker = waiting.pop(call)
-                try:
-                    results[worker] = ray.get(call, timeout=None if ready else 0)
-                except RayError as error:
-                    results[worker] = self._failure(error)
-                    self._end(worker)
-        self._starting.difference_update(workers)
-        return results
+    def receive(self, worker: int) -> Any:
+        """Waits for a result. Only an actor's first one has a deadline."""
+        deadline = self._start_by.pop(worker, None)
+        timeout_s = None if deadline is None else max(0.0, deadline - time.monotonic())
+        try:
+            return ray.get(self._calls[worker].popleft(), timeout=timeout_s)
+        except RayError as error:
+            self._end(worker)
+            return self._failure(error)
 
     def _failure(self, error: RayError) -> Exception:
         if isinstance(error, RayTaskError):

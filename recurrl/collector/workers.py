@@ -115,8 +115,8 @@ class WorkerHost(Protocol):
     def call(self, worker: int, method: str, *arguments: Any) -> None:
         """Queues a call of a worker's method, after the calls already queued."""
 
-    def receive(self, workers: Collection[int]) -> dict[int, Any]:
-        """Waits for the next result of each worker. A worker that failed is stopped, and its result is an exception."""
+    def receive(self, worker: int) -> Any:
+        """Waits for the next result of a worker. If the worker failed, it is ended, and the result is an exception."""
 
     def shutdown(self) -> None:
         """Ends all workers."""
@@ -169,8 +169,8 @@ class WorkerCollector:
         for worker in new:
             first = seeds(seed, worker * self._size + 1)[-1]
             self.host.start(worker, replace(share, seed=first), seed + worker)
-        dict(self._results(new))
-        self._running.update(new)
+        for worker, _ in self._results(new):
+            self._running.add(worker)
 
     def collect(self) -> TensorDictBase:
         """The next rollout. After an error, only the rows of workers that failed are collected again."""
@@ -205,12 +205,14 @@ class WorkerCollector:
         To be read to its end.
         """
         errors = []
-        results = self.host.receive(workers)
-        for worker in [worker for worker in workers if isinstance(results[worker], Exception)]:
-            self._running.discard(worker)
-            self._queued[worker].clear()
-            errors.append(self._named(results.pop(worker), worker))
-        yield from results.items()
+        for worker in workers:
+            result = self.host.receive(worker)
+            if isinstance(result, Exception):
+                self._running.discard(worker)
+                self._queued[worker].clear()
+                errors.append(self._named(result, worker))
+            else:
+                yield worker, result
         for other in errors[1:]:
             logger.warning("%s", other)
         if errors:

@@ -35,8 +35,8 @@ class InProcess:
         # Copies, because the next rollout is collected before these rows are received.
         self.results[worker].append(deepcopy(getattr(self.workers[worker], method)(*arguments)))
 
-    def receive(self, workers):
-        return {worker: self.results[worker].popleft() for worker in workers}
+    def receive(self, worker):
+        return self.results[worker].popleft()
 
     def shutdown(self):
         for worker in self.workers.values():
