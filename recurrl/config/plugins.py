@@ -27,7 +27,7 @@ from recurrl.config.algorithm import DistillConfig, GRPOConfig, PPOConfig
 from recurrl.config.collector import RayConfig, ReplayConfig, WorkersConfig
 from recurrl.config.env import TorchRLConfig, VecEnvConfig
 from recurrl.config.run import TrainConfig, WandbConfig
-from recurrl.errors import ConfigError, message_of
+from recurrl.errors import ConfigError, user_code
 
 GROUPS = {
     "env": "recurrl.envs.sources",
@@ -247,23 +247,21 @@ def import_custom(module_name: str, setting: str) -> ModuleType:
     here = str(Path.cwd())
     if here not in sys.path:
         sys.path.append(here)  # last, to hide no installed module
-    try:
-        return importlib.import_module(module_name)
-    except Exception as error:  # a module may raise anything
-        missing = error.name if isinstance(error, ModuleNotFoundError) else None
-        if missing is None:
+    with user_code(f"{setting}: importing {module_name} fails"):
+        try:
+            return importlib.import_module(module_name)
+        except ModuleNotFoundError as error:
+            missing = error.name
+            if missing is None:
+                raise
+            if f"{module_name}.".startswith(f"{missing}."):
+                raise ConfigError(
+                    f"{setting}: there is no module {missing}. Install its package, or run from the folder it is in."
+                ) from error
+            extra = f", for example with: pip install 'recurrl[{missing}]'" * module_name.startswith("recurrl.")
             raise ConfigError(
-                f"{setting}: importing {module_name} fails with {type(error).__name__}: {message_of(error)}. "
-                "HYDRA_FULL_ERROR=1 shows where."
+                f"{setting} needs the module {missing}, which is not installed. Install it{extra}."
             ) from error
-        if f"{module_name}.".startswith(f"{missing}."):
-            raise ConfigError(
-                f"{setting}: there is no module {missing}. Install its package, or run from the folder it is in."
-            ) from error
-        extra = f", for example with: pip install 'recurrl[{missing}]'" if module_name.startswith("recurrl.") else ""
-        raise ConfigError(
-            f"{setting} needs the module {missing}, which is not installed. Install it{extra}."
-        ) from error
 
 
 def base_options(group: str) -> type:
@@ -284,13 +282,9 @@ def options_class(group: str, name: str) -> type:
     if not is_custom(name):
         return PACKAGED_OPTIONS[group].get(name, base)
     make = factory(group, name)
-    try:
+    with user_code(f"{setting}: reading the parameters of its factory fails", _ADVICE):
         hints = get_type_hints(make.__init__ if inspect.isclass(make) else make)
         options = next((hints.get(name) for name in inspect.signature(make).parameters), None)
-    except (AttributeError, NameError, TypeError, ValueError) as error:
-        raise ConfigError(
-            f"{setting}: the parameters of its factory cannot be read: {message_of(error)}. {_ADVICE}"
-        ) from error
     if not (inspect.isclass(options) and is_dataclass(options) and issubclass(options, base)):
         raise ConfigError(
             f"{setting}: the first parameter of its factory must be annotated with a dataclass derived from "
