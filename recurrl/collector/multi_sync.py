@@ -74,10 +74,8 @@ class ProcessHost:
         self.processes: dict[int, BaseProcess] = {}
         self._pipes: dict[int, Any] = {}
         self._policy = deepcopy(policy).cpu()
-        self._weights: list[Weights] = [
-            {name: value.clone().share_memory_() for name, value in self._policy.state_dict().items()}
-            for _ in range(options.ahead + 1)
-        ]
+        versions = range(options.ahead + 1)
+        self._weights: list[Weights] = [deepcopy(self._policy).share_memory().state_dict() for _ in versions]
         self._due_W = torch.full((options.num_workers,), torch.inf, dtype=torch.float64).share_memory_()
 
     def start(self, worker: int, spec: RolloutSpec, seed: int) -> None:
