@@ -5,7 +5,8 @@ from typing import ClassVar
 
 from recurrl.config.options import BELOW_ONE, FRACTION, POSITIVE, RATE, SCALE, STEPS, WEIGHT, Condition, option
 
-ENTROPY_BONUS = Condition("algorithm.entropy_coeff above 0", lambda run: run.algorithm.entropy_coeff > 0)
+NORMALIZATIONS = ("none", "minibatch", "batch")
+BONUS = Condition("algorithm.entropy_coeff above 0", lambda run: run.algorithm.entropy_coeff > 0)
 DISCOUNT = Condition("algorithm.gamma above 0", lambda run: run.algorithm.gamma > 0)
 VALUE_LOSS = Condition("algorithm.critic_coeff above 0", lambda run: run.algorithm.critic_coeff > 0)
 OWN_CRITIC = Condition("algorithm.critic=recurrent or feedforward", lambda run: run.algorithm.critic != "shared")
@@ -26,9 +27,9 @@ class AlgorithmConfig:
     name: str = option("the algorithm")
     gamma: float = option("discount per step", FRACTION)
     max_grad_norm: float | None = option("gradients are clipped to this norm; null: not at all", POSITIVE)
-    target_kl: float | None = option(
-        "stop the epochs of an iteration once the approximate KL exceeds this; null: never", POSITIVE
-    )
+    target_kl: float | None = option("approximate KL above which an iteration's epochs end; null: none", POSITIVE)
+    corrects_for_old_weights: ClassVar[bool] = False
+    """True if the advantages are correct for batches that older weights collected."""
 
     @property
     def critic_kind(self) -> str | None:
@@ -50,9 +51,6 @@ class AlgorithmConfig:
         """False if nothing in the algorithm changes with the progress of the run."""
         return True
 
-    corrects_for_old_weights: ClassVar[bool] = False
-    """True if the advantages are correct for batches that older weights collected."""
-
 
 @dataclass
 class ClippedConfig(AlgorithmConfig):
@@ -60,12 +58,8 @@ class ClippedConfig(AlgorithmConfig):
 
     clip_epsilon: float = option("clip range of the probability ratio", BELOW_ONE)
     clip_epsilon_high: float | None = option("clip range above 1; null: clip_epsilon", SCALE)
-    entropy_coeff: float = option(
-        "weight of the entropy bonus; for PPO in units of the advantages' running root mean square", WEIGHT
-    )
-    entropy_final_fraction: float = option(
-        "fraction of entropy_coeff at the end; 1: constant", FRACTION, only_with=ENTROPY_BONUS
-    )
+    entropy_coeff: float = option("weight of the entropy bonus; PPO: in units of the advantages' running RMS", WEIGHT)
+    entropy_final_fraction: float = option("fraction left at the end; 1: constant", FRACTION, only_with=BONUS)
 
     @property
     def follows_schedule(self) -> bool:
@@ -83,8 +77,7 @@ class PPOConfig(ClippedConfig):
         choices=("shared", "recurrent", "feedforward"),
     )
     critic_observation: list[str] = option(
-        "entries of the observation that only the critic sees; hidden: what env.mask hides, or the hidden state of a "
-        "memory task",
+        "what only the critic sees: entries of the observation; hidden: what env.mask or a memory task hides",
         only_with=OWN_CRITIC,
     )
     lmbda: float = option("λ of the advantages", FRACTION, only_with=DISCOUNT)
@@ -96,14 +89,12 @@ class PPOConfig(ClippedConfig):
     )
     critic_coeff: float = option("weight of the value loss", WEIGHT)
     clip_value: float | None = option(
-        "how far the value may move from the stored one in the value loss; null: any distance",
-        POSITIVE,
-        only_with=VALUE_LOSS,
+        "largest distance of the value from the stored one in the value loss; null: any", POSITIVE, only_with=VALUE_LOSS
     )
     normalize_advantage: str = option(
         "normalise advantages to mean 0 and standard deviation 1: none, per minibatch or per batch; amplifies noise "
         "where all advantages are near zero",
-        choices=("none", "minibatch", "batch"),
+        choices=NORMALIZATIONS,
     )
 
     @property
@@ -124,26 +115,18 @@ class DistillConfig(PPOConfig):
     """Imitation of a teacher that sees more, alone or combined with PPO (Ross et al. 2011, https://arxiv.org/abs/1011.0686)."""
 
     critic_observation: list[str] = option(
-        "entries of the observation that the teacher and a critic on its own trunk see, and the student does not; "
-        "hidden: what env.mask hides, or the hidden state of a memory task"
+        "what only the teacher and a critic on its own trunk see: entries of the observation; hidden: what env.mask or "
+        "a memory task hides"
     )
     entropy_coeff: float = option(
-        "weight of the entropy bonus, in units of the advantages' running root mean square",
-        WEIGHT,
-        only_with=PPO_ACTIVE,
+        "weight of the entropy bonus, in units of the advantages' running RMS", WEIGHT, only_with=PPO_ACTIVE
     )
-    entropy_final_fraction: float = option(
-        "fraction of entropy_coeff at the end; 1: constant", FRACTION, only_with=PPO_BONUS
-    )
+    entropy_final_fraction: float = option("fraction left at the end; 1: constant", FRACTION, only_with=PPO_BONUS)
     normalize_advantage: str = option(
-        "normalise advantages: none, per minibatch or per batch",
-        choices=("none", "minibatch", "batch"),
-        only_with=PPO_ACTIVE,
+        "normalise advantages: none, per minibatch or per batch", choices=NORMALIZATIONS, only_with=PPO_ACTIVE
     )
     teacher: str = option("what to imitate: a run, module:function, or a policy as .onnx or TorchScript .pt")
-    weight: float = option(
-        "weight of the imitation loss; PPO's objective and entropy bonus are weighted by 1 minus this", RATE
-    )
+    weight: float = option("weight of the imitation loss; PPO's objective and entropy bonus have 1 minus this", RATE)
     weight_final_fraction: float = option("fraction of weight at the end; 1: constant", FRACTION)
 
     @property
@@ -175,9 +158,7 @@ class GRPOConfig(ClippedConfig):
     )
     kl_to_ref_coeff: float = option("weight of the KL from the reference policy; 0: no reference", WEIGHT)
     ref_refresh_iterations: int | None = option(
-        "iterations after which the reference becomes the current policy; null: it stays the first one",
-        STEPS,
-        only_with=REFERENCE,
+        "iterations between updates of the reference policy; null: it stays the first", STEPS, only_with=REFERENCE
     )
 
     @property
