@@ -63,10 +63,13 @@ def test_workers_act_with_the_newest_weights_or_those_before_in_the_environments
 
 
 @pytest.mark.parametrize(("at", "where"), [(0, "reset"), (30, "step")])
-@pytest.mark.parametrize("collector", ["multi_sync", "multi_async"])
+@pytest.mark.parametrize("collector", ["multi_sync", "multi_async", "ray"])
 def test_a_workers_exception_arrives_with_its_traceback_and_no_process_stays(collector, at, where, small):
+    if collector == "ray":
+        pytest.importorskip("ray")
     config, policy = failing(small, f"collector={collector}", "collector.num_workers=2", at=at)
-    with pytest.raises(EnvError, match=f"Environment 0 of 2 .* raised ArmError in {where}") as caught:
+    says = rf"Worker 0 of 2 \(environments 0 to 1\): Environment 0 of 2 .* raised ArmError in {where}"
+    with pytest.raises(EnvError, match=says) as caught:
         several(make_collector(config, policy), 20)
     assert "in _observe" in caught.value.__notes__[0]
     for process in multiprocessing.active_children():

@@ -13,9 +13,9 @@ import torch
 from collected import collecting, fresh_policy, rollouts
 from run_files import summary, whole_and_resumed
 from test_collector_state import assert_identical, check_continues
-from test_processes import failing, make_policy, several, value_everything
+from test_processes import make_policy, several, value_everything
 
-from recurrl.errors import ConfigError, EnvError, RunError
+from recurrl.errors import ConfigError, RunError
 from recurrl.policy import VALUE
 
 ray = pytest.importorskip("ray")
@@ -179,22 +179,6 @@ def test_the_staleness_of_a_batch_is_that_of_all_its_rows_also_of_those_kept_thr
                 os.kill(min(of_ray("ray::ActorWorker") - before), signal.SIGKILL)
             value_everything(policy, iteration + 1.0)
     assert 1.0 in staleness[4:], staleness  # half of the rows kept, two updates old, and half of them collected again
-
-
-@pytest.mark.parametrize("by", ["raising", "hanging"])
-def test_an_environment_that_fails_is_named_and_replaced_if_configured(by, small, cluster, tmp_path):
-    there = ("collector=ray", f"collector.address={cluster.address}", "collector.timeout_s=3")
-    config, policy = failing(small, *there, at=30, by=by)
-    says = r"Worker . of 2 \(environments . to .\): Environment 0 of 2 .* raised (ArmError|TimeLimitError) in step"
-    with collecting(config, policy) as collector, pytest.raises(EnvError, match=says) as caught:
-        several(collector, 4)
-    assert "in _observe" in caught.value.__notes__[0]
-    marker = str(tmp_path / "failed")
-    config, policy = failing(small, *there, "collector.on_env_error=restart", at=30, by=by, marker=marker)
-    with collecting(config, policy) as collector:
-        starts = [collector.collect()["is_init"][:, 0].view(2, 2).all(1).sum().item() for _ in range(4)]
-        assert collector.metrics() == {"collect/restarts": 1.0}
-    assert starts == [2, 1, 0, 0]
 
 
 @pytest.mark.parametrize("ahead", [0, 2])
