@@ -96,8 +96,9 @@ class RayHost:
         try:
             return ray.get(self._calls[worker].popleft(), timeout=timeout_s)
         except RayError as error:
+            failure = self._failure(error)
             self._end(worker)
-            return self._failure(error)
+            return failure
 
     def _failure(self, error: RayError) -> Exception:
         if isinstance(error, RayTaskError):
