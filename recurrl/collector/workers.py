@@ -189,9 +189,7 @@ class WorkerCollector:
 
     def _wait_for(self, count: int) -> None:
         """Waits until each worker has delivered ``count`` rollouts, or all that are queued."""
-        while missing := [
-            worker for worker in self._workers if self._queued[worker] and len(self._rows[worker]) < count
-        ]:
+        while missing := [each for each in self._workers if self._queued[each] and len(self._rows[each]) < count]:
             for worker, (arrays, metrics) in self._results(missing):
                 rows = self._as_rows({key: torch.tensor(array) for key, array in arrays.items()})
                 self._rows[worker].append((rows, self._queued[worker].popleft(), metrics))
@@ -247,14 +245,13 @@ class WorkerCollector:
         self._wait_for(self._ahead + 1)
         for worker in self._workers:
             self.host.call(worker, "saved")
-        saved = dict(self._results(self._workers))
-        states = [from_bytes(saved[worker]) for worker in self._workers]
-        reasons = [each["unsavable_reason"] for each in states if each["unsavable_reason"]]
+        states = [from_bytes(saved) for _, saved in self._results(self._workers)]
+        reason = next(filter(None, (each["unsavable_reason"] for each in states)), None)
         ahead = [
             [(dict(part.items(True, True)), self._returned - update, metrics) for part, update, metrics in rows]
             for rows in self._rows
         ]
-        return {"unsavable_reason": next(iter(reasons), None), "workers": states, "ahead": ahead}
+        return {"unsavable_reason": reason, "workers": states, "ahead": ahead}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restores what :meth:`state_dict` returned. Episodes that could not be saved are restarted.
