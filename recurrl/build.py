@@ -207,34 +207,29 @@ def make_algorithm(config: TrainConfig, policy: Policy) -> Algorithm:
     return algorithm.to(policy.device)
 
 
-def make_rollout_spec(config: TrainConfig, policy: Policy, frames: int = 0) -> RolloutSpec:
-    """What a run collects after ``frames`` frames, which determine the seed: a resumed run uses new random numbers."""
-    seed, size = seed_of_rank(config.seed, frames), config.algorithm.envs_per_group
-    return RolloutSpec(config.env, policy, config.frames_per_batch, seed, size, config.compile == "cudagraphs")
-
-
 def make_collector(config: TrainConfig, policy: Policy, frames: int = 0, restarts: Restarts | None = None) -> Collector:
     """The configured collector.
 
     Args:
         config: the rank's configuration, see :func:`config_of_rank`.
         policy: acts in the environments.
-        frames: frames of the run so far.
+        frames: frames of the run so far; they determine the seeds, so that a resumed run uses new random numbers.
         restarts: counts restarts after errors.
 
     Raises:
         ConfigError: the environment cannot be made, or cannot be sent to workers.
     """
     restarts = restarts or Restarts(config.collector.on_env_error)
-    spec = make_rollout_spec(config, policy, frames)
+    run_seed, group_size = seed_of_rank(config.seed, frames), config.algorithm.envs_per_group
 
     def seed_after(count: int) -> int:
         # Skips the seeds of lower ranks, so that all ranks together use the seeds that one process would.
         lower = (count * world().size + world().rank) * config.env.num_envs
-        return seeds(spec.seed, lower + 1)[-1]
+        return seeds(run_seed, lower + 1)[-1]
 
-    make = factory("collector", config.collector.name)
-    collector: RestartableCollector = make(config.collector, replace(spec, seed=seed_after(0)))
+    seed, captures = seed_after(0), config.compile == "cudagraphs"
+    spec = RolloutSpec(config.env, policy, config.frames_per_batch, seed, group_size, captures)
+    collector: RestartableCollector = factory("collector", config.collector.name)(config.collector, spec)
     return RestartingCollector(collector, restarts, seed_after) if restarts.allowed else collector
 
 
