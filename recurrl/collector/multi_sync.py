@@ -1,4 +1,4 @@
-"""Workers in processes of this machine, with weights in shared memory. They collect alternating with learning.
+"""Workers in processes of this machine. They collect alternating with learning, or ahead of it.
 
 Shape legend: W workers.
 """
