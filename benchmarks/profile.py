@@ -19,7 +19,7 @@ from torch import nn
 from benchmarks.configuration import configuration
 from benchmarks.measuring import machine
 from recurrl.algorithms.algorithm import Algorithm
-from recurrl.build import make_algorithm, make_policy_for, make_rollout_spec, set_process_state
+from recurrl.build import make_algorithm, make_collector, make_policy_for, set_process_state
 from recurrl.collector.single import SingleCollector
 from recurrl.config import TrainConfig
 
@@ -35,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> None:
     """Trains for some iterations and prints the table."""
-    config = configuration(*arguments.overrides, "collector=single")
+    config = configuration(*arguments.overrides, "collector=single", "collector.on_env_error=raise")
     times = profile(config, arguments.iterations)
     text = f"Measured on {machine(torch.device(config.device))}.\n\n{table(times, config)}"
     sys.stdout.write(text + "\n")
@@ -46,7 +46,8 @@ def profile(config: TrainConfig, iterations: int) -> Times:
     set_process_state(config)
     policy = make_policy_for(config)
     algorithm = make_algorithm(config, policy)
-    rollout = SingleCollector(make_rollout_spec(config, policy))
+    rollout = make_collector(config, policy)
+    assert isinstance(rollout, SingleCollector)
     times: Times = defaultdict(lambda: np.zeros(2))
     with timed(_parts(rollout, algorithm), times):
         for iteration in range(-2, iterations):

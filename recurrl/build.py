@@ -80,11 +80,11 @@ def make_trainer(
     if world().rank > 0:
         seed_process(seed_of_rank(config.seed, summary.frames, world().rank))
     with ExitStack() as opened:
-        all_callbacks = make_callbacks(config, share, run_dir, settings, policy, start, restarts, callbacks)
+        all_callbacks = make_callbacks(config, share, run_dir, settings, policy, start, callbacks)
         opened.callback(all_callbacks.close, failed=True)
         collector = make_collector(share, policy, summary.frames, restarts)
         opened.pop_all()
-    return Trainer(config, run_dir, algorithm, collector, all_callbacks, summary, request)
+    return Trainer(config, run_dir, algorithm, collector, restarts, all_callbacks, summary, request)
 
 
 def make_callbacks(
@@ -94,7 +94,6 @@ def make_callbacks(
     settings: Mapping[str, Any],
     policy: Policy,
     start: checkpoint.Checkpoint | None,
-    restarts: Restarts,
     callbacks: Sequence[Callback | IterationCallback],
 ) -> Callbacks:
     """The callbacks of a run in their order: check, statistics, warnings, checkpoints, evaluation, the user's, log.
@@ -106,19 +105,18 @@ def make_callbacks(
     if config.consistency_check:
         check.append(builtin.ConsistencyCheck(partial(check_consistency, config=share)))
     if world().rank > 0:
-        checkpoints = builtin.Checkpoints(settings, {}, None, restarts)
-        return Callbacks([*check, builtin.EpisodeStatistics(), checkpoints])
+        return Callbacks([*check, builtin.EpisodeStatistics(), builtin.Checkpoints(settings, {}, None)])
     trackers = make_trackers(config.logger, run_dir, settings, None if start is None else start.resumed)
     continuous = sum(head.log_std.numel() for head in policy.modules() if isinstance(head, GaussianParameters))
     diagnosis = Diagnosis(config.iterations, config.algorithm.max_grad_norm, continuous, config.policy.initial_std)
-    checkpoints = builtin.Checkpoints(settings, trackers, start, restarts, rewrites=bool(callbacks))
+    checkpoints = builtin.Checkpoints(settings, trackers, start, rewrites=bool(callbacks))
     return Callbacks(
         [
             *check,
             builtin.EpisodeStatistics(),
             diagnosis,
             checkpoints,
-            builtin.Evaluation(restarts, share.env),
+            builtin.Evaluation(share.env),
             *(each if isinstance(each, Callback) else UserCallback(each, policy, config.env) for each in callbacks),
             builtin.Log(trackers.values(), diagnosis, checkpoints, Progress(config.total_frames)),
         ]
@@ -210,34 +208,29 @@ def make_algorithm(config: TrainConfig, policy: Policy) -> Algorithm:
     return algorithm.to(policy.device)
 
 
-def make_rollout_spec(config: TrainConfig, policy: Policy, frames: int = 0) -> RolloutSpec:
-    """What a run collects after ``frames`` frames, which determine the seed: a resumed run uses new random numbers."""
-    seed, size = seed_of_rank(config.seed, frames), config.algorithm.envs_per_group
-    return RolloutSpec(config.env, policy, config.frames_per_batch, seed, size, config.compile == "cudagraphs")
-
-
 def make_collector(config: TrainConfig, policy: Policy, frames: int = 0, restarts: Restarts | None = None) -> Collector:
     """The configured collector.
 
     Args:
         config: the rank's configuration, see :func:`config_of_rank`.
         policy: acts in the environments.
-        frames: frames of the run so far.
+        frames: frames of the run so far; they determine the seeds, so that a resumed run uses new random numbers.
         restarts: counts restarts after errors.
 
     Raises:
         ConfigError: the environment cannot be made, or cannot be sent to workers.
     """
-    make = factory("collector", config.collector.name)
     restarts = restarts or Restarts(config.collector.on_env_error)
-    spec = make_rollout_spec(config, policy, frames)
+    run_seed, group_size = seed_of_rank(config.seed, frames), config.algorithm.envs_per_group
 
     def seed_after(count: int) -> int:
         # Skips the seeds of lower ranks, so that all ranks together use the seeds that one process would.
         lower = (count * world().size + world().rank) * config.env.num_envs
-        return seeds(spec.seed, lower + 1)[-1]
+        return seeds(run_seed, lower + 1)[-1]
 
-    collector: RestartableCollector = make(config.collector, replace(spec, seed=seed_after(0)))
+    seed, captures = seed_after(0), config.compile == "cudagraphs"
+    spec = RolloutSpec(config.env, policy, config.frames_per_batch, seed, group_size, captures)
+    collector: RestartableCollector = factory("collector", config.collector.name)(config.collector, spec)
     return RestartingCollector(collector, restarts, seed_after) if restarts.allowed else collector
 
 

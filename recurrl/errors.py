@@ -63,7 +63,7 @@ def naming(source: object) -> Iterator[None]:
 
 
 @contextmanager
-def user_code(what: str, advice: str) -> Iterator[None]:
+def user_code(what: str, advice: str = "") -> Iterator[None]:
     """Turns any exception of a user's code that is called before training into a message that names what failed.
 
     Raises:
@@ -74,9 +74,8 @@ def user_code(what: str, advice: str) -> Iterator[None]:
     except ConfigError:
         raise
     except Exception as error:
-        raise ConfigError(
-            f"{what} with {type(error).__name__}: {message_of(error)}. {advice} HYDRA_FULL_ERROR=1 shows where."
-        ) from error
+        failed = f"{what} with {type(error).__name__}: {message_of(error)}."
+        raise ConfigError(" ".join(filter(None, (failed, advice, "HYDRA_FULL_ERROR=1 shows where.")))) from error
 
 
 class ConsistencyError(ConfigError):

@@ -15,6 +15,7 @@ import torch
 from recurrl.algorithms.algorithm import Algorithm
 from recurrl.callbacks.callback import Callbacks
 from recurrl.collector.collector import Collector
+from recurrl.collector.restarts import Restarts
 from recurrl.config import TrainConfig
 from recurrl.errors import NonFiniteError, RunError
 from recurrl.policy import Policy
@@ -39,6 +40,7 @@ class Trainer:
         run_dir: the run's directory, in which rank 0 writes.
         algorithm: updates the policy from a rollout.
         collector: collects rollouts.
+        restarts: counts restarts of environments after errors.
         callbacks: run around each iteration, in their order.
         summary: the run's summary, which also counts its frames.
         request: set by signals; ends the run after the current iteration, with a checkpoint.
@@ -53,6 +55,7 @@ class Trainer:
     run_dir: Path
     algorithm: Algorithm
     collector: Collector
+    restarts: Restarts
     callbacks: Callbacks
     summary: RunSummary
     request: StopRequest

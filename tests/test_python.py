@@ -136,15 +136,6 @@ def test_a_loaded_policy_plays_as_its_evaluation_does(finished_run, which):
     assert recurrl.load(finished_run, which).evaluate(episodes=1, seed=4) == expected
 
 
-def test_a_run_of_another_device_can_be_loaded(finished_run, run):
-    config = OmegaConf.load(run / "config.yaml")
-    config.device, config.backend.name = "cuda", "triton"
-    OmegaConf.save(config, run / "config.yaml")
-    agent, expected = recurrl.load(run), recurrl.load(finished_run)
-    observation = np.float32([0.1, 0.2, 0.3, 0.4])
-    assert agent.act(observation, agent.initial_state())[0] == expected.act(observation, expected.initial_state())[0]
-
-
 def on_machine(monkeypatch, gpus):
     """A machine with ``gpus`` GPUs, and with compilers only if it has any."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: gpus > 0)

@@ -24,7 +24,7 @@ def test_what_is_due_by_frames_is_due_at_each_multiple_and_at_the_end():
         config = SimpleNamespace(frames_per_batch=64, total_frames=400)
         reports = [SimpleNamespace(frames=64 * number) for number in range(1, 7)]
         nothing = None
-        trainers = [Trainer(config, Path(), nothing, nothing, nothing, report, nothing) for report in reports]
+        trainers = [Trainer(config, Path(), *[nothing] * 4, report, nothing) for report in reports]
         assert [trainer.is_last for trainer in trainers] == [False] * 5 + [True]
         return [trainer.is_due(every_frames) for trainer in trainers]
 

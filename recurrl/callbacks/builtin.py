@@ -26,7 +26,7 @@ from recurrl.callbacks.callback import Callback
 from recurrl.callbacks.diagnosis import Diagnosis
 from recurrl.checkpoint import files, rank_states
 from recurrl.collector.collector import STALENESS
-from recurrl.collector.restarts import RESTARTS, Restarts
+from recurrl.collector.restarts import RESTARTS
 from recurrl.config import EnvConfig
 from recurrl.envs import EPISODE_LENGTH, EPISODE_RETURN
 from recurrl.envs.batched import episodes_ended
@@ -131,14 +131,12 @@ class Checkpoints(Callback):
         settings: the whole configuration as plain values.
         trackers: destinations of metrics, by name; checkpoints store the run's id in each.
         start: the checkpoint to resume from, on rank 0; None for a new run. It is copied if it is in another directory.
-        restarts: counts restarts of environments.
         rewrites: write a checkpoint again once it is complete, because users' callbacks may have changed the state.
     """
 
     settings: Mapping[str, Any]
     trackers: Mapping[str, Tracker]
     start: checkpoint.Checkpoint | None
-    restarts: Restarts
     rewrites: bool = False
     _saved_frames: int | None = None
 
@@ -157,7 +155,7 @@ class Checkpoints(Callback):
         if not self.start.is_in(trainer.run_dir):
             self.start = self.start.copied_to(trainer.run_dir)
         # The count of all ranks so far; the other ranks begin at zero.
-        self.restarts.count = int(self.start.metrics.get(RESTARTS, 0))
+        trainer.restarts.count = int(self.start.metrics.get(RESTARTS, 0))
         self.start.replace_later_ones()
         trainer.summary.checkpoint = f"{CHECKPOINTS}/{self.start.path.name}"
         if self.start.is_complete:
@@ -217,12 +215,11 @@ class Evaluation(Callback):
     restarts are allowed.
 
     Args:
-        restarts: counts restarts of environments.
         env: options of this rank's share of the environments, so that a simulator is shared with training.
     """
 
-    def __init__(self, restarts: Restarts, env: EnvConfig) -> None:
-        self._restarts, self._env = restarts, env
+    def __init__(self, env: EnvConfig) -> None:
+        self._env = env
 
     def on_iteration(self, trainer: Trainer, metrics: dict[str, float]) -> None:
         """Evaluates if it is due.
@@ -240,7 +237,7 @@ class Evaluation(Callback):
             self._evaluate(trainer)
 
     def _evaluate(self, trainer: Trainer) -> None:
-        found, errors, restarts = None, 0, self._restarts.count
+        found, errors, restarts = None, 0, trainer.restarts.count
         while found is None:
             try:
                 found = _evaluation_metrics(trainer, self._env, seeds(trainer.config.seed, errors + 1)[-1])
@@ -253,10 +250,10 @@ class Evaluation(Callback):
                     f"{trainer.checkpoint}; resuming from it repeats the evaluation."
                 )
                 failed.__cause__ = error
-                self._restarts.after(failed, errors, "an evaluation")
+                trainer.restarts.after(failed, errors, "an evaluation")
                 errors += 1
         if RESTARTS in trainer.metrics:
-            found[RESTARTS] = trainer.metrics[RESTARTS] + self._restarts.count - restarts
+            found[RESTARTS] = trainer.metrics[RESTARTS] + trainer.restarts.count - restarts
         trainer.metrics.update(found)
 
 

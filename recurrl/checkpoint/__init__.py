@@ -112,7 +112,7 @@ class Checkpoint:
     def load(self, into: Mapping[str, Stateful], settings: Mapping[str, Any]) -> None:
         """Restores what :func:`save` wrote. Rank 0 calls this, while other ranks call :func:`rank_states.share`.
 
-        Environments whose settings have changed begin new episodes, and the log says so.
+        Environments whose settings have changed, or whose episodes were not saved, begin new ones; the log says so.
 
         Args:
             into: the parts of the run that have a state, by name.
@@ -129,12 +129,16 @@ class Checkpoint:
             for key, change in differences(self.settings, settings).items()
             if key.startswith(restarting) and key not in KEEPS_EPISODES
         }
+        episodes = files.state(self.path, rank_states.EPISODES) if rank_states.EPISODES in into else {}
+        continue_here = not changes and self.ranks == world().size
+        reason = episodes.get("unsavable_reason") if continue_here else described(changes)
+        if reason:
+            logger.warning("Unfinished episodes are restarted: %s.", reason)
         if changes:
-            logger.warning("Unfinished episodes are restarted: %s.", described(changes))
             if ahead:
                 logger.warning("The rows that workers had collected ahead are dropped.")
             into = {name: component for name, component in into.items() if name != rank_states.EPISODES}
-        if (changes or self.ranks != world().size) and files.state(self.path, rank_states.EPISODES).get("curriculum"):
+        if not continue_here and episodes.get("curriculum"):
             logger.warning("The simulator's own state, such as its curriculum, starts over.")
         self._load_on_ranks(into, settings)
 

@@ -87,8 +87,7 @@ def unsavable_reason(collector: Collector) -> str | None:
     """Tries to save and restore the unfinished episodes. Returns the reason if that fails, else None."""
     try:
         state = from_bytes(to_bytes(collector.state_dict()))
-        if state["unsavable_reason"] is None:
-            collector.load_state_dict(state)
+        collector.load_state_dict(state)
     except UnsavableError as error:
         return str(error)
     return state["unsavable_reason"]

@@ -4,9 +4,10 @@ import logging
 import signal
 import sys
 import threading
+import time
 from collections import defaultdict, deque
-from collections.abc import Collection, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping
+from contextlib import ExitStack
 from copy import deepcopy
 from dataclasses import replace
 from math import ceil
@@ -20,11 +21,9 @@ from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 from torch import nn
 
 from recurrl.collector.collector import RolloutSpec
-from recurrl.collector.worker_errors import CONTINUES, WorkerError, reported
-from recurrl.collector.workers import Collected, Worker, WorkerCollector
+from recurrl.collector.workers import CONTINUES, Worker, WorkerCollector, WorkerError, reported
 from recurrl.config.collector import RayConfig
 from recurrl.errors import ConfigError
-from recurrl.runtime.serialization import from_bytes, to_bytes
 from recurrl.runtime.signals import SIGNALS
 from recurrl.runtime.time_limit import time_limit
 
@@ -41,7 +40,7 @@ class ActorWorker(Worker):
     """Collects within an actor."""
 
     def begin(self, path: list[str], pickled: bytes, seed: int) -> None:
-        """Makes the environments.
+        """Makes the environments, which have the configured time limit from then on.
 
         Args:
             path: where the main process looks for modules; directories that are not on this machine's path are added.
@@ -49,19 +48,12 @@ class ActorWorker(Worker):
             seed: the seed of the actor's random numbers.
         """
         sys.path += [each for each in path if each not in sys.path]
-        self._options, spec = cloudpickle.loads(pickled)
-        torch.set_num_threads(max(1, int(self._options.cpus_per_worker)))
-        spec.policy.to("cuda" if self._options.gpus_per_worker else "cpu")
-        self.call("start", spec, seed)
-
-    def call(self, method: str, *arguments: Any) -> Any:
-        """Calls another method, with the configured time limit for its environments."""
-        with time_limit(self._options.timeout_s):
-            return getattr(self, method)(*arguments)
-
-    def collect(self, weights: Any) -> Collected:
-        """Collects rows with these weights, which are serialized as bytes."""
-        return super().collect(from_bytes(weights))
+        options, spec = cloudpickle.loads(pickled)
+        torch.set_num_threads(max(1, int(options.cpus_per_worker)))
+        spec.policy.to("cuda" if options.gpus_per_worker else "cpu")
+        self._limit = ExitStack()
+        self._limit.enter_context(time_limit(options.timeout_s))
+        self.start(spec, seed)
 
 
 class RayHost:
@@ -78,50 +70,47 @@ class RayHost:
         self._options, self.frames = options, 0
         self._actors: dict[int, Any] = {}
         self._calls: defaultdict[int, deque[Any]] = defaultdict(deque)
-        self._starting: set[int] = set()
-        self._connection = ExitStack()
-        self._connection.enter_context(_connected(options))
+        self._start_by: dict[int, float] = {}
+        self._connection = _connected(options)
 
     def start(self, worker: int, spec: RolloutSpec, seed: int) -> None:
         """Starts an actor, if the cluster has resources for it."""
-        if worker in self._actors:
-            self._end(worker)
         resources = {"num_cpus": self._options.cpus_per_worker, "num_gpus": self._options.gpus_per_worker}
         self._actors[worker] = ray.remote(**resources, scheduling_strategy="SPREAD")(ActorWorker).remote()
         pickled = cloudpickle.dumps((self._options, replace(spec, policy=deepcopy(spec.policy).cpu())))
         self._calls[worker].append(self._actors[worker].begin.remote(sys.path, pickled, seed))
-        self._starting.add(worker)
+        self._start_by[worker] = time.monotonic() + START_TIMEOUT_S
 
     def publish(self, policy: nn.Module, slot: int) -> Any:
         """Ray's reference to the weights: each machine gets them once, whatever the number of its actors."""
-        return ray.put(to_bytes(policy.state_dict()))
+        return ray.put({name: value.cpu() for name, value in policy.state_dict().items()})
 
     def call(self, worker: int, method: str, *arguments: Any) -> None:
         """Queues a call of the actor's method."""
-        self._calls[worker].append(self._actors[worker].call.remote(method, *arguments))
+        self._calls[worker].append(getattr(self._actors[worker], method).remote(*arguments))
 
-    def receive(self, workers: Collection[int]) -> dict[int, Any]:
-        """Waits for results. Only an actor's first result has a time limit, ``START_TIMEOUT_S``."""
-        waiting = {self._calls[worker].popleft(): worker for worker in workers}
-        timeout_s = START_TIMEOUT_S if self._starting.intersection(workers) else None
-        results: dict[int, Any] = {}
-        while waiting:
-            ready, _ = ray.wait(list(waiting), timeout=timeout_s)
-            for call in ready or list(waiting):
-                worker = waiting.pop(call)
-                try:
-                    results[worker] = ray.get(call, timeout=None if ready else 0)
-                except RayError as error:
-                    results[worker] = self._failure(error)
-                    self._end(worker)
-        self._starting.difference_update(workers)
-        return results
+    def receive(self, worker: int) -> Any:
+        """Waits for a result. Only an actor's first one has a deadline."""
+        deadline = self._start_by.pop(worker, None)
+        timeout_s = None if deadline is None else max(0.0, deadline - time.monotonic())
+        try:
+            return ray.get(self._calls[worker].popleft(), timeout=timeout_s)
+        except RayError as error:
+            failure = self._failure(error)
+            self._end(worker)
+            return failure
 
     def _failure(self, error: RayError) -> Exception:
         if isinstance(error, RayTaskError):
             return reported(error.cause, str(error))
         if isinstance(error, GetTimeoutError):
-            return WorkerError(_no_resources(self._options))
+            needed = {"CPU": self._options.cpus_per_worker, "GPU": self._options.gpus_per_worker}
+            return WorkerError(
+                f"did not start within {START_TIMEOUT_S} s. It needs {_described(needed)} of one machine; the cluster "
+                f"has {_described(ray.cluster_resources())}, of which {_described(ray.available_resources())} are "
+                "free. Set a smaller collector.num_workers, collector.cpus_per_worker or collector.gpus_per_worker, or "
+                "add machines."
+            )
         # Cuts off Ray's own advice, which is long and about Ray's commands.
         reason = " ".join(str(error).split()).partition(" Some common causes")[0].rstrip(".")
         return WorkerError(f"was lost after collecting {self.frames} frames. Ray says: {reason}. {CONTINUES}")
@@ -140,17 +129,15 @@ class RayHost:
         self._connection.close()
 
 
-@contextmanager
-def _connected(options: RayConfig) -> Iterator[None]:
-    """Connects to the cluster, or starts one on this machine alone, which ends with the block.
+def _connected(options: RayConfig) -> ExitStack:
+    """Connects to the cluster, or starts one on this machine alone, which ends when the returned stack is closed.
 
     Raises:
         ConfigError: there is no such cluster.
     """
-    if ray.is_initialized():  # by the program that called recurrl.train
-        yield
-        return
     with ExitStack() as stack:
+        if ray.is_initialized():  # by the program that called recurrl.train
+            return stack
         if options.address is None:
             # A short path, because the paths of the sockets in it have at most 107 characters.
             folder = stack.enter_context(TemporaryDirectory(prefix="ray", dir="/tmp", ignore_cleanup_errors=True))
@@ -179,16 +166,7 @@ def _connected(options: RayConfig) -> Iterator[None]:
         if threading.current_thread() is threading.main_thread():
             for number, handler in handlers.items():
                 signal.signal(number, handler)
-        yield
-
-
-def _no_resources(options: RayConfig) -> str:
-    return (
-        f"did not start within {START_TIMEOUT_S} s. It needs "
-        f"{options.cpus_per_worker:g} CPU cores and {options.gpus_per_worker:g} GPUs of one machine; the cluster has "
-        f"{_described(ray.cluster_resources())}, of which {_described(ray.available_resources())} are free. Set a "
-        "smaller collector.num_workers, collector.cpus_per_worker or collector.gpus_per_worker, or add machines."
-    )
+        return stack.pop_all()
 
 
 def _described(resources: Mapping[str, float]) -> str:

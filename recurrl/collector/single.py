@@ -136,12 +136,6 @@ class SingleCollector:
         Raises:
             UnsavableError: the environments are constructed differently from the saved ones.
         """
-        if state["unsavable_reason"] is not None:
-            logger.warning("Unfinished episodes are restarted: %s.", state["unsavable_reason"])
-        self.restore(state)
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """:meth:`load_state_dict` without a warning."""
         self._curriculum = state.get("curriculum", {})
         if self._curriculum:
             self.begin_episodes()

@@ -21,8 +21,9 @@ from torchrl.checkpoint import GlobalRNGState
 
 from recurrl.collector.collector import FAILED, STALENESS, RolloutSpec
 from recurrl.collector.single import SingleCollector
-from recurrl.collector.worker_errors import attributed
 from recurrl.config import WorkersConfig
+from recurrl.envs.saved_state import UnsavableError
+from recurrl.errors import ConfigError, RunError, message_of
 from recurrl.runtime.metrics import floats, means
 from recurrl.runtime.seeds import seed_process, seeds
 from recurrl.runtime.serialization import from_bytes, to_bytes
@@ -30,7 +31,26 @@ from recurrl.runtime.serialization import from_bytes, to_bytes
 Collected = tuple[dict[NestedKey, np.ndarray[Any, Any]], dict[str, float]]
 """What a worker returns: the entries of rows ``[N, T]``, and the metrics of their collection."""
 
+CONTINUES = "With collector.on_env_error=restart the run continues with a new one."
+
 logger = logging.getLogger(__name__)
+
+
+class WorkerError(RunError):
+    """A worker ended, or its environments raised an unexpected exception; the message says which worker."""
+
+
+def reported(error: Exception, printed: str) -> Exception:
+    """The exception to send to the main process: ``error`` if it is recurrl's own, else a :class:`WorkerError`.
+
+    Args:
+        error: the exception that was raised in the worker.
+        printed: its traceback, which becomes a note.
+    """
+    if not isinstance(error, ConfigError | RunError | UnsavableError):
+        error = WorkerError(f"raised {type(error).__name__}: {message_of(error)}. HYDRA_FULL_ERROR=1 shows where.")
+    error.add_note(printed)
+    return error
 
 
 class Worker:
@@ -61,9 +81,9 @@ class Worker:
         return to_bytes({**self.collector.state_dict(), "rng": GlobalRNGState().state_dict()})
 
     def restore(self, saved: bytes) -> None:
-        """Restores what :meth:`saved` returned; the main process logs which episodes could not be saved."""
+        """Restores what :meth:`saved` returned."""
         state = from_bytes(saved)
-        self.collector.restore(state)
+        self.collector.load_state_dict(state)
         GlobalRNGState().load_state_dict(state["rng"])
 
     def close(self) -> None:
@@ -95,8 +115,8 @@ class WorkerHost(Protocol):
     def call(self, worker: int, method: str, *arguments: Any) -> None:
         """Queues a call of a worker's method, after the calls already queued."""
 
-    def receive(self, workers: Collection[int]) -> dict[int, Any]:
-        """Waits for the next result of each worker. A worker that failed is stopped, and its result is an exception."""
+    def receive(self, worker: int) -> Any:
+        """Waits for the next result of a worker. If the worker failed, it is ended, and the result is an exception."""
 
     def shutdown(self) -> None:
         """Ends all workers."""
@@ -149,8 +169,8 @@ class WorkerCollector:
         for worker in new:
             first = seeds(seed, worker * self._size + 1)[-1]
             self.host.start(worker, replace(share, seed=first), seed + worker)
-        dict(self._results(new))
-        self._running.update(new)
+        for worker, _ in self._results(new):
+            self._running.add(worker)
 
     def collect(self) -> TensorDictBase:
         """The next rollout. After an error, only the rows of workers that failed are collected again."""
@@ -169,9 +189,7 @@ class WorkerCollector:
 
     def _wait_for(self, count: int) -> None:
         """Waits until each worker has delivered ``count`` rollouts, or all that are queued."""
-        while missing := [
-            worker for worker in self._workers if self._queued[worker] and len(self._rows[worker]) < count
-        ]:
+        while missing := [each for each in self._workers if self._queued[each] and len(self._rows[each]) < count]:
             for worker, (arrays, metrics) in self._results(missing):
                 rows = self._as_rows({key: torch.tensor(array) for key, array in arrays.items()})
                 self._rows[worker].append((rows, self._queued[worker].popleft(), metrics))
@@ -185,12 +203,14 @@ class WorkerCollector:
         To be read to its end.
         """
         errors = []
-        results = self.host.receive(workers)
-        for worker in [worker for worker in workers if isinstance(results[worker], Exception)]:
-            self._running.discard(worker)
-            self._queued[worker].clear()
-            errors.append(attributed(results.pop(worker), self._name(worker)))
-        yield from results.items()
+        for worker in workers:
+            result = self.host.receive(worker)
+            if isinstance(result, Exception):
+                self._running.discard(worker)
+                self._queued[worker].clear()
+                errors.append(self._named(result, worker))
+            else:
+                yield worker, result
         for other in errors[1:]:
             logger.warning("%s", other)
         if errors:
@@ -198,10 +218,14 @@ class WorkerCollector:
                 self.shutdown(raise_on_error=False)
             raise errors[0]
 
-    def _name(self, worker: int) -> str:
+    def _named(self, error: Exception, worker: int) -> Exception:
+        """The exception, with the worker and its environments before the message if it is a :class:`RunError`."""
         first, last = worker * self._size, (worker + 1) * self._size - 1
         which = f"environment {first}" if first == last else f"environments {first} to {last}"
-        return f"Worker {worker} of {len(self._workers)} ({which})"
+        if isinstance(error, RunError):
+            colon = "" if isinstance(error, WorkerError) else ":"
+            error.args = (f"Worker {worker} of {len(self._workers)} ({which}){colon} {error}",)
+        return error
 
     def metrics(self) -> dict[str, float]:
         """What environments logged during the last rollout, averaged over the workers that have it.
@@ -221,32 +245,28 @@ class WorkerCollector:
         self._wait_for(self._ahead + 1)
         for worker in self._workers:
             self.host.call(worker, "saved")
-        saved = dict(self._results(self._workers))
-        states = [from_bytes(saved[worker]) for worker in self._workers]
-        reasons = [each["unsavable_reason"] for each in states if each["unsavable_reason"]]
-        state = {"unsavable_reason": reasons[0] if reasons else None, "workers": states}
-        if self._ahead:
-            state["ahead"] = [
-                [(dict(part.items(True, True)), self._returned - update, metrics) for part, update, metrics in rows]
-                for rows in self._rows
-            ]
-        return state
+        states = [from_bytes(saved) for _, saved in self._results(self._workers)]
+        reason = next(filter(None, (each["unsavable_reason"] for each in states)), None)
+        ahead = [
+            [(dict(part.items(True, True)), self._returned - update, metrics) for part, update, metrics in rows]
+            for rows in self._rows
+        ]
+        return {"unsavable_reason": reason, "workers": states, "ahead": ahead}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restores what :meth:`state_dict` returned. Episodes that could not be saved are restarted, with a warning.
+        """Restores what :meth:`state_dict` returned. Episodes that could not be saved are restarted.
 
         Raises:
             UnsavableError: the environments are constructed differently from the saved ones.
             RunError: a worker failed.
         """
-        if state["unsavable_reason"] is not None:
-            logger.warning("Unfinished episodes are restarted: %s.", state["unsavable_reason"])
         self._wait_for(self._ahead + 1)
-        # A collector that had failed saved no workers.
-        for worker, each in enumerate(state.get("workers", ())):
+        if "workers" not in state:  # of a collector that had failed
+            return
+        for worker, each in enumerate(state["workers"]):
             self.host.call(worker, "restore", to_bytes(each))
-        dict(self._results(range(len(state.get("workers", ())))))
-        for rows, parts in zip(self._rows, state.get("ahead", [()] * len(self._rows)), strict=True):
+        dict(self._results(self._workers))
+        for rows, parts in zip(self._rows, state["ahead"], strict=True):
             rows.clear()
             rows.extend((self._as_rows(entries), self._returned - age, metrics) for entries, age, metrics in parts)
 

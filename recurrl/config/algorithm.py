@@ -1,11 +1,12 @@
 """Options of algorithms."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
-from recurrl.config import options
-from recurrl.config.options import Condition, option
+from recurrl.config.options import BELOW_ONE, FRACTION, POSITIVE, RATE, SCALE, STEPS, WEIGHT, Condition, option
 
-ENTROPY_BONUS = Condition("algorithm.entropy_coeff above 0", lambda run: run.algorithm.entropy_coeff > 0)
+NORMALIZATIONS = ("none", "minibatch", "batch")
+BONUS = Condition("algorithm.entropy_coeff above 0", lambda run: run.algorithm.entropy_coeff > 0)
 DISCOUNT = Condition("algorithm.gamma above 0", lambda run: run.algorithm.gamma > 0)
 VALUE_LOSS = Condition("algorithm.critic_coeff above 0", lambda run: run.algorithm.critic_coeff > 0)
 OWN_CRITIC = Condition("algorithm.critic=recurrent or feedforward", lambda run: run.algorithm.critic != "shared")
@@ -24,11 +25,11 @@ class AlgorithmConfig:
     """The options that all algorithms have; an algorithm with further options derives a dataclass from this one."""
 
     name: str = option("the algorithm")
-    gamma: float = option("discount per step", options.FRACTION)
-    max_grad_norm: float | None = option("gradients are clipped to this norm; null: not at all", options.POSITIVE)
-    target_kl: float | None = option(
-        "stop the epochs of an iteration once the approximate KL exceeds this; null: never", options.POSITIVE
-    )
+    gamma: float = option("discount per step", FRACTION)
+    max_grad_norm: float | None = option("gradients are clipped to this norm; null: not at all", POSITIVE)
+    target_kl: float | None = option("approximate KL above which an iteration's epochs end; null: none", POSITIVE)
+    corrects_for_old_weights: ClassVar[bool] = False
+    """True if the advantages are correct for batches that older weights collected."""
 
     @property
     def critic_kind(self) -> str | None:
@@ -50,24 +51,15 @@ class AlgorithmConfig:
         """False if nothing in the algorithm changes with the progress of the run."""
         return True
 
-    @property
-    def corrects_for_old_weights(self) -> bool:
-        """True if the advantages are correct for batches that older weights collected."""
-        return False
-
 
 @dataclass
 class ClippedConfig(AlgorithmConfig):
     """Options of algorithms with a clipped probability ratio and an entropy bonus."""
 
-    clip_epsilon: float = option("clip range of the probability ratio", options.BELOW_ONE)
-    clip_epsilon_high: float | None = option("clip range above 1; null: clip_epsilon", options.SCALE)
-    entropy_coeff: float = option(
-        "weight of the entropy bonus; for PPO in units of the advantages' running root mean square", options.WEIGHT
-    )
-    entropy_final_fraction: float = option(
-        "fraction of entropy_coeff at the end; 1: constant", options.FRACTION, only_with=ENTROPY_BONUS
-    )
+    clip_epsilon: float = option("clip range of the probability ratio", BELOW_ONE)
+    clip_epsilon_high: float | None = option("clip range above 1; null: clip_epsilon", SCALE)
+    entropy_coeff: float = option("weight of the entropy bonus; PPO: in units of the advantages' running RMS", WEIGHT)
+    entropy_final_fraction: float = option("fraction left at the end; 1: constant", FRACTION, only_with=BONUS)
 
     @property
     def follows_schedule(self) -> bool:
@@ -85,27 +77,24 @@ class PPOConfig(ClippedConfig):
         choices=("shared", "recurrent", "feedforward"),
     )
     critic_observation: list[str] = option(
-        "entries of the observation that only the critic sees; hidden: what env.mask hides, or the hidden state of a "
-        "memory task",
+        "what only the critic sees: entries of the observation; hidden: what env.mask or a memory task hides",
         only_with=OWN_CRITIC,
     )
-    lmbda: float = option("λ of the advantages", options.FRACTION, only_with=DISCOUNT)
+    lmbda: float = option("λ of the advantages", FRACTION, only_with=DISCOUNT)
     horizon_fraction: float | None = option(
         "discounting horizon in episodes of similar length, if the best reward before their end is not 0; below 10 "
         "steps or null: gamma's",
-        options.POSITIVE,
+        POSITIVE,
         only_with=DISCOUNT,
     )
-    critic_coeff: float = option("weight of the value loss", options.WEIGHT)
+    critic_coeff: float = option("weight of the value loss", WEIGHT)
     clip_value: float | None = option(
-        "how far the value may move from the stored one in the value loss; null: any distance",
-        options.POSITIVE,
-        only_with=VALUE_LOSS,
+        "largest distance of the value from the stored one in the value loss; null: any", POSITIVE, only_with=VALUE_LOSS
     )
     normalize_advantage: str = option(
         "normalise advantages to mean 0 and standard deviation 1: none, per minibatch or per batch; amplifies noise "
         "where all advantages are near zero",
-        choices=("none", "minibatch", "batch"),
+        choices=NORMALIZATIONS,
     )
 
     @property
@@ -118,10 +107,7 @@ class PPOConfig(ClippedConfig):
         """The option ``critic_observation``."""
         return tuple(self.critic_observation)
 
-    @property
-    def corrects_for_old_weights(self) -> bool:
-        """True, by V-trace."""
-        return True
+    corrects_for_old_weights = True  # by V-trace
 
 
 @dataclass
@@ -129,27 +115,19 @@ class DistillConfig(PPOConfig):
     """Imitation of a teacher that sees more, alone or combined with PPO (Ross et al. 2011, https://arxiv.org/abs/1011.0686)."""
 
     critic_observation: list[str] = option(
-        "entries of the observation that the teacher and a critic on its own trunk see, and the student does not; "
-        "hidden: what env.mask hides, or the hidden state of a memory task"
+        "what only the teacher and a critic on its own trunk see: entries of the observation; hidden: what env.mask or "
+        "a memory task hides"
     )
     entropy_coeff: float = option(
-        "weight of the entropy bonus, in units of the advantages' running root mean square",
-        options.WEIGHT,
-        only_with=PPO_ACTIVE,
+        "weight of the entropy bonus, in units of the advantages' running RMS", WEIGHT, only_with=PPO_ACTIVE
     )
-    entropy_final_fraction: float = option(
-        "fraction of entropy_coeff at the end; 1: constant", options.FRACTION, only_with=PPO_BONUS
-    )
+    entropy_final_fraction: float = option("fraction left at the end; 1: constant", FRACTION, only_with=PPO_BONUS)
     normalize_advantage: str = option(
-        "normalise advantages: none, per minibatch or per batch",
-        choices=("none", "minibatch", "batch"),
-        only_with=PPO_ACTIVE,
+        "normalise advantages: none, per minibatch or per batch", choices=NORMALIZATIONS, only_with=PPO_ACTIVE
     )
     teacher: str = option("what to imitate: a run, module:function, or a policy as .onnx or TorchScript .pt")
-    weight: float = option(
-        "weight of the imitation loss; PPO's objective and entropy bonus are weighted by 1 minus this", options.RATE
-    )
-    weight_final_fraction: float = option("fraction of weight at the end; 1: constant", options.FRACTION)
+    weight: float = option("weight of the imitation loss; PPO's objective and entropy bonus have 1 minus this", RATE)
+    weight_final_fraction: float = option("fraction of weight at the end; 1: constant", FRACTION)
 
     @property
     def reinforces(self) -> bool:
@@ -178,11 +156,9 @@ class GRPOConfig(ClippedConfig):
         "how the loss is averaged: step (over all steps) or episode (over each episode's steps, then over episodes)",
         choices=("step", "episode"),
     )
-    kl_to_ref_coeff: float = option("weight of the KL from the reference policy; 0: no reference", options.WEIGHT)
+    kl_to_ref_coeff: float = option("weight of the KL from the reference policy; 0: no reference", WEIGHT)
     ref_refresh_iterations: int | None = option(
-        "iterations after which the reference becomes the current policy; null: it stays the first one",
-        options.STEPS,
-        only_with=REFERENCE,
+        "iterations between updates of the reference policy; null: it stays the first", STEPS, only_with=REFERENCE
     )
 
     @property

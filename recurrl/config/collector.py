@@ -12,9 +12,7 @@ class CollectorConfig:
 
     name: str = option("where environments run: in this process, in workers, or on a Ray cluster")
     timeout_s: float | None = option("seconds after which a step or reset counts as failed; null: no limit", SECONDS)
-    on_env_error: str = option(
-        "when environments or a worker fail: raise, or restart with new ones", choices=("raise", "restart")
-    )
+    on_env_error: str = option("if environments or workers fail: raise, or restart", choices=("raise", "restart"))
 
     @property
     def collects_ahead(self) -> bool:
@@ -42,9 +40,7 @@ class WorkersConfig(CollectorConfig):
 class RayConfig(WorkersConfig):
     """Workers on the machines of a Ray cluster."""
 
-    address: str | None = option(
-        "auto (this machine's cluster), host:port or ray://host:port; null: a temporary cluster"
-    )
+    address: str | None = option("auto (this machine's cluster), host:port or ray://host:port; null: a temporary one")
     cpus_per_worker: float = option("CPU cores that Ray reserves for a worker", Range(0, 2**10))
     gpus_per_worker: float = option("GPUs that Ray reserves for a worker, which runs its policy there", Range(0, 2**6))
 

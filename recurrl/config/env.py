@@ -19,14 +19,10 @@ class EnvConfig:
     num_envs: int = option("number of parallel environments", COPIES)
     ids: list[str] = option("patterns of further ids to which this yaml applies", only_with=A_YAML)
     packages: list[str] = option("packages to import first, which register ids")
-    wrappers: list[Any] = option(
-        "Gymnasium wrappers, innermost first: module:Wrapper or {wrapper: module:Wrapper, ...}"
-    )
+    wrappers: list[Any] = option("Gymnasium wrappers, inner first: module:Wrapper or {wrapper: module:Wrapper, ...}")
     mask: list[Any] = option("what to hide from the policy: indices of a vector, or names of a dict's entries", INDEX)
     max_episode_steps: int | None = option("truncate episodes after this many steps; null: the registered limit", STEPS)
-    reward_scale: float = option(
-        "factor on rewards for learning, before they are normalised; reported returns are unscaled", SCALE
-    )
+    reward_scale: float = option("factor on rewards, before normalisation; reported returns are unscaled", SCALE)
     normalize_observation: bool = option("normalise observations by the policy's running statistics", only_with=NUMBERS)
     previous_reward: bool = option("show the policy the previous reward, unscaled")
     action_mask_from_info: bool = option('info["action_mask"] masks actions, as a dict observation\'s action_mask does')

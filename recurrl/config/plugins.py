@@ -27,7 +27,7 @@ from recurrl.config.algorithm import DistillConfig, GRPOConfig, PPOConfig
 from recurrl.config.collector import RayConfig, ReplayConfig, WorkersConfig
 from recurrl.config.env import TorchRLConfig, VecEnvConfig
 from recurrl.config.run import TrainConfig, WandbConfig
-from recurrl.errors import ConfigError, message_of
+from recurrl.errors import ConfigError, user_code
 
 GROUPS = {
     "env": "recurrl.envs.sources",
@@ -247,23 +247,21 @@ def import_custom(module_name: str, setting: str) -> ModuleType:
     here = str(Path.cwd())
     if here not in sys.path:
         sys.path.append(here)  # last, to hide no installed module
-    try:
-        return importlib.import_module(module_name)
-    except Exception as error:  # a module may raise anything
-        missing = error.name if isinstance(error, ModuleNotFoundError) else None
-        if missing is None:
+    with user_code(f"{setting}: importing {module_name} fails"):
+        try:
+            return importlib.import_module(module_name)
+        except ModuleNotFoundError as error:
+            missing = error.name
+            if missing is None:
+                raise
+            if f"{module_name}.".startswith(f"{missing}."):
+                raise ConfigError(
+                    f"{setting}: there is no module {missing}. Install its package, or run from the folder it is in."
+                ) from error
+            extra = f", for example with: pip install 'recurrl[{missing}]'" * module_name.startswith("recurrl.")
             raise ConfigError(
-                f"{setting}: importing {module_name} fails with {type(error).__name__}: {message_of(error)}. "
-                "HYDRA_FULL_ERROR=1 shows where."
+                f"{setting} needs the module {missing}, which is not installed. Install it{extra}."
             ) from error
-        if f"{module_name}.".startswith(f"{missing}."):
-            raise ConfigError(
-                f"{setting}: there is no module {missing}. Install its package, or run from the folder it is in."
-            ) from error
-        extra = f", for example with: pip install 'recurrl[{missing}]'" if module_name.startswith("recurrl.") else ""
-        raise ConfigError(
-            f"{setting} needs the module {missing}, which is not installed. Install it{extra}."
-        ) from error
 
 
 def base_options(group: str) -> type:
@@ -272,39 +270,21 @@ def base_options(group: str) -> type:
 
 
 def options_class(group: str, name: str) -> type:
-    """The dataclass of a choice's options.
+    """The dataclass of a choice's options, with which the first parameter of its factory is annotated.
 
     The options of the package's choices are in :data:`PACKAGED_OPTIONS`, so that finding them does not import torch.
 
     Raises:
-        ConfigError: there is no such choice, or its factory does not name its options.
+        ConfigError: there is no such choice, or its factory is not annotated with a dataclass of the group's options.
     """
-    base = base_options(group)
+    base, setting = base_options(group), f"{_typed_key(group)}={name}"
     check_name(group, name)
     if not is_custom(name):
         return PACKAGED_OPTIONS[group].get(name, base)
-    return _annotation(factory(group, name), base, f"{_typed_key(group)}={name}")
-
-
-def merged_options(classes: Sequence[type]) -> type:
-    """One dataclass with the options of several, for a list of choices."""
-    first, *others = sorted(dict.fromkeys(classes), key=lambda each: len(each.__mro__), reverse=True)
-    return make_dataclass(f"{first.__name__}AndOthers", (), bases=(first, *others)) if others else first
-
-
-def _annotation(make: Callable[..., Any], base: type, setting: str) -> type:
-    """The dataclass with which a factory's first parameter is annotated.
-
-    Raises:
-        ConfigError: the annotation is not a dataclass derived from ``base``.
-    """
-    try:
+    make = factory(group, name)
+    with user_code(f"{setting}: reading the parameters of its factory fails", _ADVICE):
         hints = get_type_hints(make.__init__ if inspect.isclass(make) else make)
         options = next((hints.get(name) for name in inspect.signature(make).parameters), None)
-    except (AttributeError, NameError, TypeError, ValueError) as error:
-        raise ConfigError(
-            f"{setting}: the parameters of its factory cannot be read: {message_of(error)}. {_ADVICE}"
-        ) from error
     if not (inspect.isclass(options) and is_dataclass(options) and issubclass(options, base)):
         raise ConfigError(
             f"{setting}: the first parameter of its factory must be annotated with a dataclass derived from "
@@ -314,3 +294,9 @@ def _annotation(make: Callable[..., Any], base: type, setting: str) -> type:
     if inspect.get_annotations(options) and "__dataclass_fields__" not in vars(options):
         raise ConfigError(f"{setting}: its options {options.__name__} must be a dataclass. Put @dataclass above it.")
     return options
+
+
+def merged_options(classes: Sequence[type]) -> type:
+    """One dataclass with the options of several, for a list of choices."""
+    first, *others = sorted(dict.fromkeys(classes), key=lambda each: len(each.__mro__), reverse=True)
+    return make_dataclass(f"{first.__name__}AndOthers", (), bases=(first, *others)) if others else first

@@ -101,12 +101,8 @@ class EvaluationConfig:
 
     episodes: int = option("number of deterministic episodes; 0: use the last ones of training instead", EPISODES)
     every_frames: int | None = option("frames between evaluations; null: only at the end", STEPS)
-    memory: bool = option(
-        "at the end, also evaluate with zeroed and with another episode's states", only_with=EVALUATES_A_CELL
-    )
-    random: bool = option(
-        "at the end, also evaluate random actions, and warn if the policy is no better", only_with=EVALUATES
-    )
+    memory: bool = option("at the end, also evaluate with zeroed and shuffled states", only_with=EVALUATES_A_CELL)
+    random: bool = option("at the end, also evaluate random actions; warn if they are as good", only_with=EVALUATES)
 
 
 @dataclass
@@ -166,9 +162,7 @@ class TrainConfig:
         "frames over which schedules decay; null: total_frames; a resumed run keeps its own", STEPS, only_with=SCHEDULES
     )
     schedule_sqrt_after: int | None = option(
-        "frames after which schedules also fall with the inverse square root of frames; null: only linearly",
-        STEPS,
-        only_with=SCHEDULES,
+        "frames after which schedules also fall with 1/√frames; null: only linearly", STEPS, only_with=SCHEDULES
     )
     frames_per_batch: int = option("frames per iteration, in rows of frames_per_batch / env.num_envs steps", STEPS)
     slice_len: int = option("steps per slice, the length of backpropagation through time; must divide a row", STEPS)
@@ -191,9 +185,7 @@ class TrainConfig:
     lr_final_fraction: float = option("fraction of lr at the end; 1: constant", FRACTION, only_with=LINEAR)
     desired_kl: float = option("KL of an update to adapt the rate to", POSITIVE, only_with=ADAPTIVE)
     consistency_check: bool = option("check before learning that the update sees what the rollout saw")
-    resume: str | None = option(
-        "a run directory, continued in place, or a checkpoint; auto: the newest in hydra.run.dir"
-    )
+    resume: str | None = option("a run directory (continued in place) or checkpoint; auto: the newest in hydra.run.dir")
     init_from: str | None = option("a run directory or checkpoint, from which a new run takes the weights that fit")
 
     @property

@@ -8,8 +8,7 @@ import torch
 from collected import fresh_policy, rollouts
 from run_files import summary
 
-from recurrl.build import make_algorithm, make_rollout_spec
-from recurrl.collector.single import SingleCollector
+from recurrl.build import make_algorithm
 from recurrl.runtime.compiling import compiled
 from recurrl.runtime.run_summary import RunSummary
 
@@ -72,7 +71,7 @@ def test_a_rollout_of_captured_steps_equals_one_of_plain_steps(compose, tiny, ov
     policy, rows = fresh_policy(config), []
     for compile_as in ("none", "cudagraphs"):
         torch.manual_seed(0)
-        rows.append(SingleCollector(make_rollout_spec(replace(config, compile=compile_as), policy)).collect())
+        rows += rollouts(replace(config, compile=compile_as), policy)
     torch.testing.assert_close(dict(rows[1].flatten_keys(".")), dict(rows[0].flatten_keys(".")))
 
 

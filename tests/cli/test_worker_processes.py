@@ -139,3 +139,11 @@ def test_a_killed_worker_ends_the_run_with_an_error_message_and_leaves_nothing(c
     assert "Traceback" not in err
     assert ended(run.folder) == ("failed",)
     assert line.removeprefix("error: ") in summary(run.folder)["error"]
+
+
+def test_workers_end_when_the_main_process_is_killed(start):
+    run = start("collector=multi_sync")
+    run.wait_until_it_learns()
+    _, parent, *_ = Path(f"/proc/{run.workers()[0]}/stat").read_text().rpartition(")")[2].split()
+    os.kill(int(parent), signal.SIGKILL)
+    run.end(within_s=60)

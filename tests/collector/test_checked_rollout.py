@@ -10,8 +10,9 @@ import pytest
 import torch
 from test_processes import OPTIONS, make_policy, value_everything
 
-from recurrl.build import make_rollout_spec
+from recurrl.build import make_collector
 from recurrl.callbacks.builtin import ConsistencyCheck
+from recurrl.collector.collector import RolloutSpec
 from recurrl.collector.single import SingleCollector
 from recurrl.collector.workers import Worker, WorkerCollector
 from recurrl.policy import VALUE
@@ -35,8 +36,8 @@ class InProcess:
         # Copies, because the next rollout is collected before these rows are received.
         self.results[worker].append(deepcopy(getattr(self.workers[worker], method)(*arguments)))
 
-    def receive(self, workers):
-        return {worker: self.results[worker].popleft() for worker in workers}
+    def receive(self, worker):
+        return self.results[worker].popleft()
 
     def shutdown(self):
         for worker in self.workers.values():
@@ -44,9 +45,9 @@ class InProcess:
 
 
 def collector_of(config, policy, ahead):
-    spec = make_rollout_spec(config, policy)
     if ahead is None:
-        return SingleCollector(spec)
+        return make_collector(config, policy)
+    spec = RolloutSpec(config.env, policy, config.frames_per_batch, config.seed)
     return WorkerCollector(replace(config.collector, ahead=ahead), spec, InProcess())
 
 

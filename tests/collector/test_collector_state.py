@@ -11,7 +11,8 @@ from slow_cases import slow, slow_but
 from tasks import PREVIOUS, VECTOR
 
 from recurrl.build import make_policy_for, set_process_state
-from recurrl.collector.worker_errors import WorkerError
+from recurrl.collector.collector import FAILED
+from recurrl.collector.workers import WorkerError
 from recurrl.envs.saved_state import UnsavableError
 from recurrl.runtime.serialization import from_bytes, to_bytes
 
@@ -99,7 +100,7 @@ WITHOUT_STATE = {
 
 
 @pytest.mark.parametrize("kind", slow_but(("a handle", "groups", "of TorchRL"), WITHOUT_STATE))
-def test_episodes_that_cannot_be_saved_start_over_with_new_seeds_and_a_log_line(kind, small, caplog):
+def test_episodes_that_cannot_be_saved_start_over_with_new_seeds_and_the_state_says_why(kind, small):
     overrides, why = WITHOUT_STATE[kind]
     parts = Parts(small(*OPTIONS, *overrides))
     begun = []
@@ -107,9 +108,9 @@ def test_episodes_that_cannot_be_saved_start_over_with_new_seeds_and_a_log_line(
         (found,) = parts.batches(1)
         assert found["is_init"][:, 0].all()
         begun += found["observation"][:, 0].tolist()
+        assert from_bytes(parts.left)["collector_state"]["unsavable_reason"].startswith(why)
     in_groups = "algorithm=grpo" in overrides
     assert len({tuple(observation) for observation in begun}) == len(begun) // (2 if in_groups else 1)
-    assert caplog.text.count(f"Unfinished episodes are restarted: {why}") == 2
 
 
 def test_a_resumed_run_has_groups_of_its_own_size(small):
@@ -160,6 +161,6 @@ def test_after_a_worker_was_killed_a_checkpoint_says_so_and_collection_continues
         assert collector.collect()["is_init"][:, 0, 0].tolist() == [False, False, True, True]
         assert collector.metrics() == {"collect/restarts": 1.0}
         assert "Worker 1 of 2 (environments 2 to 3) was killed by SIGKILL" in caplog.text
+    assert from_bytes(parts.left)["collector_state"]["unsavable_reason"] == FAILED
     with parts.collector() as collector:
         assert collector.collect()["is_init"][:, 0].all()
-    assert "Unfinished episodes are restarted: their environments had failed" in caplog.text

@@ -1,12 +1,6 @@
 """Collectors of several processes: rows, weights, staleness, errors, and what is left behind."""
 
 import multiprocessing
-import os
-import signal
-import subprocess
-import sys
-import time
-from pathlib import Path
 
 import pytest
 import torch
@@ -69,43 +63,15 @@ def test_workers_act_with_the_newest_weights_or_those_before_in_the_environments
 
 
 @pytest.mark.parametrize(("at", "where"), [(0, "reset"), (30, "step")])
-@pytest.mark.parametrize("collector", ["multi_sync", "multi_async"])
+@pytest.mark.parametrize("collector", ["multi_sync", "multi_async", "ray"])
 def test_a_workers_exception_arrives_with_its_traceback_and_no_process_stays(collector, at, where, small):
+    if collector == "ray":
+        pytest.importorskip("ray")
     config, policy = failing(small, f"collector={collector}", "collector.num_workers=2", at=at)
-    with pytest.raises(EnvError, match=f"Environment 0 of 2 .* raised ArmError in {where}") as caught:
+    says = rf"Worker 0 of 2 \(environments 0 to 1\): Environment 0 of 2 .* raised ArmError in {where}"
+    with pytest.raises(EnvError, match=says) as caught:
         several(make_collector(config, policy), 20)
     assert "in _observe" in caught.value.__notes__[0]
     for process in multiprocessing.active_children():
         process.join(timeout=5)
     assert not multiprocessing.active_children()
-
-
-PROGRAM = """
-import time
-import hydra
-from recurrl.build import make_collector, make_policy_for
-from recurrl.config.composed import typed
-
-if __name__ == "__main__":
-    with hydra.initialize_config_module("recurrl.configs", version_base="1.3"):
-        config = typed(hydra.compose("train", ["collector=multi_sync", "device=cpu"]))
-    collector = make_collector(config, make_policy_for(config))
-    collector.collect()
-    print(*[process.pid for process in collector.host.processes.values()], flush=True)
-    time.sleep(600)
-"""
-
-
-def test_workers_end_when_the_main_process_is_killed(tmp_path):
-    (tmp_path / "program.py").write_text(PROGRAM, encoding="utf-8")
-    main = subprocess.Popen([sys.executable, tmp_path / "program.py"], stdout=subprocess.PIPE, text=True)
-    pids = next([int(pid) for pid in line.split()] for line in main.stdout if line[:1].isdigit())
-    main.send_signal(signal.SIGKILL)
-    main.wait()
-    deadline = time.monotonic() + 30
-    while any(Path(f"/proc/{pid}").exists() for pid in pids) and time.monotonic() < deadline:
-        time.sleep(0.2)
-    left = [pid for pid in pids if Path(f"/proc/{pid}").exists()]
-    for pid in left:
-        os.kill(pid, signal.SIGKILL)
-    assert not left

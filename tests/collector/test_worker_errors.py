@@ -13,7 +13,8 @@ from recurrl.errors import EnvError, RunError
 from recurrl.runtime.time_limit import time_limit
 
 WAYS = ("raising", "hanging", "hanging in native code", "being killed")
-FAILURES = [*product(["single"], WAYS[:2]), *(slow(*each) for each in product(["multi_sync", "multi_async"], WAYS))]
+OF_WORKERS = [*product(["multi_sync", "multi_async"], WAYS), *product(["ray"], WAYS[:2])]
+FAILURES = [*product(["single"], WAYS[:2]), *(slow(*each) for each in OF_WORKERS)]
 
 
 @pytest.mark.parametrize("at", [0, 12], ids=["in the first reset", "in a step"])
@@ -38,6 +39,8 @@ def test_time_in_which_the_process_was_stopped_does_not_count(small, monkeypatch
 
 @pytest.mark.parametrize(("collector", "by"), FAILURES)
 def test_collection_continues_after_an_error_in_new_environments(collector, by, small, tmp_path):
+    if collector == "ray":
+        pytest.importorskip("ray")
     seconds = 1.0 if collector == "single" else 3.0
     choices = (f"collector={collector}", "collector.on_env_error=restart", f"collector.timeout_s={seconds}")
     config, policy = failing(small, *choices, at=30, by=by, marker=str(tmp_path / "failed"))

@@ -85,9 +85,9 @@ UNUSABLE = [
     ("own_package.elman:without", "its options (got no annotation). examples/extending"),
     ("own_package.elman:nothing", "its options (got no annotation)."),
     ("own_package.elman:plain", "derived from recurrl.config.CellConfig, its options (got int)."),
-    ("own_package.elman:unknown", "the parameters of its factory cannot be read: name 'Nonesuch' is not defined."),
-    ("own_package.elman:misspelt", "the parameters of its factory cannot be read: "),
-    ("own_package.elman:NUMBER", "the parameters of its factory cannot be read: "),
+    ("own_package.elman:unknown", "reading the parameters of its factory fails with NameError: name 'Nonesuch' is not"),
+    ("own_package.elman:misspelt", "reading the parameters of its factory fails with "),
+    ("own_package.elman:NUMBER", "reading the parameters of its factory fails with "),
     *((name, "is not of the form package.module:Name") for name in NO_NAMES),
 ]
 
