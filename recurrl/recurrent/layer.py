@@ -24,7 +24,7 @@ from recurrl.recurrent.segments import Segments
 class StackedParameters(nn.Module):
     """Parameters of stacked layers of a cell that torch has no module for.
 
-    It has no forward: :func:`run_sequence` and :func:`run_step` read its parameters.
+    It has no forward: :func:`run_layers` reads its parameters.
 
     Raises:
         ConfigError: the cell's code fails, or its step does not do what the cell declares.

@@ -121,8 +121,8 @@ def plan(kills, terms, draws):
 
 def check(run, most):
     """Makes sure that the newest checkpoint is whole, and returns how many frames were trained after it."""
-    damages = [files.damage(path) for path in files.checkpoints_in(run / "checkpoints")[-1:]]
-    assert damages in ([], [None]), damages
+    for path in files.checkpoints_in(run / "checkpoints")[-1:]:
+        files.manifest(path)  # rejects a damaged one
     unsaved = max(frames_of_last_row(run) - frames_of_newest(run), 0)
     assert unsaved <= most, f"{unsaved} frames were lost"
     return unsaved

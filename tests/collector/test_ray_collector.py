@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from collected import collecting, fresh_policy, rollouts
-from run_files import summary, whole_and_resumed
+from run_files import column, ended, summary, whole_and_resumed
 from test_collector_state import assert_identical, check_continues
 from test_processes import make_policy, several, value_everything
 
@@ -119,15 +119,41 @@ def test_a_resumed_run_checks_its_first_rollout_of_known_weights_and_goes_on(ove
     assert resumed.out.count("consistency check passed: the update reproduces the rollout in 32 frames") == 1
 
 
+@pytest.fixture
+def start(tiny, tmp_path):
+    """Starts a run, in a process group of its own as a terminal does, and waits until it learns."""
+
+    def start(*overrides):
+        options = (*tiny, "collector=ray", "hydra.run.dir=run", *overrides)
+        command = [str(Path(sys.executable).parent / "recurrl-train"), *options]
+        run = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True, start_new_session=True)
+        logged = tmp_path / "run/metrics.csv"
+        while run.poll() is None and not (logged.exists() and logged.read_text().count("\n") > 3):
+            time.sleep(0.05)
+        return run
+
+    before = of_ray()
+    yield start
+    for pid in of_ray("ray::") - before:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("ahead", [0, 2])
+def test_a_run_continues_after_the_loss_of_a_machine(ahead, cluster, start, tmp_path):
+    there = (f"collector.address={cluster.address}", f"collector.ahead={ahead}")
+    run = start(*there, "collector.on_env_error=restart", "total_frames=8_000")
+    cluster.remove_node(cluster.other, allow_graceful=False)
+    _, printed = run.communicate(timeout=200)
+    assert run.returncode == 0, printed
+    assert ended(tmp_path / "run", "frames", "restarts") == ("completed", 8_000, 1)
+    assert column(tmp_path / "run", "frames") == [*range(32, 8_001, 32)]
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
-def test_nothing_is_left_of_a_run_that_is_ended(number, tiny, tmp_path):
-    before, logged = of_ray(), tmp_path / "run/metrics.csv"
-    options = (*tiny, "collector=ray", "hydra.run.dir=run", "total_frames=1_000_000")
-    command = [str(Path(sys.executable).parent / "recurrl-train"), *options]
-    # In a process group of its own, as a terminal starts it.
-    run = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True, start_new_session=True)
-    while run.poll() is None and not (logged.exists() and logged.read_text().count("\n") > 3):
-        time.sleep(0.05)
+def test_nothing_is_left_of_a_run_that_is_ended(number, start, tmp_path):
+    before = of_ray()
+    run = start("total_frames=1_000_000")
     assert of_ray() - before
     # Ctrl-C in a terminal reaches the whole group.
     (os.killpg if number == signal.SIGINT else os.kill)(run.pid, number)
@@ -138,12 +164,7 @@ def test_nothing_is_left_of_a_run_that_is_ended(number, tiny, tmp_path):
         assert (found["status"], found["error"]) == ("interrupted", None)
         assert (tmp_path / "run" / found["checkpoint"]).exists()
     # Ray's helpers outlive a killed run.
-    kind = "ray" if number == signal.SIGINT else "ray::ActorWorker"
-    left = not all_gone(kind, before)
-    for pid in of_ray("ray::") - before:
-        with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-    assert not left
+    assert all_gone("ray" if number == signal.SIGINT else "ray::ActorWorker", before)
 
 
 @pytest.mark.parametrize("ahead", [0, 1, 3])

@@ -31,12 +31,12 @@ def leave_free(disk, kib):
 def train(arguments, run):
     """What a run came to, and in which state the files are."""
     outcome = run_in_process(train_command.main, "recurrl-train", arguments, Path("/"))
-    checkpoints = files.checkpoints_in(run / "checkpoints")
+    checkpoints, intact = (found(run / "checkpoints") for found in (files.checkpoints_in, files.intact_in))
     return {
         "code": outcome.code,
         "error": outcome.error,
         "traceback": "Traceback" in outcome.err + outcome.out,
-        "damaged": [str(path) for path in checkpoints if files.damage(path) is not None],
+        "damaged": [str(path) for path in checkpoints if path not in intact],
         "frames": [path.name for path in checkpoints],
         "hidden": [path.name for path in run.rglob(".*") if path.name != ".hydra"] if run.exists() else [],
     }
