@@ -4,13 +4,15 @@ from pathlib import Path
 
 import pytest
 import yaml
-from wandb.sdk.launch.sweeps.utils import create_sweep_command_args, make_launch_sweep_entrypoint
 
 SWEEP = yaml.safe_load((Path(__file__).parents[2] / "examples/wandb/sweep.yaml").read_text(encoding="utf-8"))
 
 
 @pytest.mark.parametrize("which", [0, -1])
 def test_its_command_is_accepted(which, train):
+    # Importing it takes seconds, which every process that collects the tests would spend.
+    from wandb.sdk.launch.sweeps.utils import create_sweep_command_args, make_launch_sweep_entrypoint
+
     chosen = {
         name: {"value": parameter["values"][which] if "values" in parameter else parameter[("min", "max")[which]]}
         for name, parameter in SWEEP["parameters"].items()
