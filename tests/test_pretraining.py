@@ -28,7 +28,7 @@ from recurrl.pretraining import _in_rows, pretrain, read_episodes
 
 
 def record(agent, folder, episodes):
-    """Records an agent's episodes."""
+    """Records an agent's episodes, one after the other: it acts in a single environment."""
     env, added = agent.make_env(), agent.step.interface.added
     folder.mkdir(exist_ok=True)
     for episode in range(episodes):
@@ -163,11 +163,9 @@ def test_a_run_imitates_what_the_page_records_once_and_when_resumed_equals_an_un
     assert "pretraining: epoch 2 of 2: log likelihood -0." in whole.out
     assert "pretraining" not in resumed.out
     assert [row["frames"] for row in metrics(tmp_path / "whole")] == ["32", "64"]
-    likelihood = summary(tmp_path / "whole")["pretrain_log_likelihood"]
-    assert -1 < likelihood < 0
-    train("resume=whole", "total_frames=96").succeeded()
-    assert summary(tmp_path / "whole")["pretrain_log_likelihood"] == likelihood
-    changed = train("resume=whole", "total_frames=128", "pretrain.epochs=3")
+    likelihoods = [summary(tmp_path / run)["pretrain_log_likelihood"] for run in ("whole", "resumed")]
+    assert -1 < likelihoods[0] == likelihoods[1] < 0
+    changed = train("resume=whole", "total_frames=96", "pretrain.epochs=3")
     assert changed.error.startswith("pretrain.epochs=3 has no effect in a resumed run, where it was 2")
 
 

@@ -93,21 +93,6 @@ def test_an_agent_says_what_it_is_and_plays_episodes(agent_of):
     assert "episodes must be at least 1 (got 0)" in error_of(agent.evaluate, 0)
 
 
-def test_one_environment_needs_no_batch_dimension(agent_of):
-    for kind in ACTIONS:
-        agent, config = agent_of(CUE, *PREVIOUS, action=kind, delay=6)
-        env, state = agent.make_env(), agent.initial_state()
-        env.reset(seed=seeds(1 + SEED_OFFSET, 1)[0])
-        observation, _ = env.reset()
-        total, ended, reward = 0.0, False, None
-        while not ended:
-            action, state = agent.act(observation, state, reward=reward)
-            assert env.action_space.contains(action)
-            observation, reward, ended, _, _ = env.step(action)
-            total += float(np.float32(reward))
-        assert total == evaluate(config.env, agent.policy, 1, 1)[0]
-
-
 def test_an_episode_that_begins_starts_from_nothing(agent_of):
     agent, _ = agent_of(CUE, *PREVIOUS, "cell=lstm", delay=6)
     observation = np.float32([0.3, 0.4, 0.5])

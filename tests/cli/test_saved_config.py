@@ -1,7 +1,5 @@
 """Saved configurations that are malformed or name code: the errors of each command that reads them."""
 
-import shlex
-
 import pytest
 import yaml
 from hostile_runs import PACKAGE
@@ -24,8 +22,7 @@ def errors_of(recurrl_train, recurrl_evaluate, tmp_path):
             "evaluate": recurrl_evaluate(run, cwd=tmp_path),
         }
         for name, outcome in outcomes.items():
-            assert "Traceback" not in outcome.err, (name, outcome.err)
-            assert outcome.code == 1, name
+            assert "Traceback" not in outcome.failed().err, (name, outcome.err)
         return {name: outcome.error for name, outcome in outcomes.items()}
 
     return errors_of
@@ -148,19 +145,3 @@ def test_wrappers_of_gymnasium_and_of_our_extras_need_no_permission(train, evalu
     assert train(f"resume={run}", "total_frames=96", clips, "hydra.run.dir=clipped").code == 0
     assert evaluate("clipped").code == 0
     assert train("resume=clipped", "total_frames=128").code == 0
-
-
-OUTER = """
-import gymnasium
-class Outer(gymnasium.Wrapper):
-    def __init__(self, env, text, flag): super().__init__(env)
-"""
-
-
-def test_wrappers_that_are_named_again_as_the_error_says_are_used(train, tiny, stranger, tmp_path):
-    (tmp_path / "packages" / PACKAGE / "__init__.py").write_text(OUTER)
-    wrappers = f"env.wrappers=[{{wrapper:{PACKAGE}:Outer,text:'a b',flag:false}}]"
-    assert train(*tiny, wrappers, "hydra.run.dir=there").code == 0
-    (tmp_path / "there").rename(tmp_path / "run")
-    advised = shlex.split(train("resume=run", "total_frames=96").error.partition("too: ")[2].rstrip("."))
-    assert train("resume=run", "total_frames=96", *advised).code == 0

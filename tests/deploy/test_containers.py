@@ -1,4 +1,5 @@
-"""Files for containers: valid, without root, with a root file system that is only read, and with commands that run."""
+"""Files for containers and for a Ray cluster: valid, with commands that run; containers without root, which write to
+their volumes only."""
 
 import fnmatch
 import os
@@ -18,6 +19,7 @@ COMPOSE = yaml.safe_load((ROOT / "deploy" / "compose.yaml").read_text(encoding="
 DOCKERFILE = (ROOT / "Dockerfile").read_text(encoding="utf-8").replace("\\\n", " ")
 OUTPUTS, HOME = "/app/outputs", "/home/recurrl"
 WRITABLE = {OUTPUTS, HOME, "/tmp"}
+RAY = (ROOT / "deploy" / "ray" / "cluster.yaml").read_text(encoding="utf-8")
 by_name = pytest.mark.parametrize("path", KUBERNETES, ids=lambda path: path.stem)
 by_service = pytest.mark.parametrize("service", COMPOSE["services"].values(), ids=COMPOSE["services"])
 
@@ -91,6 +93,19 @@ def test_the_arguments_of_a_pod_configure_a_run(recurrl_train, tmp_path, path):
     words = container["args"]
     settings = words[words.index("recurrl") + 1 :] if "recurrl" in words else words  # after those of torchrun
     recurrl_train(*settings, "--cfg", "job", cwd=tmp_path).succeeded()
+
+
+def test_the_command_for_a_ray_cluster_configures_a_run(recurrl_train, tmp_path):
+    (command,) = re.findall(r"# +ray exec --tmux \S+ '(.*)'", re.sub(r"\\\n#\s*", "", RAY))
+    program, *words = shlex.split(command)
+    assert program == "recurrl-train"
+    recurrl_train(*words, "--cfg", "job", cwd=tmp_path).succeeded()
+
+
+@pytest.mark.slow
+def test_ray_takes_the_file():
+    util = pytest.importorskip("ray.autoscaler._private.util", reason="needs pip install 'recurrl[ray]'")
+    util.validate_config(util.prepare_config(yaml.safe_load(RAY)))
 
 
 @by_service

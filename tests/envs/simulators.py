@@ -4,6 +4,8 @@ Where an episode starts follows from the environment's number and from how many 
 that all forms play the same episodes.
 """
 
+import math
+
 import gymnasium
 import numpy as np
 import torch
@@ -87,11 +89,9 @@ class Simulation:
     def reset(self, seed=None, env_ids=None):
         if seed is not None:
             self.episode[...] = -1
-        mask = torch.ones_like(self.over)
-        if env_ids is not None:
-            assert self.resets == "disabled"
-            mask = torch.zeros_like(self.over)
-            mask[env_ids] = True
+        assert env_ids is None or self.resets == "disabled"
+        mask = torch.zeros_like(self.over)
+        mask[slice(None) if env_ids is None else env_ids] = True
         self._begin(mask)
         self.over[...] = False
         return self.observed(), {"log": {"Episode/begun": mask.sum()}}
@@ -163,10 +163,10 @@ class Levels(Simulation):
     """A curriculum: the level is the number of episodes that have ended, and every position is multiplied by it.
 
     Attributes:
-        steps_left: of all simulations, until one fails; None for any number.
+        steps_left: of all simulations, until one fails.
     """
 
-    steps_left = None
+    steps_left = math.inf
 
     def __init__(self, num_envs):
         self.level = torch.ones((), dtype=torch.float64)
@@ -176,10 +176,9 @@ class Levels(Simulation):
         return super().observed() * self.level.float()
 
     def step(self, action):
-        if Levels.steps_left is not None:
-            Levels.steps_left -= 1
-            if Levels.steps_left < 0:
-                raise RuntimeError("killed")
+        Levels.steps_left -= 1
+        if Levels.steps_left < 0:
+            raise RuntimeError("killed")
         observation, reward, terminated, truncated, info = super().step(action)
         self.level = self.level + (terminated | truncated).sum()
         return observation, reward, terminated, truncated, info
@@ -211,32 +210,31 @@ class Arrays(Simulation):
         return observation.numpy(), *(value.numpy() for value in results), {}
 
 
+FAILURES = {
+    "observation": lambda seen, *rest: (seen.index_fill(0, torch.tensor(1), torch.nan), *rest),
+    "reward": lambda seen, reward, *rest: (seen, reward.index_fill(0, torch.tensor(2), torch.nan), *rest),
+    "length": lambda seen, reward, *rest: (seen, reward, rest[-1]),
+    "shape": lambda seen, *rest: (seen[:, :1], *rest),
+    "dtype": lambda seen, *rest: (seen.double(), *rest),
+    "device": lambda seen, *rest: (seen.to("meta"), *rest),
+    "kind": lambda *results: ("nothing", *results[1:]),
+    "rewards": lambda seen, reward, *rest: (seen, reward[:-1], *rest),
+    "flags": lambda seen, reward, terminated, *rest: (seen, reward, terminated.float(), *rest),
+}
+"""What may be wrong with the results of a step."""
+
+
 class Failing(Simulation):
     """Misbehaves in its fourth step."""
 
-    def __init__(self, num_envs, failure=""):
+    def __init__(self, num_envs, failure):
         super().__init__(num_envs, final=False)
-        self.failure, self.steps = failure, 0
+        self.failed, self.steps = FAILURES[failure], 0
 
     def step(self, action):
         self.steps += 1
-        observation, reward, terminated, truncated, info = super().step(action)
-        if self.steps == 4:
-            if self.failure == "observation":
-                observation[1, 0] = torch.nan
-            if self.failure == "reward":
-                reward[2] = torch.nan
-            if self.failure == "length":
-                return observation, reward, info
-            observation = {
-                "shape": observation[:, :1],
-                "dtype": observation.double(),
-                "device": observation.to("meta"),
-                "kind": "nothing",
-            }.get(self.failure, observation)
-            reward = reward[:-1] if self.failure == "rewards" else reward
-            terminated = terminated.float() if self.failure == "flags" else terminated
-        return observation, reward, terminated, truncated, info
+        results = super().step(action)
+        return self.failed(*results) if self.steps == 4 else results
 
 
 class Lengths(Simulation):

@@ -42,32 +42,26 @@ def header_of(folder):
     return yaml.safe_load(header), body
 
 
-def check_header(header):
-    """The rules of https://github.com/huggingface/hub-docs/blob/main/modelcard.md, and no entries but its own."""
-    known = {"library_name", "pipeline_tag", "tags", "model-index"}
-    assert header.keys() <= known
-    assert all(isinstance(tag, str) for tag in header["tags"])
-    (model,) = header["model-index"]
-    assert set(model) == {"name", "results"}
-    (result,) = model["results"]
-    assert set(result) == {"task", "dataset", "metrics"}
-    assert result["task"]["type"] == header["pipeline_tag"] == "reinforcement-learning"
-    assert set(result["dataset"]) == {"type", "name"}
-    (metric,) = result["metrics"]
-    assert metric["type"] == "mean_reward"
-    mean, sign, spread = metric["value"].split(" ")
-    assert sign == "+/-"
-    assert -math.inf < float(mean) < math.inf > float(spread) >= 0
+def mean_in(header, env, cell):
+    """The mean return in a header, which has the entries of
+    https://github.com/huggingface/hub-docs/blob/main/modelcard.md and no others.
+    """
+    kind, value = "reinforcement-learning", header["model-index"][0]["results"][0]["metrics"][0]["value"]
+    metric = {"type": "mean_reward", "name": "mean_reward", "value": value, "verified": False}
+    result = {"task": dict.fromkeys(("type", "name"), kind), "dataset": dict.fromkeys(("type", "name"), env)}
+    tags = [env, kind, "deep-reinforcement-learning", "recurrent", cell, "ppo"]
+    index = [{"name": f"ppo-{cell}", "results": [{**result, "metrics": [metric]}]}]
+    assert header == {"library_name": "recurrl", "pipeline_tag": kind, "tags": tags, "model-index": index}
+    mean, spread = map(float, value.split(" +/- "))
+    assert -math.inf < mean < math.inf > spread >= 0
+    return mean
 
 
 def test_the_card_says_what_an_evaluation_of_the_folder_finds(written, finished_run):
     header, body = header_of(written)
-    check_header(header)
     seed = int(body.partition("--seed ")[2].split()[0])
     returns = open_run(written, device="cpu").evaluate(seed=seed)["kept"]
-    mean = sum(returns) / len(returns)
-    shown = header["model-index"][0]["results"][0]["metrics"][0]["value"].partition(" ")[0]
-    assert float(shown) == pytest.approx(mean, rel=1e-3)
+    assert mean_in(header, "CartPole-v1", "lstm") == pytest.approx(sum(returns) / len(returns), rel=1e-3)
     for text in ("CartPole-v1", "without entries 1, 3", "95% interval", "64 frames", "seed 0"):
         assert text in body
     assert json.loads((written / "policy.json").read_text())["run"]["directory"] == "run"  # no path of this machine
@@ -105,10 +99,6 @@ def change_config(folder, marker):
     (folder / "config.yaml").write_text(yaml.safe_dump(settings))
 
 
-def yaml_with_code(folder, marker):
-    (folder / "config.yaml").write_text(f"env: !!python/object/apply:os.mkdir [{marker}]\n")
-
-
 def files_with_code(folder, marker):
     """Everything that is not read to act is left alone."""
     code = f"import os\nos.mkdir({str(marker)!r})\n"
@@ -119,7 +109,6 @@ def files_with_code(folder, marker):
 ATTACKS = [
     (replace_state, "does not fit this configuration"),
     (change_config, "names code that would be imported and executed: hostile."),
-    (yaml_with_code, "was not written by a run"),
     (files_with_code, None),
 ]
 
@@ -162,11 +151,12 @@ def test_without_the_package_there_is_no_video_and_the_reason(finished_run, tmp_
     assert "onnx" not in body
 
 
-def test_a_checkpoint_without_a_return_gets_the_one_found_for_it(finished_run, tmp_path, not_installed):
-    not_installed("imageio_ffmpeg")
+def test_a_checkpoint_without_a_return_gets_the_one_found_for_it(finished_run, tmp_path, monkeypatch):
+    for slow in ("export", "files_of"):  # exports and a video
+        monkeypatch.setattr(f"recurrl.cli.hub_run.{slow}", lambda *_, **__: ())
     path = find(shutil.copytree(finished_run, tmp_path / "run"))
     complete(path, {"collect/restarts": 1.0})
-    write_hub_folder(path, tmp_path / "made", formats=["pt2"])
+    write_hub_folder(path, tmp_path / "made")
     assert math.isfinite(manifest(find(tmp_path / "made", "best"))["metrics"]["eval/return_mean"])
     recurrl.load(tmp_path / "made")
 
@@ -177,9 +167,7 @@ def test_a_card_of_any_environment_keeps_its_header(compose):
     config.env.id = env
     facts = {"frames": 64, "evaluation_seed": 1, "version": "0.1.0", "files": ["policy.onnx"]}
     card = model_card(config, summarized([0.5, 1.0, 1.5]), **facts, needs_trust=True)
-    header = yaml.safe_load(card.split("---\n")[1])
-    check_header(header)
-    assert header["tags"][0] == env
+    assert mean_in(yaml.safe_load(card.split("---\n")[1]), env, "gru") == 1.0
     assert "trust_packages=True" in card
     assert "over 1 episode;" in model_card(config, summarized([0.5]), **facts, needs_trust=True)
 
