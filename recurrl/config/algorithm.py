@@ -59,7 +59,9 @@ class ClippedConfig(AlgorithmConfig):
     clip_epsilon: float = option("clip range of the probability ratio", BELOW_ONE)
     clip_epsilon_high: float | None = option("clip range above 1; null: clip_epsilon", SCALE)
     entropy_coeff: float = option("weight of the entropy bonus; PPO: in units of the advantages' running RMS", WEIGHT)
-    entropy_final_fraction: float = option("fraction left at the end; 1: constant", FRACTION, only_with=BONUS)
+    entropy_final_fraction: float = option(
+        "fraction of entropy_coeff at the end; 1: constant", FRACTION, only_with=BONUS
+    )
 
     @property
     def follows_schedule(self) -> bool:
@@ -121,7 +123,9 @@ class DistillConfig(PPOConfig):
     entropy_coeff: float = option(
         "weight of the entropy bonus, in units of the advantages' running RMS", WEIGHT, only_with=PPO_ACTIVE
     )
-    entropy_final_fraction: float = option("fraction left at the end; 1: constant", FRACTION, only_with=PPO_BONUS)
+    entropy_final_fraction: float = option(
+        "fraction of entropy_coeff at the end; 1: constant", FRACTION, only_with=PPO_BONUS
+    )
     normalize_advantage: str = option(
         "normalise advantages: none, per minibatch or per batch", choices=NORMALIZATIONS, only_with=PPO_ACTIVE
     )
