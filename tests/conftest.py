@@ -20,6 +20,7 @@ import sys
 from contextlib import suppress
 from copy import deepcopy
 from functools import cache, partial
+from pkgutil import resolve_name
 
 import gymnasium
 import hydra
@@ -32,12 +33,6 @@ from omegaconf import OmegaConf
 from rejections import error_of
 
 from recurrl.agent import Agent
-from recurrl.cli import check as check_command
-from recurrl.cli import compare as compare_command
-from recurrl.cli import evaluate as evaluate_command
-from recurrl.cli import export as export_command
-from recurrl.cli import train as train_command
-from recurrl.cli import upload as upload_command
 from recurrl.config.composed import typed
 from recurrl.policy.normalization import ObservationNormalizer
 from recurrl.recurrent.backends.native import library
@@ -153,40 +148,35 @@ def agent_of(small):
 
 
 def _command(program, main):
-    """A fixture that runs a command in this process, in the folder ``cwd``."""
+    """A fixture that runs a command, a function of ``recurrl.cli``, in this process, in the folder ``cwd``."""
 
     @pytest.fixture(scope="session", name=program.replace("-", "_"))
     def command():
-        return lambda *arguments, cwd: run_in_process(main, program, arguments, cwd)
+        return lambda *arguments, cwd: run_in_process(resolve_name(f"recurrl.cli.{main}"), program, arguments, cwd)
 
     return command
 
 
-recurrl_train = _command("recurrl-train", train_command.main)
-recurrl_evaluate = _command("recurrl-evaluate", evaluate_command.evaluate_main)
-recurrl_check = _command("recurrl-check", check_command.check_main)
-recurrl_export = _command("recurrl-export", export_command.export_main)
-recurrl_upload = _command("recurrl-upload", upload_command.upload_main)
-recurrl_compare = _command("recurrl-compare", compare_command.compare_main)
-recurrl_report = _command("recurrl-report", compare_command.report_main)
+recurrl_train = _command("recurrl-train", "train:main")
+recurrl_evaluate = _command("recurrl-evaluate", "evaluate:evaluate_main")
+recurrl_check = _command("recurrl-check", "check:check_main")
+recurrl_export = _command("recurrl-export", "export:export_main")
+recurrl_upload = _command("recurrl-upload", "upload:upload_main")
+recurrl_compare = _command("recurrl-compare", "compare:compare_main")
+recurrl_report = _command("recurrl-report", "compare:report_main")
 
 
-@pytest.fixture
-def train(recurrl_train, tmp_path):
-    """Runs ``recurrl-train`` in the test's own folder."""
-    return partial(recurrl_train, cwd=tmp_path)
+def _in_tmp_path(name):
+    """A fixture that runs a command in the test's own folder."""
+
+    @pytest.fixture(name=name)
+    def command(request, tmp_path):
+        return partial(request.getfixturevalue(f"recurrl_{name}"), cwd=tmp_path)
+
+    return command
 
 
-@pytest.fixture
-def evaluate(recurrl_evaluate, tmp_path):
-    """Runs ``recurrl-evaluate`` in the test's own folder."""
-    return partial(recurrl_evaluate, cwd=tmp_path)
-
-
-@pytest.fixture
-def check(recurrl_check, tmp_path):
-    """Runs ``recurrl-check`` in the test's own folder."""
-    return partial(recurrl_check, cwd=tmp_path)
+train, evaluate, check = map(_in_tmp_path, ("train", "evaluate", "check"))
 
 
 @pytest.fixture(scope="session")

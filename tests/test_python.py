@@ -6,10 +6,9 @@ import os
 import random
 import shutil
 import signal
-import subprocess
 import sys
-from dataclasses import replace
-from itertools import product
+from dataclasses import asdict, replace
+from itertools import cycle, product
 from pathlib import Path
 
 import numpy as np
@@ -28,7 +27,7 @@ from slow_cases import slow
 import recurrl
 from recurrl import checkpoint
 from recurrl.api import overrides_of
-from recurrl.config.composed import as_schema, plain, resolved
+from recurrl.config.composed import as_schema, resolved
 from recurrl.config.run import PRECISIONS
 from recurrl.errors import ConfigError, RunError
 from recurrl.recurrent.backends.native import library
@@ -98,6 +97,8 @@ def test_a_call_is_one_run(tmp_path, options):
     assert error_of(recurrl.train, f"{options} seed=0,1") == (
         f"{options} has no place in Python, where a call is one run. Call train for each value."
     )
+    needed = "resume=auto needs a directory that lasts (run_dir=... in Python)"
+    assert error_of(recurrl.train, "resume=auto").startswith(needed)
     assert list(tmp_path.iterdir()) == []
     assert error_of(recurrl.train, "env.id='x").startswith("env.id='x is not a command line: No closing quotation.")
     (tmp_path / "file").touch()
@@ -146,36 +147,31 @@ def on_machine(monkeypatch, gpus):
 
 
 COMPUTED = [
-    *product([f"backend.name={name}" for name in (AUTO, *BACKENDS)], [f"precision={name}" for name in PRECISIONS]),
-    *(("compile=loss",), ("compile=cudagraphs",), ("recompute=full",)),
+    *((name, {"precision": precision}) for name, precision in product((AUTO, *BACKENDS), PRECISIONS)),
+    *((AUTO, each) for each in ({"compile": "loss"}, {"compile": "cudagraphs"}, {"recompute": "full"})),
 ]
-"""The ways to compute sequences. What a machine has decides on each alone, and on a backend's precision."""
-
-
-@pytest.fixture(scope="module")
-def other_runs(finished_run):
-    """The settings of the finished run if it had computed in other ways, and their dataclasses, which are costly."""
-    saved = OmegaConf.load(finished_run / "config.yaml")
-    changed = [OmegaConf.merge(saved, OmegaConf.from_dotlist([*computed])) for computed in COMPUTED]
-    return [(plain(each), as_schema(each)) for each in changed]
+"""The ways to compute sequences: a backend, and another option. What a machine has decides on each alone, and on a
+backend's precision."""
 
 
 @pytest.mark.parametrize("device", ["auto", "cuda", slow("cuda:1"), "cpu"])
 @pytest.mark.parametrize(("trained", "used"), [(2, 0), (0, 2), slow(2, 2)], ids=["to a CPU", "to a GPU", "on GPUs"])
-def test_a_run_of_another_machine_can_be_opened_whatever_it_computed_with(
-    other_runs, run, monkeypatch, device, trained, used
-):
+def test_a_run_of_another_machine_can_be_opened_whatever_it_computed_with(run, monkeypatch, device, trained, used):
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
-    opened = 0
-    for saved, config in other_runs:
+    saved = as_schema(OmegaConf.load(run / "config.yaml"))
+    devices = ("cpu", *(["cuda"] if used else []), *([None] if used or device in ("auto", "cpu") else []))
+    opened, in_turn = 0, cycle(devices)
+    for name, options in COMPUTED:
         on_machine(monkeypatch, trained)
+        config = replace(saved, device=device, backend=replace(saved.backend, name=name), **options)
+        (run / "config.yaml").write_text(json.dumps(asdict(config)))
         try:
-            check_config(resolved(replace(config, device=device)))
+            check_config(resolved(config))
         except ConfigError:
             continue
-        (run / "config.yaml").write_text(json.dumps({**saved, "device": device}))
         on_machine(monkeypatch, used)
-        for on in ("cpu", *(["cuda"] if used else []), *([None] if used or device in ("auto", "cpu") else [])):
+        # One of these two takes each precision; the others need not be opened on every device.
+        for on in devices if name in (AUTO, "triton") else [next(in_turn)]:
             assert open_run(run, device=on).config.device == on or on is None, config
             opened += 1
     assert opened > 15 if trained or not device.startswith("cuda") else opened == 0  # no such run
@@ -199,12 +195,16 @@ class Kept(recurrl.Callback):
         return {"a": 1}
 
 
-def test_warnings_are_printed_where_the_program_sets_up_no_logging(tiny, tmp_path):
+def test_a_run_goes_on_in_its_directory_and_prints_warnings_where_the_program_sets_up_no_logging(
+    tiny, monkeypatch, capsys
+):
     recurrl.train(tiny, run_dir="run", callbacks=[Kept()])
-    script = "import recurrl; recurrl.train('resume=run total_frames=96')"
-    done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, check=True)
-    assert done.stderr.count("[WARNING] - The checkpoint has states of callbacks that this run lacks: Kept.") == 1
-    assert "[INFO]" not in done.stderr
+    monkeypatch.setattr(logging.getLogger(), "handlers", [])
+    resumed = recurrl.train({"resume": "run", "total_frames": 96})
+    printed = capsys.readouterr().err
+    assert printed.count("[WARNING] - The checkpoint has states of callbacks that this run lacks: Kept.") == 1
+    assert "[INFO]" not in printed
+    assert (resumed.directory, len(metrics(Path("run")))) == (Path("run").absolute(), 3)
 
 
 def test_a_checkpoint_of_another_version_says_so(tiny, monkeypatch, caplog):

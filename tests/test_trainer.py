@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from run_files import ended
+from run_files import column, ended
 
 import recurrl
 from recurrl.errors import ConfigError, RunError
@@ -105,6 +105,7 @@ def test_a_run_extended_from_a_checkpoint_of_its_end_has_the_states_after_it(tin
     extended = Counter()
     recurrl.train(["resume=run", "total_frames=96"], run_dir="extended", callbacks=[extended])
     assert extended.seen == [32, 64, 96]
+    assert [column(Path(name), "frames") for name in ("run", "extended")] == [[32, 64], [32, 64, 96]]
     first = Counter()
     recurrl.train(["resume=run/checkpoints/frames_000000000032"], run_dir="first", callbacks=[first])
     assert first.seen == [32, 64]
@@ -157,20 +158,11 @@ def test_no_callback_is_called_for_an_iteration_whose_evaluation_a_signal_stoppe
     assert other.seen == [32, 64, 96]
 
 
-def simple(self, metrics, policy):
-    pass
-
-
-def derived(self, trainer, metrics):
-    pass
+simple, derived, of_none = Counter.on_iteration, RecordingCallback.on_iteration, Counter.state_dict
 
 
 def of_three(self, metrics, policy, frames):
     pass
-
-
-def of_none(self):
-    return {}
 
 
 async def coroutine(self, trainer, metrics):

@@ -55,8 +55,7 @@ def ends_itself(run, number, where, calls, after):
                 os.kill(os.getpid(), number)
 
     if where == ANYWHERE:
-        calls_in_block = itertools.cycle(range(BLOCK))
-        sys.setprofile(lambda *_: next(calls_in_block) or count())
+        profile(run, count, after)
     elif where == CHECKPOINT:
         sync = os.fsync
 
@@ -68,6 +67,22 @@ def ends_itself(run, number, where, calls, after):
         os.fsync = counting_sync
     else:
         evaluation.evaluate = partial(counting_steps, evaluation.evaluate, count)
+
+
+def profile(run, count, after):
+    """Counts blocks of calls, from the checkpoint at which it starts to matter: it takes most of the time of a life."""
+    calls_in_block, replace = itertools.cycle(range(BLOCK)), os.replace
+
+    def begin():
+        if frames_of_newest(run) >= after:
+            sys.setprofile(lambda *_: next(calls_in_block) or count())
+
+    def replacing(*paths):
+        replace(*paths)
+        begin()
+
+    os.replace = replacing
+    begin()
 
 
 def counting_steps(evaluate, count, *arguments):

@@ -5,6 +5,7 @@ import json
 import os
 import sys
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from commands import output_of
@@ -33,9 +34,8 @@ def test_a_run_on_a_full_disk_ends_with_an_error_and_continues_with_space(tiny, 
     small_disk = with_a_small_disk(tmp_path, "2m")
     arguments = [str(tmp_path), ",".join(map(str, free_kib)), *tiny, *overrides, f"hydra.run.dir={tmp_path}/run"]
     frames = set()
-    for case in map(
-        json.loads, output_of([*small_disk, sys.executable, PROGRAM, *arguments], timeout=550).splitlines()
-    ):
+    lines = output_of([*small_disk, sys.executable, PROGRAM, *arguments], timeout=550).splitlines()
+    for case in map(json.loads, lines):
         full, after = case["full"], case["after"]
         assert not full["traceback"], case
         assert (full["damaged"], full["hidden"]) == ([], []), case
@@ -48,23 +48,12 @@ def test_a_run_on_a_full_disk_ends_with_an_error_and_continues_with_space(tiny, 
     assert frames == {0, 1, 2, 3}
 
 
-@pytest.fixture
-def no_space_for_a_summary(monkeypatch):
-    """A disk that is full when a run writes its summary."""
-
-    def write_summary(*_):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr(job, "write_summary", write_summary)
-
-
-def test_a_summary_that_cannot_be_written_fails_the_run_with_an_error_message(train, tiny, no_space_for_a_summary):
+def test_a_summary_that_cannot_be_written_fails_a_run_with_an_error_message_after_its_own(train, tiny, monkeypatch):
+    no_space = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    monkeypatch.setattr(job, "write_summary", Mock(side_effect=no_space))
     outcome = train(*tiny).failed()
     assert outcome.error.startswith(f"summary.json cannot be written. {FULL}")
     assert "Traceback" not in outcome.err
-
-
-def test_the_error_of_a_failed_run_comes_before_that_of_its_summary(train, tiny, no_space_for_a_summary):
     outcome = train(*tiny, *FAILING, "+env.kwargs.at=0")
     assert "the arm is stuck" in outcome.error
     assert "summary.json cannot be written: [Errno 28]" in outcome.err

@@ -9,9 +9,6 @@ import yaml
 from run_files import column, contents, ended, metrics, settings, summary, without_times
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-import recurrl
-from recurrl.errors import ConfigError
-
 
 def test_a_resumed_run_says_which_settings_are_not_those_of_the_run_before(train, finished_run):
     outcome = train(f"resume={finished_run}", "total_frames=96", "lr=3e-3", "epochs=1", "hydra.run.dir=run")
@@ -130,13 +127,6 @@ def test_the_jobs_of_a_sweep_are_copies_and_seeds_of_one_group_only_with_equal_s
     assert (" lr " in table, " seeds " in table) == (True, False)
 
 
-def test_from_python_a_run_is_resumed_in_its_own_directory_or_copied(tmp_path, run):
-    copied = recurrl.train([f"resume={run}", "total_frames=96"], run_dir=tmp_path / "copy")
-    assert (copied.directory, len(metrics(copied.directory)), len(metrics(run))) == (tmp_path / "copy", 3, 2)
-    again = recurrl.train({"resume": str(run), "total_frames": 96})
-    assert (again.directory, len(metrics(run))) == (run, 3)
-
-
 WITHOUT_A_DIRECTORY = [
     (("resume=auto",), "hydra.run.dir=outputs/mine."),
     (("resume=auto", "hydra.run.dir=mine/${now:%H-%M}"), "hydra.run.dir=outputs/mine."),
@@ -152,12 +142,6 @@ def test_resume_auto_without_a_directory_to_look_into_is_an_error(train, yamls, 
     assert outcome.error.endswith(f"Add {hint}"), outcome.err
     written = {path.name for path in tmp_path.rglob("*") if path.is_file()} - {"resumed.yaml"}
     assert written == ({"multirun.yaml"} if "-m" in command else set())  # Hydra's
-
-
-def test_resume_auto_from_python_names_the_argument(tmp_path, in_tmp_path):
-    with pytest.raises(ConfigError, match=r"resume=auto needs a directory that lasts \(run_dir=\.\.\. in Python\)"):
-        recurrl.train(["resume=auto"])
-    assert not list(tmp_path.iterdir())
 
 
 # What is rejected

@@ -6,7 +6,6 @@ import signal
 from statistics import fmean, stdev
 
 import pytest
-from joblib.externals.loky import get_reusable_executor
 from run_files import metrics, summary, without_times
 from slow_cases import slow_but
 
@@ -47,20 +46,21 @@ LAUNCHERS = {"basic": "hydra", "joblib": "joblib", "submitit_local": "submitit"}
 
 
 @pytest.mark.parametrize("launcher", slow_but(("basic",), LAUNCHERS))
-def test_a_failed_job_fails_alone_and_is_named_at_the_end(train, tiny, tmp_path, monkeypatch, launcher):
+def test_failed_and_rejected_jobs_fail_alone_and_are_named_at_the_end(train, tiny, tmp_path, launcher):
     pytest.importorskip(LAUNCHERS[launcher])
-    monkeypatch.delenv("TRITON_INTERPRET", raising=False)  # with it no job would fail
-    get_reusable_executor().shutdown()  # which has the environment of an earlier test
-    outcome = train("-m", *tiny, f"hydra/launcher={launcher}", "backend=triton,scan", "hydra.sweep.dir=sweep").failed()
-    assert [summary(tmp_path / "sweep" / job)["status"] for job in ("0", "1")] == ["failed", "completed"]
+    sweep = (f"hydra/launcher={launcher}", "compile=cudagraphs,none,abc", "hydra.sweep.dir=sweep")
+    outcome = train("-m", *tiny, *sweep).failed()
+    statuses = ["failed", "completed", "failed"]
+    assert [summary(tmp_path / "sweep" / job)["status"] for job in ("0", "1", "2")] == statuses
     lines = outcome.err.splitlines()
-    _, failed, *_, error = lines[lines.index("1 of 2 jobs completed") :]
-    assert failed.startswith("failed: 0: backend=triton: ConfigError: backend=triton needs a CUDA device")
-    assert error.startswith("error: backend=triton needs a CUDA device")
+    _, failed, rejected, *_, error = lines[lines.index("1 of 3 jobs completed") :]
+    assert failed.startswith("failed: 0: compile=cudagraphs: ConfigError: device must be a CUDA device with compile=")
+    assert rejected.startswith("failed: 2: compile=abc: ConfigError: compile must be one of ")
+    assert error.startswith("error: device must be a CUDA device with compile=")
     jobs = json.loads((tmp_path / "sweep" / "sweep.json").read_text(encoding="utf-8"))["jobs"]
-    statuses = [(job["settings"]["backend"], job["status"]) for job in jobs]
-    assert statuses == [("triton", "failed"), ("scan", "completed")]
-    assert outcome.out.splitlines()[-2].split()[:2] == ["1", "scan"]
+    of_jobs = [(job["settings"]["compile"], job["status"]) for job in jobs]
+    assert of_jobs == list(zip(("cudagraphs", "none", "abc"), statuses, strict=True))
+    assert outcome.out.splitlines()[-3].split()[:2] == ["1", "none"]
 
 
 def test_a_sweep_over_an_unknown_choice_is_rejected_before_its_first_job(train, tiny, tmp_path):
@@ -121,12 +121,6 @@ def test_ctrl_c_ends_a_sweep_with_its_table_and_it_can_be_continued(train, tiny,
 def test_a_signal_between_jobs_ends_a_sweep_with_its_exit_code(train, tiny, monkeypatch):
     monkeypatch.setattr("recurrl.cli.train.sweep_job", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
     assert train("-m", *tiny, "seed=0,1", "hydra.sweep.dir=sweep").code == 128 + signal.SIGTERM
-
-
-def test_a_job_that_is_rejected_before_it_begins_is_in_the_table(train, tiny, tmp_path):
-    outcome = train("-m", *tiny, "lr=1e-3,abc", "hydra.sweep.dir=sweep").failed()
-    assert [summary(tmp_path / "sweep" / job)["status"] for job in ("0", "1")] == ["completed", "failed"]
-    assert "failed: 1: lr=abc: ConfigError: lr must be a number" in outcome.err
 
 
 @pytest.mark.parametrize("nothing", ["seed=range(0,0)", "cell=glob(x*)"])

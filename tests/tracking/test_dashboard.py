@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from commands import output_of
-from wandb_server import WandbServer, without_a_login
+from wandb_server import without_a_login
 
 ROOT = Path(__file__).parents[2]
 
@@ -46,10 +46,8 @@ def test_without_a_login_it_writes_what_it_would_make_and_says_so(tmp_path):
     assert group in json.dumps(runs["filters"])
 
 
-def test_with_a_login_it_saves_the_workspace(tmp_path):
-    server = WandbServer()
+def test_with_a_login_it_saves_the_workspace(server, tmp_path):
     printed = dashboard(tmp_path, WANDB_API_KEY="0" * 40, WANDB_BASE_URL=server.url)
-    server.stop()
     [view] = server.views
     assert (view["entityName"], view["projectName"]) == ("me", "recurrl")
     assert len(list(panels(json.loads(view["spec"])))) > 5
