@@ -85,11 +85,11 @@ def _job(composed: DictConfig) -> float | None:
         with run_directory(run_dir, composed) as resume, sweep_job(run_dir, composed) if is_sweep else nullcontext():
             check_choices(composed)
             launch(composed) if resume in (None, "auto") else launch_saved(Path(resume))
-            if resume is None:
-                as_schema(composed)  # typos are reported before the next line imports torch, which takes seconds
+            # Typed here, so that typos are reported before the import of torch, which takes seconds.
+            config = as_schema(composed) if resume is None else None
             from recurrl.runs.job import run
 
-            run(composed, run_dir, started)
+            run(composed, run_dir, started, config=config)
     except (ConfigError, RunError) as error:
         # In a sweep Hydra must see the error: it continues with the other jobs, which may run in other processes.
         # For a single run, Hydra would print another line about the error.

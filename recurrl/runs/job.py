@@ -47,6 +47,7 @@ def run(
     callbacks: Sequence[Callback | IterationCallback] = (),
     env: Any = None,
     strict: bool = True,
+    config: TrainConfig | None = None,
 ) -> None:
     """Trains as configured, and writes the run's summary however it ends, unless it is rejected.
 
@@ -58,6 +59,7 @@ def run(
         callbacks: the user's callbacks.
         env: what makes the environments, if it was passed as an object.
         strict: reject values of the command line that have no effect.
+        config: the dataclasses of ``composed``, of a run that resumes none, if they are made already.
 
     Raises:
         ConfigError: the configuration is not possible.
@@ -68,7 +70,7 @@ def run(
     with _recorded(summary, run_dir), resource_errors_as_messages():
         check_callbacks(callbacks)
         remove_unfinished(run_dir)
-        config, start = with_resumed(composed, run_dir)
+        config, start = with_resumed(composed, run_dir) if config is None else (config, None)
         settings = asdict(config)  # saved whole: later versions may have other defaults
         config = resolved(config)
         config.env = with_maker(config.env, env)
