@@ -28,7 +28,7 @@ from recurrl.pretraining import _in_rows, pretrain, read_episodes
 
 
 def record(agent, folder, episodes):
-    """Records an agent's episodes, one after the other: it acts in a single environment."""
+    """Records an agent's episodes in turn, because it acts in a single environment."""
     env, added = agent.make_env(), agent.step.interface.added
     folder.mkdir(exist_ok=True)
     for episode in range(episodes):
