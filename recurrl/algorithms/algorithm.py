@@ -234,7 +234,8 @@ class Algorithm(nn.Module):
             losses = losses._replace(terms=terms, weight=weight)
         total = losses.total
         checks.check_learns(self, total.requires_grad, "does not require a gradient")
-        self.optimizer.zero_grad()
+        for parameter in self._optimized["params"]:
+            parameter.grad = None
         total.backward()
         if not self._is_checked:
             checks.check_parameters(self)

@@ -8,6 +8,7 @@ import math
 import torch
 from tensordict import TensorDictBase
 from torch import Tensor, nn
+from torch.nn import functional
 
 from recurrl.algorithms.advantages import advantage_metrics, gae, next_values, reevaluate, standardized
 from recurrl.algorithms.algorithm import Algorithm
@@ -148,7 +149,7 @@ class PPO(Algorithm):
         self, value: Tensor, slices_SK: TensorDictBase, mask: Tensor | None
     ) -> tuple[Tensor, dict[str, Tensor]]:
         target, limit = slices_SK[VALUE_TARGET], self.options.clip_value
-        error = (value - target).square()
+        error = functional.mse_loss(value, target, reduction="none")
         if limit is None:
             return mean_of(error, mask), {}
         stored = slices_SK[VALUE]

@@ -94,10 +94,13 @@ def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def _videos(runs: Sequence[Result]) -> Iterator[str]:
-    """The first of each run's videos, inside the page."""
+    """The first of each run's videos, inside the page; of one that is too large, where it is."""
     for run in runs:
         paths = sorted((run.directory / VIDEOS).glob("*"))
         video = next((path for path in paths if path.suffix in _VIDEOS and path.is_file()), None)
-        if video is not None and video.stat().st_size <= _MAX_VIDEO_BYTES:
-            data = base64.b64encode(video.read_bytes()).decode()
-            yield f"<h2>Video: {escape(run.name)}</h2>{_VIDEOS[video.suffix].format(data)}"
+        if video is not None:
+            size = video.stat().st_size
+            shown = f'<p class="soft">{escape(str(video))} has {size >> 20} MiB, too much for this page.</p>'
+            if size <= _MAX_VIDEO_BYTES:
+                shown = _VIDEOS[video.suffix].format(base64.b64encode(video.read_bytes()).decode())
+            yield f"<h2>Video: {escape(run.name)}</h2>{shown}"

@@ -197,6 +197,14 @@ def test_a_video_is_inside_the_page(sweep):
     assert f'src="data:image/gif;base64,{base64.b64encode(b"GIF89a").decode()}"' in report(sweep)
 
 
+def test_of_a_video_too_large_for_the_page_it_says_where_it_is(sweep):
+    (sweep / "0/video").mkdir()
+    with open(sweep / "0/video/replay.mp4", "wb") as file:
+        file.truncate(21 << 20)
+    page = report(sweep)
+    assert f"{sweep / '0/video/replay.mp4'} has 21 MiB" in page and "data:video" not in page
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("chromium") is None, reason="needs Chromium, which is not installed")
 @pytest.mark.parametrize(("scheme", "width"), [(0, 1040), (1, 390)], ids=["dark", "light and narrow"])

@@ -118,5 +118,6 @@ class OneHot(nn.Module):
     def forward(self, chosen: Tensor) -> Tensor:
         """One at each chosen value, zero elsewhere, ``[B, sum(sizes)]``."""
         # Not torch's one_hot, which checks the values first and so waits for a GPU.
-        of_entries = chosen.long().reshape(-1, self.count).index_select(1, self.place)
+        choices_BC = chosen.long().reshape(-1, self.count)
+        of_entries = choices_BC if self.count == 1 else choices_BC.index_select(1, self.place)
         return (of_entries == self.value).to(torch.get_default_dtype())
