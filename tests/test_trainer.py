@@ -111,9 +111,22 @@ def test_a_run_extended_from_a_checkpoint_of_its_end_has_the_states_after_it(tin
     assert first.seen == [32, 64]
 
 
+def test_of_a_state_that_is_not_restored_the_callback_is_named(tiny, caplog):
+    config = [*tiny, "total_frames=64", "checkpoint.every_frames=32"]
+    recurrl.train(config, run_dir="run", callbacks=[Counter()])
+    resume = "resume=run/checkpoints/frames_000000000032"
+    misreads = callback("Counter", Counter, load_state_dict=lambda _, state: state["count"])
+    with pytest.raises(ConfigError, match="load_state_dict of the callback Counter fails with KeyError: 'count'"):
+        recurrl.train([resume], run_dir="misread", callbacks=[misreads])
+    recurrl.train([resume], run_dir="without")
+    assert "has states of callbacks that this run lacks: Counter." in caplog.text
+    recurrl.train(["resume=without", "total_frames=96"], run_dir="again", callbacks=[Counter()])
+    assert "has no states of these callbacks, which start anew: Counter." in caplog.text
+
+
 UNSAVABLE = [
     callback("MetricsAndPolicy", Counter, state_dict=lambda _: {"best": np.random.default_rng(0)}),
-    callback("TheWholeRun", state_dict=lambda _: {"best": np.zeros(3)}),
+    callback("TheWholeRun", state_dict=lambda _: {"best": np.zeros(3)}, load_state_dict=Counter.load_state_dict),
 ]
 
 
@@ -180,6 +193,8 @@ NOT_CALLED = [
     (recurrl.Callback, {"close": of_none}, r"Mine must have close\(failed\): too many positional arguments"),
     (recurrl.Callback, {"on_iteration": coroutine}, r"\(trainer, metrics\), and not as a coroutine. Remove async"),
     (object, BOTH, "Mine must have both state_dict and load_state_dict, or neither"),
+    (recurrl.Callback, {"state_dict": of_none}, "Mine must have both state_dict and load_state_dict, or neither"),
+    (recurrl.Callback, {"load_state_dict": simple}, "Mine must have both state_dict and load_state_dict, or neither"),
 ]
 
 

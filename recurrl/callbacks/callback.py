@@ -17,7 +17,7 @@ from tensordict import TensorDictBase
 
 from recurrl.agent import Agent
 from recurrl.config import EnvConfig
-from recurrl.errors import ConfigError, check_method, require
+from recurrl.errors import ConfigError, check_method, require, user_code
 from recurrl.policy import Policy
 from recurrl.runtime.metrics import floats, merged
 from recurrl.runtime.seeds import random_numbers_restored
@@ -137,7 +137,8 @@ def check_callbacks(callbacks: Sequence[Any]) -> None:
             not isinstance(each, type),
             f"callbacks must be objects (got a class). Give {getattr(each, '__name__', each)}().",
         )
-        name, derives = type(each).__name__, isinstance(each, Callback)
+        kind, derives = type(each), isinstance(each, Callback)
+        name = kind.__name__
         base, others = (Callback, "metrics") if derives else (IterationCallback, "trainer")
         known = sorted(method for method in vars(base) if method.startswith("on_") or method == "close")
         unknown = sorted(method for method in dir(each) if method.startswith("on_") and method not in known)
@@ -153,10 +154,9 @@ def check_callbacks(callbacks: Sequence[Any]) -> None:
             next(iter(inspect.signature(each.on_iteration).parameters)) != others,
             f"The callback {name} must have on_iteration({arguments}), because it {why} from recurrl.Callback.",
         )
-        require(
-            hasattr(each, "state_dict") == hasattr(each, "load_state_dict"),
-            f"The callback {name} must have both state_dict and load_state_dict, or neither.",
-        )
+        methods = ("state_dict", "load_state_dict")
+        own = [one for one in methods if getattr(kind, one, None) not in (None, getattr(Callback, one))]
+        require(len(own) != 1, f"The callback {name} must have both state_dict and load_state_dict, or neither.")
 
 
 class Callbacks:
@@ -220,8 +220,16 @@ class Callbacks:
         return {name: state for name, callback in self._callbacks.items() if (state := state_copy(callback, name))}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restores the states of callbacks by name. A callback without a saved state keeps its initial one."""
-        if lost := sorted(state.keys() - self._callbacks.keys()):
+        """Restores the states of callbacks by name. A callback without a saved state keeps its initial one.
+
+        Raises:
+            ConfigError: a callback's ``load_state_dict`` fails.
+        """
+        saved, now = state.keys(), self._callbacks.keys()
+        if lost := sorted(saved - now):
             logger.warning("The checkpoint has states of callbacks that this run lacks: %s.", ", ".join(lost))
-        for name in self._callbacks.keys() & state.keys():
-            self._callbacks[name].load_state_dict(state[name])
+        if new := sorted(self.state_dict().keys() - saved):
+            logger.warning("The checkpoint has no states of these callbacks, which start anew: %s.", ", ".join(new))
+        for name in now & saved:
+            with user_code(f"load_state_dict of the callback {name} fails", "It gets what state_dict returned."):
+                self._callbacks[name].load_state_dict(state[name])

@@ -112,13 +112,13 @@ def load(path: Path, components: Mapping[str, Stateful], changes: Mapping[str, t
         changes: old and new value of each changed setting that affects their shapes, for the error message.
 
     Raises:
-        ConfigError: the checkpoint does not fit the components.
+        ConfigError: the checkpoint does not fit the components, or a component raised it.
         RunError: a component raised it.
     """
     for name, component in components.items():
         try:
             component.load_state_dict(_read(path, name))
-        except RunError:
+        except (ConfigError, RunError):
             raise
         except _INCOMPATIBLE as error:
             reason = described(changes) if changes else f"{name}: {message_of(error)}"
