@@ -95,7 +95,8 @@ def test_a_call_is_one_run(tmp_path, options):
     several = "seed=0,1 has several values. Add -m before it to run each; in Python, call train for each."
     assert error_of(recurrl.train, "seed=0,1").startswith(several)
     assert error_of(recurrl.train, f"{options} seed=0,1") == (
-        f"{options} has no place in Python, where a call is one run. Call train for each value."
+        f"Options are for recurrl-train only (got {options}). From Python, call train with overrides; instead of a "
+        "sweep, once for each value."
     )
     needed = "resume=auto needs a directory that lasts (run_dir=... in Python)"
     assert error_of(recurrl.train, "resume=auto").startswith(needed)
@@ -193,6 +194,9 @@ class Kept(recurrl.Callback):
 
     def state_dict(self):
         return {"a": 1}
+
+    def load_state_dict(self, state):
+        assert state == {"a": 1}
 
 
 def test_a_run_goes_on_in_its_directory_and_prints_warnings_where_the_program_sets_up_no_logging(

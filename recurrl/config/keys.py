@@ -11,7 +11,7 @@ import yaml  # type: ignore[import-untyped]
 from recurrl.config.options import Meaning, meaning_of
 from recurrl.config.plugins import GROUPS, PACKAGED_OPTIONS, key_of, nearest
 from recurrl.config.run import TrainConfig
-from recurrl.errors import ConfigError
+from recurrl.errors import ConfigError, require
 
 FREE = "env.kwargs"
 """Below this key are an environment's arguments, which are not in the schema."""
@@ -72,6 +72,7 @@ def check_key(path: str, known: Collection[str], common: Collection[str] | None 
             f"{group}={owners}. If you did not set it yourself, either the defaults of a yaml did (remove them), "
             f"or {key_of(group)}=... did, which keeps the options of the previous choice (write {group}=... instead)."
         )
+    require(path != "callbacks", "callbacks are passed to recurrl.train, in Python, and have no key.")
     if last in SYNONYMS:
         raise ConfigError(f"Unknown configuration key {path!r}. Did you mean {SYNONYMS[last]}?")
     raise ConfigError(f"Unknown configuration key {path!r}. {_advice(path, known, common)}")
@@ -89,6 +90,7 @@ def _advice(path: str, known: Collection[str], common: Collection[str] | None) -
     inside = [key.removeprefix(f"{group}.") for key in common or known if group and key.startswith(f"{group}.")]
     listed = ", ".join(key for key in inside if key != "name")
     of_group = f"{group} has: {listed}. " * bool(listed)
+    of_group += f"An argument of the environment is {FREE}.{last}. " * (group == "env")
     of_choice = f"recurrl-train --cfg job {group}=... lists those of a choice." if group in GROUPS and common else ""
     return (of_group + of_choice).strip() or "recurrl-train --cfg job lists all keys."
 

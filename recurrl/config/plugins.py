@@ -289,7 +289,8 @@ def options_class(group: str, name: str) -> type:
         raise ConfigError(
             f"{setting}: the first parameter of its factory must be annotated with a dataclass derived from "
             f"recurrl.config.{base.__name__}, its options (got {getattr(options, '__name__', 'no annotation')}). "
-            f"{_ADVICE}"
+            + f"An environment itself is env=gym env.id={name}. " * (group == "env")
+            + _ADVICE
         )
     if inspect.get_annotations(options) and "__dataclass_fields__" not in vars(options):
         raise ConfigError(f"{setting}: its options {options.__name__} must be a dataclass. Put @dataclass above it.")

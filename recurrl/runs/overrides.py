@@ -153,7 +153,10 @@ def compose(overrides: Sequence[str], config_dir: str | Path | None = None, is_r
         ConfigError: an override is wrong.
     """
     if options := " ".join(text for text in overrides if text.startswith("-")):
-        raise ConfigError(f"{options} has no place in Python, where a call is one run. Call train for each value.")
+        raise ConfigError(
+            f"Options are for recurrl-train only (got {options}). From Python, call train with overrides; instead of a "
+            "sweep, once for each value."
+        )
     search = [] if config_dir is None else [f"hydra.searchpath=[{text_of(f'file://{Path(config_dir).resolve()}')}]"]
     with hydra_errors_as_config_errors(), hydra.initialize_config_module("recurrl.configs", version_base="1.3"):
         composed = hydra.compose("train", prepared([*overrides, *search], is_run), return_hydra_config=True)

@@ -27,6 +27,7 @@ UNKNOWN = [
         "cell=... lists those of a choice.",
     ),
     (("-m", "sed=0,1"), "Unknown configuration key 'sed'. Did you mean seed?"),
+    (("callbacks=mine:Stop",), "callbacks are passed to recurrl.train, in Python, and have no key."),
 ]
 
 

@@ -122,6 +122,7 @@ def test_a_snippet_runs(page, code, tiny, finished_run, in_tmp_path, monkeypatch
     if "recurrl.train(" not in code:
         shutil.copytree(finished_run, "outputs/mine")
     long = r'\["cell=lstm", "seed=1"\]|"cell=lstm seed=1"|"total_frames=20_000"|"algorithm.entropy_final_fraction=1"'
+    long += r'|\["evaluation.every_frames=5000", \*sys.argv\[1:\]\]'
     short = re.sub(long, repr([*tiny, "cell=lstm", "seed=1"]), code).replace("total_frames=40_000", "total_frames=96")
     assert ("recurrl.train(" in code) == (short != code)
     module = ModuleType("snippet")

@@ -49,7 +49,7 @@ def test_a_command_trains_with_the_file_above_it_resumes_and_can_be_evaluated(
 def test_the_callbacks_stop_a_run_and_log_a_metric(folder, tiny):
     stop, size = (importlib.import_module(name) for name in ("stop", "state_size"))
     callbacks = [stop.StopAtReturn(-1.0, patience=1), size.StateSize()]
-    run = recurrl.train([*tiny, "env.max_episode_steps=4"], folder / "run", callbacks)
+    run = recurrl.train([*tiny, "env.max_episode_steps=4", "evaluation.every_frames=32"], folder / "run", callbacks)
     assert run.summary["status"] == "stopped"
     assert run.summary["frames"] == 32
     assert "state/largest" in (run.directory / "metrics.csv").read_text(encoding="utf-8")

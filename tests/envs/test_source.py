@@ -118,6 +118,8 @@ MISTAKES = [
     ("env=mine:Renamed", "env.observation_keys must name what the environment has: pixels (got observation). Choose"),
     ("env=mine:no_source", "made a str, which is not a recurrl.envs.Source. Derive from"),
     ("env=mine:OnTensors env.sise=3", "Unknown configuration key 'env.sise'. Did you mean env.size"),
+    ("env=gym env.id=mine:Gym env.xyzzy=3", "An argument of the environment is env.kwargs.xyzzy."),
+    ("env=gymnasium.envs.classic_control:CartPoleEnv", "is env=gym env.id=gymnasium.envs.classic_control:CartPoleEnv"),
     ("env=mine:OnTensors env.wrappers=[a.b:C]", 'does not support env.wrappers=["a.b:C"]. Set env.wrappers=[].'),
     ("env=mine:OnTensors algorithm=grpo algorithm.group_size=2", "environment cannot do. Choose algorithm=ppo"),
     ("env=mine:OnTensors env.failure=raises", "(OnTensors), at step 3, raised RuntimeError in step: the simulator"),
