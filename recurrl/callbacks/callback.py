@@ -100,29 +100,35 @@ class IterationCallback(Protocol):
 
 
 class UserCallback(Callback):
-    """An :class:`IterationCallback` as a callback of the trainer."""
+    """An :class:`IterationCallback` as a callback of the trainer.
+
+    Args:
+        callback: the user's.
+        policy: the policy that is trained.
+        env: the environments' options.
+    """
 
     def __init__(self, callback: IterationCallback, policy: Policy, env: EnvConfig) -> None:
-        self._callback, self._agent = callback, Agent(policy, env)
+        self.user, self._agent = callback, Agent(policy, env)
 
     @property
     def name(self) -> str:
         """The name of the user's class."""
-        return type(self._callback).__name__
+        return type(self.user).__name__
 
     def on_iteration(self, trainer: Trainer, metrics: dict[str, float]) -> bool | None:
         """Calls the user's callback with read-only metrics, because the run would not log its changes to them."""
         with random_numbers_restored():
-            return self._callback.on_iteration(MappingProxyType({"frames": trainer.frames, **metrics}), self._agent)
+            return self.user.on_iteration(MappingProxyType({"frames": trainer.frames, **metrics}), self._agent)
 
     def state_dict(self) -> dict[str, Any]:
         """The callback's state, if it has one."""
-        return self._callback.state_dict() if isinstance(self._callback, Stateful) else {}
+        return self.user.state_dict() if isinstance(self.user, Stateful) else {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restores the callback's state."""
-        if isinstance(self._callback, Stateful):
-            self._callback.load_state_dict(state)
+        if isinstance(self.user, Stateful):
+            self.user.load_state_dict(state)
 
 
 def check_callbacks(callbacks: Sequence[Any]) -> None:
@@ -137,8 +143,7 @@ def check_callbacks(callbacks: Sequence[Any]) -> None:
             not isinstance(each, type),
             f"callbacks must be objects (got a class). Give {getattr(each, '__name__', each)}().",
         )
-        kind, derives = type(each), isinstance(each, Callback)
-        name = kind.__name__
+        name, derives = type(each).__name__, isinstance(each, Callback)
         base, others = (Callback, "metrics") if derives else (IterationCallback, "trainer")
         known = sorted(method for method in vars(base) if method.startswith("on_") or method == "close")
         unknown = sorted(method for method in dir(each) if method.startswith("on_") and method not in known)
@@ -154,9 +159,16 @@ def check_callbacks(callbacks: Sequence[Any]) -> None:
             next(iter(inspect.signature(each.on_iteration).parameters)) != others,
             f"The callback {name} must have on_iteration({arguments}), because it {why} from recurrl.Callback.",
         )
-        methods = ("state_dict", "load_state_dict")
-        own = [one for one in methods if getattr(kind, one, None) not in (None, getattr(Callback, one))]
-        require(len(own) != 1, f"The callback {name} must have both state_dict and load_state_dict, or neither.")
+        require(
+            _defines(each, "state_dict") == _defines(each, "load_state_dict"),
+            f"The callback {name} must have both state_dict and load_state_dict, or neither.",
+        )
+
+
+def _defines(callback: object, method: str) -> bool:
+    """True if a callback, or the user's that it calls, has a method other than that of :class:`Callback`."""
+    one = callback.user if isinstance(callback, UserCallback) else callback
+    return getattr(type(one), method, None) not in (None, getattr(Callback, method))
 
 
 class Callbacks:
@@ -228,7 +240,7 @@ class Callbacks:
         saved, now = state.keys(), self._callbacks.keys()
         if lost := sorted(saved - now):
             logger.warning("The checkpoint has states of callbacks that this run lacks: %s.", ", ".join(lost))
-        if new := sorted(self.state_dict().keys() - saved):
+        if new := sorted(name for name in now - saved if _defines(self._callbacks[name], "state_dict")):
             logger.warning("The checkpoint has no states of these callbacks, which start anew: %s.", ", ".join(new))
         for name in now & saved:
             with user_code(f"load_state_dict of the callback {name} fails", "It gets what state_dict returned."):
