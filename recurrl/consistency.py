@@ -38,8 +38,9 @@ REPEATED = 1e-4
 NOT_SEEN = "The update would not see what the rollout saw:"
 MIN_RESETS = 5
 _STEPS = (
-    "Repeating the single step does not reproduce it: something changed the state after the policy wrote it (zeroed "
-    "it, for example), or changed the weights. Leave both alone during collection."
+    "Repeating the single step does not reproduce it. Either a custom cell's step depends on other rows of the batch "
+    "or on what it kept from earlier calls: let it depend only on its arguments and options. Or something changed the "
+    "state after the policy wrote it (zeroed it, for example), or the weights: leave both alone during collection."
 )
 _SEQUENCES = "Sequences and steps of the cell differ. Choose another backend; a custom step may not mix rows."
 _NETWORK = (
@@ -219,8 +220,9 @@ def _check_repeats(once_NT: TensorDictBase, again_NT: TensorDictBase) -> None:
     if differing:
         raise ConsistencyError(
             f"{NOT_SEEN} two calls of the policy with the same observations and states differ in {differing}, so "
-            "dropout or another source of noise is active. Set dropout to 0, or call eval() on the module that has it. "
-            "The mode of an actor's distribution may not draw random numbers either."
+            "dropout or another source of noise is active, or a custom part keeps something between calls, such as a "
+            "counter on self. Set dropout to 0, or call eval() on the module that has it; a custom part may use only "
+            "its arguments. The mode of an actor's distribution may not draw random numbers either."
         )
 
 

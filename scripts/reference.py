@@ -23,8 +23,7 @@ _HEAD = """# Configuration
 
 Write keys as `key=value` and groups as `group=choice`. `recurrl-train --cfg job ...` shows the same texts for the keys
 of one run, `--help` those of the main ones. For your yamls, add `--config-dir DIR`: `DIR/cell/mine.yaml` is
-`cell=mine`. Begin them with `defaults: [CHOICE, _self_]`; `CHOICE`, one of the package's, gives the values that yours
-leaves out.
+`cell=mine` ([what is in it](extending.md#options-names-and-yamls)).
 
 All groups but `experiment` and `hparams_search` also take `package.module:Name`: a custom
 class or function whose first parameter is annotated with the dataclass of its options.

@@ -9,6 +9,7 @@ import torch
 from collected import collected, fresh_policy
 from counting_env import Counting
 from gymnasium import spaces
+from my_package.elman_cell import Elman
 from rejections import error_of
 from torch import nn
 from torchrl.envs import InitTracker, TransformedEnv
@@ -212,9 +213,16 @@ def test_dropout_that_is_on_is_caught(small, where):
         policy.trunk.encoder.append(nn.Dropout(0.5))
     else:
         policy.trunk.core.layers.dropout = 0.5
-    assert "dropout or another source of noise is active" in complaint(config, policy, batch)
+    assert "noise is active, or a custom part keeps something between calls" in complaint(config, policy, batch)
     policy.eval()
     check_consistency(policy, batch, config)
+
+
+def test_a_step_that_depends_on_other_rows_is_named(small, monkeypatch):
+    right = Elman.step
+    monkeypatch.setattr(Elman, "step", lambda cell, weights, x, states: right(cell, weights, x - x.mean(0), states))
+    config = small(*OPTIONS, "backend=scan", "cell=my_package.elman_cell:Elman")
+    assert "a custom cell's step depends on other rows of" in complaint(config, *collected(config, std=0.5))
 
 
 class Noisy(nn.Module):

@@ -6,9 +6,9 @@ from dataclasses import is_dataclass
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
-from recurrl.config.composed import chosen_options, plain, with_defaults
+from recurrl.config.composed import as_schema, chosen_options, plain, with_defaults
 from recurrl.config.keys import flat, flow, keys_of
 from recurrl.config.plugins import GROUPS, PRESETS, yaml_names
 
@@ -76,6 +76,8 @@ def explained(composed: DictConfig) -> str:
     Raises:
         ConfigError: a key or a value is wrong.
     """
+    if not OmegaConf.missing_keys(with_defaults(composed)):
+        as_schema(composed)  # rejects values out of range
     return "\n".join(_lines(*_explanations(composed))) + "\n"
 
 

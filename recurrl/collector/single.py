@@ -110,8 +110,9 @@ class SingleCollector:
         self._metrics, self._curriculum = env.raw.metrics(), state_copy(env.raw.stateful, self.spec.env.id)
         if not rows_NT[LOG_PROB].isfinite().all():
             raise NonFiniteError(
-                "The policy produced non-finite action probabilities. A smaller lr or algorithm.max_grad_norm may "
-                "help; so may normalised or clipped observations."
+                "The policy produced non-finite action probabilities. Before the first update, look at a custom "
+                "encoder or cell: its divisions, logarithms and roots. Later a smaller lr or algorithm.max_grad_norm "
+                "may help; so may normalised or clipped observations."
             )
         return rows_NT
 

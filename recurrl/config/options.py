@@ -13,8 +13,8 @@ class Range(NamedTuple):
     """The numbers that a key takes.
 
     Attributes:
-        low: the lower end.
-        high: the upper end.
+        low: the lower end, which is in the range unless ``above`` is set.
+        high: the upper end, which is in the range unless ``below`` is set.
         integers: the numbers are integers.
         above: excludes the lower end.
         below: excludes the upper end.
@@ -40,7 +40,7 @@ class Range(NamedTuple):
             return f"{noun} {'above' if self.above else 'from'} {self.low}"
         low = f"above {self.low}" if self.above else f"from {self.low}"
         high = f"below {self.high:_}" if self.below else f"{'at most' if self.above else 'to'} {self.high:_}"
-        return f"{'an integer' if self.integers else 'a number'} {low} {'and ' if self.above else ''}{high}"
+        return f"{'an integer' if self.integers else 'a number'} {low} {'and ' * (self.above or self.below)}{high}"
 
 
 STEPS = Range(1, 10**12, integers=True)

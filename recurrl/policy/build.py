@@ -97,13 +97,16 @@ def cell_from_options(options: CellConfig) -> Cell | None:
     if options.name == NO_CELL:
         return None
     make = factory("cell", options.name)
+    missing = ", ".join(sorted(getattr(make, "__abstractmethods__", ())))
+    require(not missing, f"cell.name={options.name} must define {missing} (got a class without). Add what is missing.")
     with user_code(f"cell.name={options.name} cannot be made: it fails", "Look at its constructor."):
         cell = make(options)
     size = getattr(cell, "hidden_size", None) if isinstance(cell, Cell) else None
     require(
         size == options.hidden_size,
         f"cell.name={options.name} must make a recurrl.recurrent.Cell with hidden_size={options.hidden_size} "
-        f"(got a {type(cell).__name__} with {size}). Use the size in the options.",
+        f"(got a {type(cell).__name__} with {size}). Set self.hidden_size = options.hidden_size; a "
+        "GatedCell's constructor does: call super().__init__(options.hidden_size).",
     )
     return cell
 

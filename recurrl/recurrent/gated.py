@@ -34,8 +34,13 @@ class GatedCell(Cell):
 
     GATES: ClassVar[int]
     STATES: ClassVar[tuple[str, ...]] = ("",)
+    bias: bool = True
 
     def __init_subclass__(cls) -> None:
+        if type(cls.STATES) is not tuple or not 0 < len(set(cls.STATES)) == len(cls.STATES):
+            raise TypeError(
+                f'{cls.__name__}.STATES must be a tuple of different suffixes (got {cls.STATES!r}). Write ("_h",).'
+            )
         for base in cls.__bases__:
             if getattr(base, "TORCH", None) is not None:
                 raise TypeError(
@@ -48,7 +53,16 @@ class GatedCell(Cell):
 
     @abstractmethod
     def activate(self, x_gates_BG: Tensor, h_gates_BG: Tensor, states_BH: States) -> States:
-        """The new states from the two projections; differentiable by autograd."""
+        """The new states from the two projections; differentiable by autograd.
+
+        Args:
+            x_gates_BG: the projection of the input, ``[B, GATES * H]``.
+            h_gates_BG: the projection of the first state, of the same shape.
+            states_BH: the states before the step, in the order of ``STATES``.
+
+        Returns:
+            The states after the step, a tuple in the same order. The first is also the cell's output.
+        """
 
     def parameters(self, input_size: int) -> dict[str, tuple[int, ...]]:
         """The parameters with torch's names, in its order."""

@@ -42,7 +42,10 @@ class StackedParameters(nn.Module):
         super().__init__()
         self.input_size, self.hidden_size, self.num_layers = input_size, cell.hidden_size, num_layers
         self.dropout, self.bidirectional = dropout, bidirectional
-        advice = "Look at its parameters(), states(), initialize() and step()."
+        # What its author wrote: the package's base classes define the rest.
+        mine = chain.from_iterable(vars(each) for each in type(cell).__mro__ if each.__module__[:8] != "recurrl.")
+        written = dict.fromkeys(name for name in mine if name[0] != "_" or name == "__init__")
+        advice = f"Look at its {', '.join(written)}."
         with user_code(f"The cell {cell.name} fails in a first step", advice):
             for layer, of_directions in enumerate(weight_names(cell, self)):
                 shapes = cell.parameters(input_size if layer == 0 else directions(self) * cell.hidden_size)
@@ -70,16 +73,18 @@ def _check_step(cell: Cell, parameters: Parameters) -> None:
         )
     if tensors := [name for name, value in vars(cell).items() if isinstance(value, Tensor | nn.Module)]:
         raise ConfigError(
-            f"The cell {cell.name} holds {', '.join(tensors)}, which would be neither trained nor saved. Declare "
-            "parameters() instead, and read them from the weights that a step gets."
+            f"The cell {cell.name} holds {', '.join(tensors)}, which would be neither trained nor saved. Declare it in "
+            "parameters() or states() instead, and read it from the weights or states that a step gets."
         )
     like = next(iter(weights.values()))
     entering = tuple(like.new_full((2, *shape), 0.5) for shape in shapes)
     # Torch's count of in-place writes has no public name. Unlike values, it can be read on a fake device.
-    versions = [each._version for each in entering]
+    versions, before = [each._version for each in entering], vars(cell).copy()
     with torch.no_grad():
         x = cell.project(weights, like.new_zeros(2, parameters.input_size))
         output, states = cell.step(weights, x, entering)
+    if kept := [name for name, value in vars(cell).items() if value is not before.get(name)]:
+        raise ConfigError(f"A step of the cell {cell.name} must not set self.{kept[0]}. Keep it in a state instead.")
     if not isinstance(states, tuple):
         raise ConfigError(
             f"A step of the cell {cell.name} must return its output and a tuple of states (got a "
@@ -95,8 +100,13 @@ def _check_step(cell: Cell, parameters: Parameters) -> None:
     if returned != declared:
         raise ConfigError(
             f"A step of the cell {cell.name} returns an output of shape {returned[0]} and states of shapes "
-            f"{returned[1:]}, batch dimension aside. Its hidden_size and states() declare {declared[0]} and "
+            f"{returned[1:]}, batch dimension aside. Its hidden_size and states declare {declared[0]} and "
             f"{declared[1:]}."
+        )
+    if not like.is_meta and not all(value.isfinite().all() for value in (output, *states)):
+        raise ConfigError(
+            f"A step of the cell {cell.name} must return finite numbers (got NaN or Inf for an input of zeros and "
+            "states of 0.5). Look for divisions, logarithms and roots."
         )
 
 

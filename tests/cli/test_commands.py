@@ -33,6 +33,7 @@ def test_the_configuration_can_be_printed_with_every_key_and_nothing_runs(train,
     assert (printed["cell"]["name"], printed["lr"]) == ("lstm", 0.0001)
     lines = [line.partition("#")[0].strip() for line in outcome.out.splitlines()]
     assert {"mask: [1, 3]", "desired_kl: 0.01", "name: lstm"} <= set(lines)
+    assert train("--cfg", "job", "lr=-1").error == "lr must be a number above 0 and at most 1 (got -1.0)."
     assert list(tmp_path.iterdir()) == []
 
 

@@ -52,9 +52,9 @@ def of_another_size(options: CellConfig):
 
 OTHER_THINGS = [
     (not_a_cell, "must make a recurrl.recurrent.Cell with hidden_size=8 (got a str with None)"),
-    (NoStep, "cannot be made: it fails with TypeError: Can't instantiate abstract class NoStep"),
+    (NoStep, "cell.name=my_package.elman_cell:wrong must define parameters, states, step (got a class without). Add"),
     (of_no_dataclass, "its options Forgotten must be a dataclass. Put @dataclass above it."),
-    (of_another_size, "must make a recurrl.recurrent.Cell with hidden_size=8 (got a GRU with 9)"),
+    (of_another_size, "must make a recurrl.recurrent.Cell with hidden_size=8 (got a GRU with 9). Set self.h"),
 ]
 
 

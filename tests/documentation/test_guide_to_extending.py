@@ -1,4 +1,4 @@
-"""docs/extending.md by itself: its cell, algorithm and callbacks, copied into an empty folder, work as it says."""
+"""The code of the pages on extending and cells, copied into an empty folder, works as they say."""
 
 import importlib
 import re
@@ -11,16 +11,16 @@ from documented import ROOT, snippets
 
 import recurrl
 
-PAGE = "docs/extending.md"
+PAGE, OF_CELLS = "docs/extending.md", "docs/writing-a-cell.md"
 FILES = {
     code.splitlines()[0].removeprefix("# "): code
     for page, code in snippets("python")
-    if page == PAGE and re.match(r"# \w+\.py\n", code)
+    if page in (PAGE, OF_CELLS) and re.match(r"# \w+\.py\n", code)
 }
 COMMANDS = [
     shlex.split(command)
     for page, block in snippets("bash")
-    if page == PAGE
+    if page in (PAGE, OF_CELLS)
     for command in block.replace("\\\n", "").splitlines()
 ]
 
@@ -70,6 +70,6 @@ def test_a_callback_changes_an_option_during_the_run(folder, tiny):
 
 
 def test_every_file_of_the_examples_is_linked():
-    text = (ROOT / PAGE).read_text(encoding="utf-8") + (ROOT / "docs/writing-a-cell.md").read_text(encoding="utf-8")
+    text = (ROOT / PAGE).read_text(encoding="utf-8") + (ROOT / OF_CELLS).read_text(encoding="utf-8")
     files = (ROOT / "examples/extending/my_package").glob("*.py")
     assert [path.name for path in files if path.stem.removesuffix("_cell").split("_")[0] not in text] == []

@@ -15,7 +15,7 @@ from torch.nn import functional
 from recurrl.config.plugins import options_class, yaml_values
 from recurrl.errors import ConfigError
 from recurrl.policy.build import cell_from_options
-from recurrl.recurrent import RecurrentModule
+from recurrl.recurrent import GatedCell, RecurrentModule
 from recurrl.recurrent.backends import Options
 from recurrl.recurrent.cells import cell_names
 from recurrl.recurrent.cells.lru import LRU
@@ -128,20 +128,13 @@ def in_place(cell, weights, x_BX, states):
     return Several.step(cell, weights, x_BX, states)
 
 
-def holding(make):
-    """A constructor that keeps a tensor or module in the cell."""
-
-    def construct(cell, hidden_size):
-        Several.__init__(cell, hidden_size)
-        cell.scale = make(torch.ones(2))
-
-    return construct
-
-
+HELD = {"scale": nn.Parameter(torch.ones(2)), "map": nn.Linear(2, 2)}
+HOLDING = {"__init__": lambda cell, size: vars(cell).update(HELD, hidden_size=size)}
 WRONG_CELLS = [
+    ({"project": lambda cell, _, x: vars(cell).update(last=x) or x}, r"of the cell wrong must not set self\.last\."),
+    ({"step": returning(lambda output, states: (output / 0, states))}, "must return finite numbers"),
     ({"step": returning(lambda output, _: output)}, r"\(got a Tensor\)\. Return \(output, \(state,.* activate, \(st"),
-    ({"states": lambda _: {"": 7}}, r"wrong fails in a first step with TypeError: .* Look at its parameters\(\), st"),
-    ({"step": lambda _, weights, *__: weights["bias"]}, "wrong fails in a first step with KeyError: 'bias'"),
+    ({"states": lambda _: {"": 7}}, r"wrong fails in a first step with TypeError: .* Look at its states, .*step\."),
     ({"step": returning(lambda output, states: (output, states[0]))}, r"must return its output and a tuple of st"),
     ({"step": returning(lambda output, states: (output[:, 1:], states))}, r"shape \(4,\) .* declare \(5,\)"),
     (
@@ -150,8 +143,7 @@ WRONG_CELLS = [
     ),
     ({"step": in_place}, r"step of the cell wrong writes into the states it gets\. Return new tensors"),
     ({"step": returning(lambda output, states: (output.double(), states))}, "returns torch.float64, but its param"),
-    ({"__init__": holding(nn.Parameter)}, r"holds scale, which would be neither trained nor saved\. Declare"),
-    ({"__init__": holding(lambda _: nn.Linear(2, 2))}, "holds scale, which would be neither"),
+    (HOLDING, r"holds scale, map, which would be neither trained nor saved\. Declare"),
     ({"states": lambda _: {}}, "has 3 parameters and 0 states. A cell has at least one of each"),
     ({"parameters": lambda *_: {}}, "has 0 parameters and 3 states"),
 ]
@@ -182,9 +174,22 @@ def test_a_cell_of_the_same_name_does_not_get_the_kernels_of_the_packages():
     assert "cannot be converted" in error_of(module.make_cudnn_based, kind=ValueError)
 
 
-def test_a_cell_with_kernels_is_not_derived_from():
-    with pytest.raises(TypeError, match="Derive from GatedCell"):
-        type("Peephole", (LSTM,), {})
+def test_the_error_of_a_gated_cell_names_what_its_author_wrote():
+    # Without super().__init__.
+    wrong = type("Wrong", (GatedCell,), {"hidden_size": 5, "__init__": lambda _: None, "activate": None, "GATES": 1})
+    assert "Look at its hidden_size, __init__, activate, GATES." in error_of(layers, wrong(), 3)
+
+
+WRONG_CLASSES = [
+    (LSTM, {}, "Derive from GatedCell"),
+    *((GatedCell, {"STATES": of}, r"Wrong\.STATES must be a tuple of dif.* \(got ") for of in ("_h", (), ("_h", "_h"))),
+]
+
+
+@pytest.mark.parametrize(("base", "members", "message"), WRONG_CLASSES)
+def test_a_gated_cell_has_different_states_and_no_base_with_kernels(base, members, message):
+    with pytest.raises(TypeError, match=message):
+        type("Wrong", (base,), members)
 
 
 def test_an_unknown_name_gets_the_names_there_are():
