@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import re
 import warnings
 from functools import cache, partial
 from typing import cast
@@ -21,7 +20,6 @@ BACKENDS = cast(
 """The backends of the package by name."""
 RECOMPUTE = ("none", "full")
 
-_ALTERNATIVE = re.compile(r"(\. C|, or c)hoose backend=[^.]*")
 _log_once = cache(partial(logging.getLogger(__name__).info, "backend auto is %s%s"))
 _warn_once = cache(warnings.warn)
 
@@ -96,8 +94,8 @@ def resolve(
         return _choose(cell, options, device, dtype)[0] if backend == AUTO else backend
     if backend == AUTO:
         backend, reason = _choose(cell, options, device, dtype)
-        # The alternative that an error advises is what auto has chosen.
-        _log_once(backend, f": {_ALTERNATIVE.sub('', reason)}" if reason else "")
+        # Without the advice of the error: auto has followed it.
+        _log_once(backend, f": {reason.partition(' Choose backend=')[0]}" if reason else "")
     else:
         check_supported(owner, backend, cell, options, device)
     if uses_torch_precision(backend):

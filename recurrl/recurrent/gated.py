@@ -37,7 +37,7 @@ class GatedCell(Cell):
     bias: bool = True
 
     def __init_subclass__(cls) -> None:
-        if type(cls.STATES) is not tuple or not 0 < len(set(cls.STATES)) == len(cls.STATES):
+        if not isinstance(cls.STATES, tuple) or not 0 < len(set(cls.STATES)) == len(cls.STATES):
             raise TypeError(
                 f'{cls.__name__}.STATES must be a tuple of different suffixes (got {cls.STATES!r}). Write ("_h",).'
             )

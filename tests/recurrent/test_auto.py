@@ -62,7 +62,7 @@ def test_it_logs_its_choice_once_and_what_is_missing(no_compiler, caplog):
         run("gru")
     assert caplog.messages == [
         "backend auto is scan: backend=native needs a C compiler, and there is no no-such-compiler in PATH. Install "
-        "one (on Debian and Ubuntu: apt install gcc libc6-dev)."
+        "one (on Debian and Ubuntu: apt install gcc libc6-dev), or choose backend=scan."
     ]
 
 

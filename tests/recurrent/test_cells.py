@@ -132,9 +132,8 @@ HELD = {"scale": nn.Parameter(torch.ones(2)), "map": nn.Linear(2, 2)}
 HOLDING = {"__init__": lambda cell, size: vars(cell).update(HELD, hidden_size=size)}
 WRONG_CELLS = [
     ({"project": lambda cell, _, x: vars(cell).update(last=x) or x}, r"of the cell wrong must not set self\.last\."),
-    ({"step": returning(lambda output, states: (output / 0, states))}, "must return finite numbers"),
     ({"step": returning(lambda output, _: output)}, r"\(got a Tensor\)\. Return \(output, \(state,.* activate, \(st"),
-    ({"states": lambda _: {"": 7}}, r"wrong fails in a first step with TypeError: .* Look at its states, .*step\."),
+    ({"states": lambda _: {"": 7}}, r"wrong fails in a first step with TypeError: .* Look at its states\."),
     ({"step": returning(lambda output, states: (output, states[0]))}, r"must return its output and a tuple of st"),
     ({"step": returning(lambda output, states: (output[:, 1:], states))}, r"shape \(4,\) .* declare \(5,\)"),
     (
