@@ -77,7 +77,7 @@ def make_trainer(
     algorithm, restarts = make_algorithm(share, policy), Restarts(config.collector.on_env_error)
     logger.info(describe(config, algorithm))
     own = [name for name, each in algorithm.named_parameters() if each.requires_grad and not name.startswith("policy.")]
-    if own and start is None and config.init_from is not None:
+    if own and world().rank == 0 and start is None and config.init_from is not None:
         logger.info("init_from: of the algorithm, and stays as initialised: %s", ", ".join(own))
     summary.has_begun = start is None
     if world().rank > 0:

@@ -61,7 +61,7 @@ def check_shapes(function: str, **tensors: Tensor | None) -> None:
         got = ", ".join(f"{name} {tuple(tensor.shape)}" for name, tensor in given.items())
         raise ValueError(
             f"The tensors of {function} must have one shape and one number per step (got {got}). Add a last dimension "
-            "by unsqueeze(-1), or reduce one: mean(-1, keepdim=True) of features, torch's Independent for actions."
+            "by unsqueeze(-1), also before combining [S, K] with [S, K, 1], or reduce one (mean, torch's Independent)."
         )
 
 
