@@ -76,6 +76,9 @@ def make_trainer(
         summary.pretrain_log_likelihood = warm_start(config, policy, explicit_keys)
     algorithm, restarts = make_algorithm(share, policy), Restarts(config.collector.on_env_error)
     logger.info(describe(config, algorithm))
+    own = [name for name, each in algorithm.named_parameters() if each.requires_grad and not name.startswith("policy.")]
+    if own and world().rank == 0 and start is None and config.init_from is not None:
+        logger.info("init_from: of the algorithm, and stays as initialised: %s", ", ".join(own))
     summary.has_begun = start is None
     if world().rank > 0:
         seed_process(seed_of_rank(config.seed, summary.frames, world().rank))
@@ -198,13 +201,12 @@ def make_algorithm(config: TrainConfig, policy: Policy) -> Algorithm:
         f"algorithm.name={options.name} makes a {type(algorithm).__name__}. Use a class derived from "
         "recurrl.algorithms.Algorithm, or a function that returns one of its objects.",
     )
-    name = type(algorithm).__name__
-    for method in ("prepare", "loss"):
-        require(
-            getattr(type(algorithm), method) is not getattr(Algorithm, method),
-            f"The algorithm {name} must define prepare and loss (got no {method}).",
-        )
-        check_method(f"The algorithm {name}", algorithm, Algorithm, method)
+    what = f"The algorithm {type(algorithm).__name__}"
+    for name, method in vars(Algorithm).items():
+        is_defined = name not in ("prepare", "loss") or getattr(type(algorithm), name) is not method
+        require(is_defined, f"{what} must define prepare and loss (got no {name}).")
+        if callable(method) and not name.startswith("_"):
+            check_method(what, algorithm, Algorithm, name)
     return algorithm.to(policy.device)
 
 

@@ -127,8 +127,9 @@ def _check_recurrence(config: TrainConfig) -> None:
         if reason is None and uses_torch_precision(backend):
             reason = unsupported_by_torch(config.backend.name, options.precision, options.compute_dtype, device)
         require(reason is None, str(reason))
-    recurrent = config.algorithm.critic_kind == "recurrent"
-    advice = "Choose a cell, or algorithm.critic=feedforward."
+    kind, key = config.algorithm.critic_kind, f"critic_kind of algorithm={config.algorithm.name}"
+    _must(kind in (None, "shared", "recurrent", "feedforward"), key, "shared, recurrent, feedforward or None", kind)
+    recurrent, advice = kind == "recurrent", "Choose a cell, or algorithm.critic=feedforward."
     _must(not recurrent or cell is not None, "cell", "a recurrent one with algorithm.critic=recurrent", NO_CELL, advice)
     if config.compile != "none":
         reason = compiling.unsupported(device)

@@ -11,6 +11,8 @@ from tensordict import TensorDictBase
 from tensordict.utils import expand_as_right
 from torch import Tensor
 
+from recurrl.algorithms.importance import check_shapes
+from recurrl.errors import ConfigError
 from recurrl.keys import ACTION, FINAL_UNKNOWN, LOG_PROB, OBSERVATION, VALUE
 from recurrl.policy import Policy
 from recurrl.policy.policy import StepOutput
@@ -36,10 +38,15 @@ def gae(
         gamma: discount per step.
         lmbda: λ.
         ratio: ρ = π(a) / π_behaviour(a), where older weights collected the rows.
+
+    Raises:
+        ConfigError: the rows have no values.
+        ValueError: a tensor has another shape.
     """
-    value = rows_NT[VALUE]
+    value, done = _present(rows_NT.get(VALUE)), rows_NT["next", "done"]
+    check_shapes("gae", reward=reward, next_value=next_value, ratio=ratio, state_value=value, done=done)
     error = reward + gamma * next_value - value
-    carried = gamma * lmbda * (~rows_NT["next", "done"]).to(value.dtype)
+    carried = gamma * lmbda * (~done).to(value.dtype)
     if ratio is not None:
         weight = ratio.clamp(max=1.0)
         error, carried = weight * error, weight * carried
@@ -79,7 +86,12 @@ def discounted_sum(value_NT1: Tensor, factor_NT1: Tensor) -> Tensor:
 
 
 def standardized(advantage: Tensor, mask: Tensor | None = None) -> Tensor:
-    """Advantages shifted and scaled to mean 0 and standard deviation 1 over the steps where the mask is true."""
+    """Advantages shifted and scaled to mean 0 and standard deviation 1 over the steps where the mask is true.
+
+    Raises:
+        ValueError: the mask is of another shape.
+    """
+    check_shapes("standardized", advantage=advantage, mask=mask)
     mean, std = mean_and_std(masked(advantage, mask))
     return (advantage - mean) / std.clamp(min=1e-4)
 
@@ -103,8 +115,13 @@ def next_values(
         rows_NT: rows whose ``state_value`` is the critic's.
         policy: the policy that takes a step from each next observation.
         value_of: the critic: maps what :meth:`Policy.step` returns to values ``[B, 1]``.
+
+    Raises:
+        ConfigError: the rows have no values, or the policy has no critic.
+        ValueError: the values in the rows are not ``[N, T, 1]``.
     """
-    value, after = rows_NT[VALUE], rows_NT["next"]
+    value, after = _present(rows_NT.get(VALUE)), rows_NT["next"]
+    check_shapes("next_values", state_value=value, terminated=after["terminated"])
     result = torch.cat((value[:, 1:], torch.zeros_like(value[:, :1])), 1)
     bootstrap_NT = segment_ends(rows_NT, rows_NT.batch_size[1]) & ~after["terminated"].squeeze(-1)
     result[after["terminated"]] = 0.0
@@ -112,7 +129,16 @@ def next_values(
         # Without is_init: the next observation continues the episode.
         following = after.select(OBSERVATION, *policy.input_keys)[bootstrap_NT]
         state = {key: following[key] for key in policy.input_keys}
-        result[bootstrap_NT] = value_of(policy.step(following[OBSERVATION], state))
+        result[bootstrap_NT] = _present(value_of(policy.step(following[OBSERVATION], state)))
     if FINAL_UNKNOWN in after:
         result = torch.where(after[FINAL_UNKNOWN] & ~after["terminated"], value, result)
     return result
+
+
+def _present(values: Tensor | None) -> Tensor:
+    if values is None:
+        raise ConfigError(
+            "gae and next_values must have a critic's values (got none). Declare critic_kind in the algorithm's "
+            f"options, or write your own values into the rows as {VALUE} and pass your critic to next_values."
+        )
+    return values

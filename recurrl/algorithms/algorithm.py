@@ -21,7 +21,6 @@ from recurrl.algorithms.metrics import GRAD_NORM, KL, STEPS, Losses, mean_metric
 from recurrl.algorithms.states import SliceStates
 from recurrl.config import AlgorithmConfig, TrainConfig
 from recurrl.config.plugins import factory
-from recurrl.errors import ConfigError
 from recurrl.keys import INSERTED, LOSS_MASK, OBSERVATION
 from recurrl.policy import Policy
 from recurrl.policy.normalization import RewardScaler
@@ -82,7 +81,7 @@ class Algorithm(nn.Module):
         """Writes what the loss reads, such as advantages, into rows ``[N, T]``, and advances schedules.
 
         Called once per iteration, without gradients, before the policy changes. Minibatches hold all entries but
-        ``next``.
+        ``next``. One number per step is written as ``[N, T, 1]``.
 
         Args:
             rows_NT: the rollout, with replayed rows if the buffer adds any.
@@ -104,7 +103,11 @@ class Algorithm(nn.Module):
         raise NotImplementedError
 
     def annealed(self, start: float, final_fraction: float, power: float = 1.0) -> float:
-        """A value that falls from ``start`` at the run's beginning to ``start · final_fraction`` at its end.
+        """This iteration's value of what falls from ``start`` at the beginning of the schedules towards a final value.
+
+        The final value, ``start · final_fraction``, is that of the end of ``schedule_frames`` (null: ``total_frames``).
+        It is not reached: the last iteration that is wholly within these frames uses the value at its beginning, and
+        all later ones keep it, so that a run that is continued beyond its schedules still learns.
 
         Its distance to the final value falls linearly and, after ``schedule_sqrt_after`` frames, is also multiplied by
         √(schedule_sqrt_after / frames). As a fraction of the distance at the beginning, it is then raised to ``power``;
@@ -132,8 +135,8 @@ class Algorithm(nn.Module):
         Raises:
             NonFiniteError: too many consecutive gradient steps had a non-finite loss or gradient.
             RunError: the loss does not depend on the parameters.
-            ConfigError: ``prepare`` returns no metrics, ``loss`` does not return what :class:`Losses` describes, or a
-                parameter would not be trained.
+            ConfigError: ``prepare`` returns no metrics or writes numbers ``[N, T]`` instead of ``[N, T, 1]``, ``loss``
+                does not return what :class:`Losses` describes, or a parameter would not be trained.
         """
         self.progress = progress
         if self.config.lr_schedule == "linear":
@@ -148,15 +151,11 @@ class Algorithm(nn.Module):
         metrics["optim/replay_ratio"] = len(rows_NT) / len(rollout_NT)
         reward_NT = self.reward_scaler(rows_NT["next", "reward"].squeeze(-1))
         self.states.set_rows(rows_NT)
+        before = set(rows_NT.keys())
         with torch.no_grad():
             prepared = self.prepare(rows_NT, reward_NT)
-        if not isinstance(prepared, Mapping):
-            raise ConfigError(
-                f"prepare of algorithm={self.options.name} must return its metrics (got {prepared!r:.60}). Return {{}} "
-                "for none."
-            )
-        metrics = merged(metrics, self.states.norms(rows_NT), prepared)
-        metrics = merged(metrics, self._run_epochs(rows_NT))
+        checks.check_prepared(self, prepared, rows_NT, before)
+        metrics = merged(metrics, self.states.norms(rows_NT), prepared, self._run_epochs(rows_NT))
         # Last, because rollout and update must normalise observations by the same statistics.
         seen_NT = rollout_NT[OBSERVATION]
         self.policy.observe(seen_NT if mask_NT is None else seen_NT[mask_NT].unsqueeze(0))
@@ -183,9 +182,8 @@ class Algorithm(nn.Module):
             if epoch == 0:
                 self.gradient_signal.end_epoch()
                 epochs = self.epochs()
-            if epoch + 1 == epochs:
-                break
-            if self.options.target_kl is not None and self._kl(steps[before:]) > self.options.target_kl:
+            limit = self.options.target_kl
+            if epoch + 1 == epochs or (limit is not None and self._kl(steps[before:]) > limit):
                 break
         metrics = mean_metrics(steps, self.log_clip_range)
         checks.check_parameters(self)

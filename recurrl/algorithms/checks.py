@@ -64,6 +64,25 @@ def check_losses(losses: Losses, algorithm: Algorithm, slices_SK: TensorDictBase
     )
 
 
+def check_prepared(algorithm: Algorithm, prepared: Any, rows_NT: TensorDictBase, before: set[Any]) -> None:
+    """Rejects anything but metrics from ``prepare``, and entries ``[N, T]``, which a loss would broadcast silently.
+
+    Args:
+        algorithm: the algorithm.
+        prepared: what its ``prepare`` returned.
+        rows_NT: the rows, after ``prepare``.
+        before: the names of the rows' entries before it.
+
+    Raises:
+        ConfigError: it returned no metrics, or added floating-point entries ``[N, T]``.
+    """
+    what, shape = f"prepare of algorithm={algorithm.options.name} must", rows_NT.shape
+    require(isinstance(prepared, Mapping), f"{what} return its metrics (got {prepared!r:.60}). Return {{}} for none.")
+    added = [(key, entry) for key, entry in rows_NT.items(leaves_only=True) if key not in before]
+    flat = ", ".join(key for key, entry in added if entry.shape == shape and entry.is_floating_point())
+    require(not flat, f"{what} write {flat} as {(*shape, 1)} (got {tuple(shape)}). Write entry.unsqueeze(-1).")
+
+
 def check_parameters(algorithm: Algorithm) -> None:
     """Rejects parameters that would not be trained. Called after the first gradient, and after each iteration.
 

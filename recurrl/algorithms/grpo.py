@@ -70,7 +70,7 @@ class GRPO(Algorithm):
                 self.reference.load_state_dict(self.policy.state_dict())
             # Rows begin with a reset, so the reference starts from zero states, not from the policy's.
             output = self.reference.sequence(*self.reference.inputs(rows_NT))
-            rows_NT.set(REF_LOG_PROB, output.distribution.log_prob(rows_NT[ACTION]))
+            rows_NT.set(REF_LOG_PROB, output.distribution.log_prob(rows_NT[ACTION]).unsqueeze(-1))
         self.iterations.add_(1)
         return {**metrics, **advantage_metrics(rows_NT[ADVANTAGE][rows_NT[LOSS_MASK]])}
 
@@ -209,8 +209,8 @@ def grpo_loss(
     Args:
         distribution: the distribution of the actions ``[B, T]``.
         data: the rollout's entries, with ``advantage`` ``[B, T, 1]`` and ``loss_mask`` (bool of that shape; without it,
-            every step counts). Some options need ``ref_log_prob`` ``[B, T]`` or ``episode_loss_steps`` ``[B, T, 1]``,
-            the number of unmasked steps in the step's episode.
+            every step counts). Some options need ``ref_log_prob`` (of either shape) or ``episode_loss_steps``
+            ``[B, T, 1]``, the number of unmasked steps in the step's episode.
         log_clip_range: the clip range of log ρ, see :func:`~recurrl.algorithms.importance.log_range`.
         entropy_coeff: weight of the entropy; None leaves it out.
         aggregation: ``step`` weights all steps equally; ``episode`` weights all episodes equally, and the steps within

@@ -36,18 +36,33 @@ def clipped_surrogate(log_ratio: Tensor, advantage: Tensor, log_clip_range: tupl
         log_clip_range: the range that log ρ is clipped to, see :func:`log_range`.
 
     Raises:
-        ValueError: the shapes differ, because the policy returns several log-probabilities per action.
+        ValueError: the shapes differ, or the policy returns several log-probabilities per action.
     """
-    if log_ratio.shape != advantage.shape:
-        raise ValueError(
-            f"The policy returns log-probabilities of shape {tuple(log_ratio.shape)} for steps of shape "
-            f"{tuple(advantage.shape)}. A loss needs one per step: sum over an action's parts, for example with "
-            "torch's Independent."
-        )
+    check_shapes("clipped_surrogate", log_ratio=log_ratio, advantage=advantage)
     low, high = log_clip_range
     outside = torch.where(advantage > 0, log_ratio > high, log_ratio < low)
     bounded = torch.where(outside, log_ratio.detach().clamp(low, high), log_ratio)
     return bounded.exp() * advantage
+
+
+def check_shapes(function: str, **tensors: Tensor | None) -> None:
+    """Rejects tensors that do not all have one number per step in the same shape: torch would broadcast them silently.
+
+    Args:
+        function: what takes the tensors, for the error.
+        tensors: the tensors by name, ``[S, K]`` or ``[S, K, 1]`` (or one dimension); None is left out.
+
+    Raises:
+        ValueError: with all shapes.
+    """
+    given = {name: tensor for name, tensor in tensors.items() if tensor is not None}
+    shape = next(iter(given.values())).shape
+    if shape[2:].numel() > 1 or any(tensor.shape != shape for tensor in given.values()):
+        got = ", ".join(f"{name} {tuple(tensor.shape)}" for name, tensor in given.items())
+        raise ValueError(
+            f"The tensors of {function} must have one shape and one number per step (got {got}). Add a last dimension "
+            "by unsqueeze(-1), also before combining [S, K] with [S, K, 1], or reduce one (mean, torch's Independent)."
+        )
 
 
 def kl_from_log_ratio(log_ratio: Tensor) -> Tensor:
@@ -83,7 +98,11 @@ def mean_of(value: Tensor, mask: Tensor | None, dim: int | None = None) -> Tenso
     """The mean over unmasked steps (all without a mask), along ``dim`` or all dimensions; zero if there are none.
 
     A mask of numbers weights the steps. Values of weight zero are ignored, even NaN.
+
+    Raises:
+        ValueError: there is more than one value per step, or the mask is of another shape.
     """
+    check_shapes("mean_of", value=value, mask=mask)
     if mask is None:
         return value.mean(dim)
     weight = mask.sum(dim)

@@ -93,8 +93,7 @@ class PPO(Algorithm):
         power = 1.0 if has_continuous_action(rows_NT) else 0.5
         coeff = self.annealed(options.entropy_coeff, options.entropy_final_fraction, power)
         self.entropy_coeff.copy_(coeff * self.advantage_scale.value)
-        rows_NT.set(ADVANTAGE, advantage)
-        rows_NT.set(VALUE_TARGET, target)
+        rows_NT.update({ADVANTAGE: advantage, VALUE_TARGET: target})
         return metrics
 
     def _discount(self, rows_NT: TensorDictBase) -> float:

@@ -48,7 +48,10 @@ class AlgorithmConfig:
 
     @property
     def follows_schedule(self) -> bool:
-        """False if nothing in the algorithm changes with the progress of the run."""
+        """False if nothing in the algorithm changes with the progress of the run.
+
+        Then a value that the user sets for ``schedule_frames`` is an error, unless the learning rate falls.
+        """
         return True
 
 

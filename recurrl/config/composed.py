@@ -185,7 +185,7 @@ def _error(error: OmegaConfBaseException, config: DictConfig) -> ConfigError:
         return ConfigError(f"{key} has a value that cannot be used ({reason}). Correct it.")
     group = key.partition(".")[0]
     base = f"defaults: [{plugins.inherited_choice(group)}, _self_]" if group in GROUPS else ""
-    return ConfigError(
-        f"{key} is required and has no value. Add {key}=... to the command line."
-        + f" A custom yaml inherits the values of another one with a line such as '{base}'." * bool(base)
-    )
+    advice = f" A custom yaml inherits the values of another one with a line such as '{base}'." * bool(base)
+    if base and plugins.is_custom(str(value_of(config, plugins.key_of(group)))):
+        advice = " Or give it a default where it is declared: option(..., default=...)."
+    return ConfigError(f"{key} is required and has no value. Add {key}=... to the command line.{advice}")

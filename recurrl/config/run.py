@@ -43,7 +43,7 @@ EVALUATES_A_CELL = Condition(
 )
 RANKS = Condition("several ranks (torchrun)", lambda _: launched_size() > 1)
 SCHEDULES = Condition(
-    "a learning rate or entropy coefficient that falls",
+    "a learning rate or an option of the algorithm that falls",
     lambda run: (run.lr_schedule == "linear" and run.lr_final_fraction != 1) or run.algorithm.follows_schedule,
 )
 
@@ -159,7 +159,9 @@ class TrainConfig:
     )
     total_frames: int = option("environment steps, summed over environments; never exceeded", STEPS)
     schedule_frames: int | None = option(
-        "frames over which schedules decay; null: total_frames; a resumed run keeps its own", STEPS, only_with=SCHEDULES
+        "frames over which schedules decay, after which values stay; null: total_frames; a resumed run keeps its own",
+        STEPS,
+        only_with=SCHEDULES,
     )
     schedule_sqrt_after: int | None = option(
         "frames after which schedules also fall with 1/√frames; null: only linearly", STEPS, only_with=SCHEDULES
@@ -199,7 +201,11 @@ class TrainConfig:
         return self.total_frames // self.frames_per_batch
 
     def progress(self, frames: int) -> float:
-        """The progress of schedules after ``frames``, from 0 to below 1; constant from their last iteration on."""
+        """The progress of schedules after ``frames``, from 0 to below 1; constant from their last iteration on.
+
+        Their last iteration is the last one that is wholly within their frames. It stays below 1 so that a run that
+        goes on longer still learns, where the learning rate would be zero at the end.
+        """
         over = self.schedule_frames or self.total_frames
         last = (over // self.frames_per_batch - 1) * self.frames_per_batch
         return min(frames, last) / over

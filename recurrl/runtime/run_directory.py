@@ -57,6 +57,8 @@ def run_directory_of(path: Path) -> Path:
         if os.path.lexists(candidate / CONFIG_FILE):
             return candidate
     what = "is neither a run directory nor a checkpoint in one" if exists else "does not exist"
+    if checkpoints := sorted(each.name for each in path.parent.glob(f"{PREFIX}*")):
+        what += f". Its folder has {', '.join(checkpoints)}"
     raise ConfigError(
         f"{path} {what}. Pass a run directory (it holds config.yaml and checkpoints/), or one of its checkpoints."
     )

@@ -6,7 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensordict import TensorDict
 
-from recurrl.algorithms.advantages import gae, next_values
+from recurrl.algorithms.advantages import gae, next_values, standardized
+from recurrl.algorithms.importance import clipped_surrogate, mean_of
 from recurrl.policy.policy import StepOutput
 
 GAMMA = 0.9
@@ -77,3 +78,21 @@ def test_advantages_and_targets_equal_the_definition(on_policy, rollout, lmbda, 
     plain = [plain_vtrace(*row, of_row, lmbda) for row, of_row in zip(lists, ratio.tolist(), strict=True)]
     expected = torch.tensor(plain, dtype=torch.float64).unsqueeze(-1).unbind(1)
     torch.testing.assert_close((target, advantage), expected, rtol=1e-9, atol=1e-9)
+
+
+FLAT, STEPS = torch.ones(8, 8), torch.ones(8, 8, 1)  # as many rows as steps, so that torch would broadcast them
+ROWS = TensorDict({"state_value": STEPS, "next": {"done": STEPS > 1, "terminated": STEPS > 1}}, [8, 8])
+BROADCAST = {
+    "gae": lambda: gae(ROWS, FLAT, STEPS, GAMMA, 1.0),
+    "next_values": lambda: next_values(ROWS.clone().set("state_value", FLAT), ValueOfObservation()),
+    "standardized": lambda: standardized(STEPS, FLAT > 0),
+    "clipped_surrogate.* torch's Independent": lambda: clipped_surrogate(FLAT, STEPS, (-0.2, 0.2)),
+    "mean_of.*value .8, 8., mask": lambda: mean_of(FLAT, STEPS),
+    "mean_of.*value .8, 8, 8": lambda: mean_of(FLAT * STEPS, None),
+}
+
+
+@pytest.mark.parametrize("function", BROADCAST)
+def test_tensors_that_would_be_broadcast_are_an_error_with_their_shapes(function):
+    with pytest.raises(ValueError, match=f"The tensors of {function}"):
+        BROADCAST[function]()

@@ -10,6 +10,7 @@ from torch import nn
 
 from recurrl import checkpoint
 from recurrl.algorithms import Algorithm, Losses
+from recurrl.algorithms.advantages import gae, next_values
 from recurrl.algorithms.importance import mean_of
 from recurrl.algorithms.ppo import PPO
 from recurrl.build import make_algorithm
@@ -89,6 +90,7 @@ def altered(base=PPO, **methods):
 
 NOT_CALLED = [
     (altered(Algorithm, prepare=PPO.prepare), "Altered must define prepare and loss (got no loss)."),
+    (altered(epochs=3), "Altered must have epochs(): 3 is not a callable object."),
     (altered(loss=lambda _: {}), "Altered must have loss(slices_SK, output): too many positional arguments."),
 ]
 
@@ -185,6 +187,7 @@ NOT_LEARNT_OR_LOGGED = [
     (holding("weight", lambda: torch.zeros(2, requires_grad=True)), "weight of algorithm=ppo are not registered"),
     (Late, "late.weight, late.bias of algorithm=ppo are made or unfrozen after its constructor"),
     (altered(prepare=lambda *_: None), r"prepare of algorithm=ppo must return its metrics \(got None\)"),
+    (altered(prepare=lambda _, *of: [of[0].set("own", of[1]), {}][-1]), r"must write own as \(4, 16, 1\) \(got"),
     (altered(prepare=text_metric), r"The metric mine/phase must be a number \(got 'warmup'\)"),
     (
         altered(loss=lambda *of: of[-1].value.mean()),
@@ -231,15 +234,14 @@ def test_what_follows_the_kl_needs_it(key, small):
 def test_a_loss_that_learns_from_inserted_steps_is_an_error(small):
     algorithm, (rollout, *_) = made(small, OneTerm)
     rollout["next", "inserted"] = torch.zeros(*rollout.shape, 1, dtype=torch.bool)
-    message = r"must leave out steps that the environment inserts .* Losses\(..., mask=mask"
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(ConfigError, match=r"leave out steps that the environment inserts .* Losses\(..., mask=mask"):
         algorithm.update(rollout, 0.0)
 
 
 def masked(self, slices_SK, output):
     """Leaves masked steps out, by a mask alone."""
     mask = slices_SK["loss_mask"]
-    return Losses({"features": mean_of(output.features.square(), mask)}, mask=mask)
+    return Losses({"features": mean_of(output.features.square().mean(-1, keepdim=True), mask)}, mask=mask)
 
 
 def test_a_mask_weights_minibatches_by_its_steps_and_without_any_no_step_is_taken(small):
@@ -250,9 +252,10 @@ def test_a_mask_weights_minibatches_by_its_steps_and_without_any_no_step_is_take
 
 
 MISTAKES = [
+    ("prepare", lambda _, rows, reward: gae(rows, reward, reward, 0.9, 0.9), ConfigError, "Declare critic_kind in the"),
+    ("prepare", lambda a, rows, r: next_values(rows.set("state_value", r[..., None]), a.policy), ConfigError, "critic"),
     ("prepare", lambda _, rows_NT, __: {"value/mean": float(rows_NT["state_value"].mean())}, KeyError, "state_value"),
     ("loss", lambda *of: of[-1].value.square(), AttributeError, "'NoneType' object has no attribute 'square'"),
-    ("loss", lambda *of: Losses({"features": of[-1].features.mean() + None}), TypeError, "'NoneType'"),
 ]
 
 

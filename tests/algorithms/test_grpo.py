@@ -103,7 +103,7 @@ def test_the_loss_of_the_algorithm_is_that_of_the_module_with_its_options(env, a
     algorithm, rows = with_rollout(small(*chosen, *OPTIONS))
     algorithm.prepare(rows, torch.randn(rows.shape))
     for name in ("action_log_prob", "ref_log_prob"):
-        rows[name] += 0.3 * torch.randn(rows.shape)  # as of other policies
+        rows[name] += 0.3 * torch.randn_like(rows[name])  # as of other policies
     rows["loss_mask"] &= torch.rand(*rows.shape, 1) < 0.7
     rows["episode_loss_steps"] = torch.randint(1, 9, (*rows.shape, 1))
     losses = algorithm.loss(rows, algorithm.policy.sequence(*algorithm.policy.inputs(rows)))

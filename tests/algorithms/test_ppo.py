@@ -7,7 +7,6 @@ import torch
 from collected import with_rollout
 from tensordict import TensorDict
 from tensordict.nn import TensorDictModuleBase
-from torch.distributions import Normal
 from torchrl.objectives import ClipPPOLoss
 
 from recurrl.algorithms.advantages import gae, next_values, standardized
@@ -53,14 +52,6 @@ def flat(algorithm, losses):
 def gradients(output, policy):
     total = sum(output[name] for name in sorted(output.keys()) if name.startswith("loss_"))
     return torch.autograd.grad(total, list(policy.parameters()))
-
-
-def test_a_policy_with_a_log_probability_for_each_part_of_an_action_is_rejected(small):
-    algorithm, policy, batch = make(small, "env=cartpole_no_velocity")
-    policy.actor_head.distribution = lambda logits: Normal(logits, 1.0)
-    batch["action"], batch["action_log_prob"] = torch.zeros(2, B, T, 2, dtype=torch.float64)
-    with pytest.raises(ValueError, match="A loss needs one per step"):
-        loss_of(algorithm, batch)
 
 
 def test_encoder_and_cell_run_once_a_minibatch(small, monkeypatch):

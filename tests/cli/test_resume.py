@@ -218,7 +218,7 @@ def test_going_on_with_nothing_left_to_do_is_rejected(rejected, finished_run):
 def test_a_checkpoint_that_does_not_exist_is_rejected(train, finished_run, tmp_path, key):
     gone = finished_run / "checkpoints" / "frames_000000000048"
     outcome = train(f"{key}={gone}", "total_frames=2048", "hydra.run.dir=run").failed()
-    assert outcome.error.startswith(f"{key}={gone}: {gone} does not exist. ")
+    assert outcome.error.startswith(f"{key}={gone}: {gone} does not exist. Its folder has frames_000000000032, frames_")
     assert not list(tmp_path.iterdir())
 
 

@@ -10,6 +10,7 @@ from recurrl.build import make_policy_for
 from recurrl.checkpoint import files
 from recurrl.checkpoint.warm_start import copy_weights
 
+PREDICTING = ("algorithm=my_package.predicting_ppo:PredictingPPO", "algorithm.prediction_coeff=1")
 LAST = "frames_000000000064"
 
 
@@ -31,8 +32,9 @@ def test_the_new_run_starts_with_all_weights_and_statistics_and_nothing_else(sma
 def test_a_run_starts_at_no_frames_from_a_run_directory_or_a_checkpoint(train, tiny, finished_run, tmp_path):
     first = finished_run / "checkpoints" / "frames_000000000032"
     for source, name in ((finished_run, LAST), (first, first.name)):
-        outcome = train(*tiny, "cell=lstm", f"init_from={source}", f"hydra.run.dir={name}").succeeded()
+        outcome = train(*tiny, "cell=lstm", *PREDICTING, f"init_from={source}", f"hydra.run.dir={name}").succeeded()
         assert f"init_from: taken from {finished_run / 'checkpoints' / name}: " in outcome.out
+        assert "of the algorithm, and stays as initialised: predictor.weight, predictor.bias" in outcome.out
         assert [row["frames"] for row in metrics(tmp_path / name)] == ["32", "64"]
         assert settings(tmp_path / name)["init_from"] == str(source)
     assert metrics(tmp_path / LAST)[0]["policy/entropy"] != metrics(tmp_path / first.name)[0]["policy/entropy"]

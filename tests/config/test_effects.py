@@ -4,7 +4,7 @@ import pytest
 from collected import fresh_policy
 
 CELL = "a cell other than none"
-FALLING = "a learning rate or entropy coefficient that falls"
+FALLING = "a learning rate or an option of the algorithm that falls"
 GRPO = ("algorithm=grpo", "env.max_episode_steps=32")
 
 BY_THE_CONFIGURATION = [
