@@ -240,7 +240,9 @@ def describe(config: TrainConfig, algorithm: Algorithm) -> str:
     """A one-line description of a run."""
     parameters = sum(parameter.numel() for parameter in algorithm.parameters() if parameter.requires_grad)
     is_off_policy = config.buffer.replays or config.collector.collects_ahead
-    corrected = "; corrected for older weights" * (is_off_policy and config.algorithm.corrects_for_old_weights)
+    corrected = "; rows of older weights corrected by V-trace" * (
+        is_off_policy and config.algorithm.corrects_for_old_weights
+    )
     memory = "no memory (cell=none)"
     if config.cell.name != NO_CELL:
         memory = f"{config.cell.name} {config.cell.hidden_size} by backend {config.backend.name}"

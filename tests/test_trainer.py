@@ -223,15 +223,16 @@ def test_a_run_whose_torchrun_has_ended_ends_with_a_checkpoint(tiny, monkeypatch
     assert recurrl.train(["resume=auto"], run_dir="run").summary["frames"] == 96
 
 
-NO_NUMBERS = [
+WRONG_RESULTS = [
     (callback(on_rollout=lambda *_: {"mine/name": "text"}), "The metric mine/name must be a number"),
     (callback(on_rollout=lambda *_: {"mine/name": 10**400}), "The metric mine/name must be a number"),
     (callback(on_iteration=lambda *of: setitem(of[-1], "mine/name", "text")), "The metric mine/name must be a number"),
+    (callback(on_iteration=lambda *_: 0.5), r"callback Mine must return True, False or None \(got 0.5\)"),
     (callback(on_rollout=lambda *_: False), r"callback Mine must return metrics by name, or None \(got False\)"),
 ]
 
 
-@pytest.mark.parametrize(("wrong", "message"), NO_NUMBERS)
-def test_a_metric_that_is_no_number_is_an_error(wrong, message, tiny):
+@pytest.mark.parametrize(("wrong", "message"), WRONG_RESULTS)
+def test_what_a_callback_returns_or_adds_wrongly_is_an_error(wrong, message, tiny):
     with pytest.raises(ConfigError, match=message):
         recurrl.train(tiny, callbacks=[wrong])

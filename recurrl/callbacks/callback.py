@@ -13,6 +13,7 @@ from itertools import chain, count
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol
 
+import numpy as np
 from tensordict import TensorDictBase
 
 from recurrl.agent import Agent
@@ -205,9 +206,17 @@ class Callbacks:
         """Calls ``on_iteration`` of each, after the update.
 
         If a signal interrupts the evaluation, the callbacks after it are not called: a resumed run calls all again.
+
+        Raises:
+            ConfigError: a callback returns neither a bool nor None.
         """
-        for callback in self._callbacks.values():
-            if callback.on_iteration(trainer, metrics):
+        for name, callback in self._callbacks.items():
+            ends = callback.on_iteration(trainer, metrics)
+            if not isinstance(ends, bool | np.bool_ | None):
+                raise ConfigError(
+                    f"on_iteration of the callback {name} must return True, False or None (got {ends!r:.60})."
+                )
+            if ends:
                 trainer.stop()
             if trainer.is_interrupted:
                 return

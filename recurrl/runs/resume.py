@@ -32,9 +32,9 @@ def with_resumed(composed: DictConfig, run_dir: Path) -> tuple[TrainConfig, chec
     resume, overrides = value_of(composed, "resume"), job_overrides()
     with naming(f"resume={resume}"):
         start = None if resume is None else checkpoint.to_resume(resume, run_dir)
-    if resume == checkpoint.AUTO:
+    if resume is not None:
         outcome = f"resuming from {start.path}" if start else f"{run_dir} holds no checkpoint, starting a new run"
-        logger.info("resume=auto: %s", outcome)
+        logger.info("resume=%s: %s", resume, outcome)
     if start is None:
         return as_schema(composed), None
     effective, source, is_own = config_of(start)
