@@ -103,8 +103,8 @@ def check_parameters(algorithm: Algorithm) -> None:
         require(
             not names,
             f"{', '.join(names)} of algorithm={algorithm.options.name} {why}, so they would not be trained. Use them "
-            "in the loss, and register them in __init__ as nn.Parameter, nn.ModuleList, nn.ModuleDict or nn.Buffer. Sizes "
-            "are in policy.observation_spec, policy.action_spec and config.cell.hidden_size.",
+            "in the loss, and register them in __init__ as nn.Parameter, nn.ModuleList, nn.ModuleDict or nn.Buffer. "
+            "Sizes are in policy.observation_spec, policy.action_spec and config.cell.hidden_size.",
         )
 
 
