@@ -181,6 +181,7 @@ WRONG = {
     "too large for float32": ({"observations": np.full((STEPS, 4), 1e300)}, "observations must be finite (got "),
     "complex numbers": ({"actions": np.zeros(STEPS, complex)}, "actions must have the dtype int64 (got complex128)"),
     "a negative action": ({"actions": np.full(STEPS, -1)}, "actions must hold integers from 0 to 1 (got "),
+    "actions in rows": ({"actions": np.zeros((5, 1), int)}, "actions must have the shape (5,) (got (5, 1))"),
     "a reward before the first step": (
         {"rewards": np.zeros(STEPS + 1)},
         "rewards must have the shape (5,) (got (6,))",
