@@ -131,9 +131,7 @@ BAD = {
     "one for a batch": (np.zeros(3, np.float32), 2, "observation must have the shape (2, 3) (got (3,))"),
     "a dtype": (np.zeros(3, np.complex64), None, "observation must have the dtype float32 (got complex64)"),
     "bytes": (np.zeros(3, np.uint8), None, "observation must have the dtype float32 (got uint8)"),
-    "NaN": (np.float32([0, np.nan, 0]), None, "observation must be finite (got nan at index [1])"),
-    "Inf": (np.float32([[0, 0, 0], [0, np.inf, 0]]), 2, "observation must be finite (got inf at index [1, 1])"),
-    "text": ("left", None, "observation must have the shape (3,) (got ())"),
+    "NaN": (np.float32([[0, 0, 0], [0, np.nan, 0]]), 2, "observation must be finite (got nan at index [1, 1])"),
 }
 
 
@@ -165,11 +163,7 @@ def test_states_and_flags_that_do_not_fit_are_rejected(agent_of):
     assert "integers from 0 to 2" in error_of(parts.act, wrong, parts.initial_state())
 
 
-BAD_MASKS = [
-    (None, "Pass action_mask="),
-    ([0.0, *[-np.inf] * 5], "action_mask must have the dtype int8"),
-    ([2] * 6, "action_mask must hold integers from 0 to 1"),
-]
+BAD_MASKS = [(None, "Pass action_mask="), ([0.0, *[-np.inf] * 5], "action_mask must have the dtype int8")]
 
 
 def test_what_the_policy_sees_besides_must_be_passed(agent_of):

@@ -197,7 +197,6 @@ NOT_LEARNT_OR_LOGGED = [
     (changing(of_every_pair), r"log_ratio of shape \(2, 8, 8, 1\) instead of \(2, 8\)"),
     (changing(sometimes), r"returns \['loss/rare'\] for some minibatches only"),
     (plus(aside=torch.ones(())), "returns the term aside without gradient, so it would not"),
-    (plus(foo=torch.zeros(8)), r"returns loss/foo of shape \(8,\) instead of \(\). Return scalar tensors"),
     (plus(foo=0.0), r"returns loss/foo of shape float instead of \(\). Return scalar tensors"),
     (plus({"policy/foo": torch.zeros(8)}), r"returns policy/foo of shape \(8,\)"),
     (plus({"loss/critic": ZERO}), "The metric loss/critic is logged by two parts"),

@@ -129,10 +129,8 @@ def both_losses(counted=1.1, **options):
 FIELDS = [name for name in GRPOLossOutput.__dataclass_fields__ if not name.startswith("_")]
 LOSSES = {
     "defaults": {},
-    "symmetric": {"clip_epsilon": 0.1},
     "no entropy": {"entropy_bonus": False},
     "threshold of zero": {"kl_mask_threshold": 0.0},
-    "token_mean": {"aggregation": "token_mean"},
     "aggregation null": {"aggregation": None},
     "reduction mean": {"reduction": "mean"},
     "all": ALL,
@@ -257,7 +255,6 @@ def test_a_minibatch_in_which_nothing_counts_has_no_loss_and_no_gradient():
 OUT_OF_RANGE = [
     ({"clip_epsilon": 1.5}, "clip_epsilon must be at least 0 and below 1"),
     ({"clip_epsilon": (0.2, -0.1)}, "clip_epsilon must be at least 0"),
-    ({"aggregation": "token"}, "aggregation must be one of step, episode"),
 ]
 
 

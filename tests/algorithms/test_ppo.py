@@ -77,9 +77,7 @@ class Critic(TensorDictModuleBase):
 
 CASES = {
     "defaults": (),
-    "clipped values": ("algorithm.clip_value=0.25",),
-    "advantages by minibatch": ("algorithm.normalize_advantage=minibatch",),
-    "both": ("algorithm.clip_value=0.25", "algorithm.normalize_advantage=minibatch"),
+    "clipped values, advantages by minibatch": ("algorithm.clip_value=0.25", "algorithm.normalize_advantage=minibatch"),
     "clip higher": ("algorithm.entropy_coeff=0.25", "algorithm.clip_epsilon=0.125", "algorithm.clip_epsilon_high=0.5"),
     "recurrent critic": ("algorithm.critic=recurrent",),
     "feed-forward critic": ("algorithm.critic=feedforward",),

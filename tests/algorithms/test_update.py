@@ -47,7 +47,6 @@ SCHEDULES = [
     ("schedule_sqrt_after=100 total_frames=1600 lr_final_fraction=0", 1 / 32, 0.01 * 31 / 32),  # 50 frames
     ("schedule_sqrt_after=100 total_frames=1600 lr_final_fraction=0", 0.25, 0.01 * 0.75 / 2),  # 400 frames
     ("schedule_sqrt_after=100 total_frames=1600 lr_final_fraction=0.2", 0.25, 0.01 * (0.2 + 0.8 * 0.75 / 2)),
-    ("schedule_sqrt_after=100 total_frames=1600 lr_final_fraction=1", 0.25, 0.01),
     ("schedule_sqrt_after=null total_frames=1600 lr_final_fraction=0", 0.25, 0.01 * 0.75),
     ("schedule_sqrt_after=100 total_frames=6400 schedule_frames=1600 lr_final_fraction=0", 0.25, 0.01 * 0.75 / 2),
 ]

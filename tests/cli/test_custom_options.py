@@ -78,7 +78,6 @@ def test_an_option_of_a_custom_part_is_changed_on_resume(resumed, tmp_path, over
 WRONG_ON_RESUME = [
     ("cell.forget_bia=3", "Unknown configuration key 'cell.forget_bia'. Did you mean cell.forget_bias?"),
     ("cell.forget_bias=often", "cell.forget_bias must be a number from 0 to 1_000_000 (got often)."),
-    ("algorithm.temperature=-1", "algorithm.temperature must be"),
     ("cell.state_size=3", "cell.state_size is an option of cell=lru or s5, but this run has another cell."),
 ]
 
@@ -107,7 +106,6 @@ def test_an_option_that_another_cell_does_not_have_is_absent(resumed):
 WRONG = [
     ("cell.zzz=3", "Unknown configuration key 'cell.zzz'. cell has: hidden_size, num_layers, forget_bias, peephole."),
     ("cell.peephole=2", "cell.peephole must be true or false (got 2)."),
-    ("cell.forget_bias=null", "cell.forget_bias must be a number from 0 to 1_000_000 (got null)."),
     (
         f"{ALGORITHM} algorithm.nested.a=x",
         "algorithm.nested.a has a value that cannot be used (Value 'x' of type 'str'",

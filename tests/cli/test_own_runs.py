@@ -165,7 +165,6 @@ ATTACKS = {
     "moved": lambda run: run.rename(run.with_name("moved")),
     "moved and linked": moved_and_linked,
     "with a linked configuration": with_a_linked_configuration,
-    "copied and edited": lambda run: edited(copied(run), "seed: 0", "seed: 1"),
     "a checkpoint that is a run": a_checkpoint_that_is_a_run,
     "without notes": without_notes,
 }

@@ -117,7 +117,6 @@ CHOOSE = "Choose one of: t_maze, memory_chain, repeat_previous; or use module:Cl
 
 UNSUPPORTED = [
     ({"env.id": "y_maze"}, f"env.id=y_maze is not a memory task. {CHOOSE}"),
-    ({"env.kwargs": {"lenght": 3}}, f"env.id=t_maze does not take env.kwargs.lenght. {TAKES}"),
     ({"env.kwargs": {}}, f"env.id=t_maze requires env.kwargs.length, which is not given. {TAKES}"),
     ({"env.packages": ["tasks"]}, 'env.source=memory does not support env.packages=["tasks"]. Set env.packages=[].'),
 ]

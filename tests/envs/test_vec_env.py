@@ -335,10 +335,8 @@ def test_without_evaluation_the_episodes_of_training_are_reported(train, tiny, t
 
 
 def test_what_a_simulator_cannot_do_is_rejected_before_it_is_made(rejected):
-    overrides = ("env=vec_env", "env.id=simulators:Simulation")
-    assert rejected(*overrides, "env.num_envs=1").startswith("env.num_envs must be at least 2 with env.source=vec_env")
-    error = "env.resets must be one of same_step, disabled, next_ste"
-    assert rejected(*overrides, "env.resets=sometimes").startswith(error)
+    error = rejected("env=vec_env", "env.id=simulators:Simulation", "env.num_envs=1")
+    assert error.startswith("env.num_envs must be at least 2 with env.source=vec_env")
 
 
 OTHERS = [

@@ -60,7 +60,6 @@ ERRORS = [
     ({"backend.name": "triton", "cell.hidden_size": 2048}, "hidden_size=2048 is not possible with backend=triton"),
     ({"precision": "tf32"}, "precision=tf32 needs a GPU"),
     ({"precision": "tf32x3"}, "precision=tf32x3 is not possible with backend=auto"),
-    ({"precision": "bf16"}, "precision=bf16 is not possible with backend=auto"),
     (
         {"cell.name": "none", "algorithm.critic": "recurrent"},
         "cell must be a recurrent one with algorithm.critic=recurrent (got none). Choose a cell, or algorithm.critic=",
