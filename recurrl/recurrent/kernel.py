@@ -246,7 +246,7 @@ class LayerKernel(Kernel):
 def contiguous_steps(values: Tensor, like: Tensor) -> Tensor:
     """``[B, T, ...]`` in the dtype of ``like`` and contiguous within a step; rows and steps may have any strides."""
     values = values.to(like)
-    return values if values[0, 0].is_contiguous() else values.contiguous()
+    return values if values[:1, :1].is_contiguous() else values.contiguous()  # there may be no rows
 
 
 REAL, COMPLEX = "real", "complex"

@@ -153,8 +153,6 @@ def all_steps(backend: Backend, cell: Cell, segments: Segments, options: Options
     """
 
     def run(x_BTI: Tensor, stored: States, weights: Weights, backwards: bool) -> tuple[Tensor, States]:
-        if 0 in x_BTI.shape[:2]:
-            raise ValueError(f"A layer's input must have at least one row and one step (got {list(x_BTI.shape)}).")
         # Kernels would read out of bounds, or other memory.
         for shape, state in zip(cell.states().values(), stored, strict=True):
             if state.shape != (*x_BTI.shape[:2], *shape):

@@ -69,11 +69,12 @@ def test_a_layer_and_its_input_must_be_on_one_device(cell, backend):
         sequence(module.to("meta"), data)
 
 
-@pytest.mark.parametrize("size", [(0, 5), (3, 0)])
-def test_a_sequence_has_at_least_one_row_and_one_step(size):
-    module = layers_of("gru", "auto", "none", (3, 5, 3, 5))
-    with pytest.raises(ValueError, match=rf"at least one row and one step \(got \[{size[0]}, {size[1]}, 3\]\)"):
-        sequence(module, batch(module, torch.zeros(*size, dtype=torch.bool)))
+@pytest.mark.native
+@pytest.mark.parametrize("cell", ["gru", "mingru", "mlstm"])
+def test_the_kernels_of_a_cpu_take_a_batch_without_rows(cell):
+    module = layers_of(cell, "native", "none", (3, 5, 3, 5))
+    data = batch(module, resets("random", 3, 5))
+    assert sequence(module, data[:0])["y"].shape == (0, *sequence(module, data)["y"].shape[1:])
 
 
 @pytest.mark.parametrize("size", [100.0, 1e4])
