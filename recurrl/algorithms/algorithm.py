@@ -277,8 +277,8 @@ class Algorithm(nn.Module):
         """The parts that checkpoints hold, each with ``state_dict`` and ``load_state_dict``."""
         return {
             "policy": self.policy,
+            "algorithm": AlgorithmState(self),  # before the optimizer, whose errors name no parameter
             "optimizer": self.optimizer,
-            "algorithm": AlgorithmState(self),
             "reward_scaler": self.reward_scaler,
             **({"buffer": self.buffer} if self.config.buffer.replays else {}),
         }

@@ -59,11 +59,10 @@ def with_resumed(composed: DictConfig, run_dir: Path) -> tuple[TrainConfig, chec
         if key != "resume":
             logger.info("resuming with %s=%s, which was %s", key, now, was)
     config = _typed(effective, changes, overrides, source)
-    if keeps_schedule and "schedule_frames" in changes:
-        logger.info(
-            "The schedules end at %d frames, as before. schedule_frames=%d stretches them over the whole run.",
-            *(config.schedule_frames, config.total_frames),
-        )
+    if "schedule_frames" in changes or not keeps_schedule:
+        stretched = f", as before. schedule_frames={config.total_frames} stretches them over the whole run"
+        end = config.schedule_frames or config.total_frames
+        logger.info("The schedules end at %d frames%s.", end, stretched if keeps_schedule else "")
     _check_changes(config, changes, start.path)
     return config, start
 
