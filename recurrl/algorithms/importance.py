@@ -55,10 +55,9 @@ def check_shapes(function: str, **tensors: Tensor | None) -> None:
     Raises:
         ValueError: with all shapes.
     """
-    given = {name: tensor for name, tensor in tensors.items() if tensor is not None}
-    shape = next(iter(given.values())).shape
-    if shape[2:].numel() > 1 or any(tensor.shape != shape for tensor in given.values()):
-        got = ", ".join(f"{name} {tuple(tensor.shape)}" for name, tensor in given.items())
+    shapes = {tensor.shape for tensor in tensors.values() if tensor is not None}
+    if len(shapes) > 1 or next(iter(shapes))[2:].numel() > 1:
+        got = ", ".join(f"{name} {tuple(each.shape)}" for name, each in tensors.items() if each is not None)
         raise ValueError(
             f"The tensors of {function} must have one shape and one number per step (got {got}). Add a last dimension "
             "by unsqueeze(-1), also before combining [S, K] with [S, K, 1], or reduce one (mean, torch's Independent)."
