@@ -157,8 +157,8 @@ KINDS = [
 @pytest.mark.slow
 @pytest.mark.parametrize(("observation", "action", "override"), KINDS)
 def test_a_recurrent_policy_learns_what_needs_memory(observation, action, override, configure):
-    # Convolutions need smaller steps, and more of them.
-    steps = ["lr=1e-3", "total_frames=19200"] if "impala" in override else ["total_frames=14400"]
+    # Convolutions need smaller steps, and more of them: with replay, 19,200 frames are too few for one seed of four.
+    steps = ["lr=1e-3", "total_frames=28800"] if "impala" in override else ["total_frames=14400"]
     overrides = [override, *steps] if override else []
     assert learned(configure(CUE, *LEARNING, *overrides, observation=observation, action=action)) > 0.9
 
