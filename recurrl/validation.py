@@ -49,6 +49,7 @@ def check_config(config: TrainConfig, explicit_keys: Collection[str] = ()) -> No
     # In this order: later checks rely on what earlier ones checked.
     _check_groups(config)
     _check_device(config)
+    _check_critic(config)
     _check_recurrence(config)
     _check_batches(config)
     _check_normalization(config)
@@ -117,6 +118,12 @@ def _check_device(config: TrainConfig) -> None:
     _must(config.device in devices, "device", condition, config.device, advice)
 
 
+def _check_critic(config: TrainConfig) -> None:
+    """Checks the kind of critic that an algorithm declares."""
+    kind, key = config.algorithm.critic_kind, f"critic_kind of algorithm={config.algorithm.name}"
+    _must(kind in (None, "shared", "recurrent", "feedforward"), key, "shared, recurrent, feedforward or None", kind)
+
+
 def _check_recurrence(config: TrainConfig) -> None:
     """Checks that the backend supports the device and the options, and that options that need a cell have one."""
     cell, device = cell_from_options(config.cell), torch.device(config.device)
@@ -127,9 +134,7 @@ def _check_recurrence(config: TrainConfig) -> None:
         if reason is None and uses_torch_precision(backend):
             reason = unsupported_by_torch(config.backend.name, options.precision, options.compute_dtype, device)
         require(reason is None, str(reason))
-    kind, key = config.algorithm.critic_kind, f"critic_kind of algorithm={config.algorithm.name}"
-    _must(kind in (None, "shared", "recurrent", "feedforward"), key, "shared, recurrent, feedforward or None", kind)
-    recurrent, advice = kind == "recurrent", "Choose a cell, or algorithm.critic=feedforward."
+    recurrent, advice = config.algorithm.critic_kind == "recurrent", "Choose a cell, or algorithm.critic=feedforward."
     _must(not recurrent or cell is not None, "cell", "a recurrent one with algorithm.critic=recurrent", NO_CELL, advice)
     if config.compile != "none":
         reason = compiling.unsupported(device)

@@ -154,7 +154,8 @@ class Algorithm(nn.Module):
         before = set(rows_NT.keys())
         with torch.no_grad():
             prepared = self.prepare(rows_NT, reward_NT)
-        checks.check_prepared(self, prepared, rows_NT, before)
+        if not self._is_checked:
+            checks.check_prepared(self, prepared, rows_NT, before)
         metrics = merged(metrics, self.states.norms(rows_NT), prepared, self._run_epochs(rows_NT))
         # Last, because rollout and update must normalise observations by the same statistics.
         seen_NT = rollout_NT[OBSERVATION]

@@ -204,7 +204,7 @@ class TrainConfig:
         """The progress of schedules after ``frames``, from 0 to below 1; constant from their last iteration on.
 
         Their last iteration is the last one that is wholly within their frames. It stays below 1 so that a run that
-        goes on longer still learns, where the learning rate would be zero at the end.
+        continues longer still learns, where the learning rate would be zero at the end.
         """
         over = self.schedule_frames or self.total_frames
         last = (over // self.frames_per_batch - 1) * self.frames_per_batch

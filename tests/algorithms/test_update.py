@@ -173,7 +173,7 @@ STARTS_OVER = {
 
 
 @pytest.mark.parametrize("override", STARTS_OVER.values(), ids=STARTS_OVER.keys())
-def test_the_discounted_return_starts_anew_where_collection_starts_over(override, small, register, monkeypatch):
+def test_the_discounted_return_is_reset_where_collection_starts_over(override, small, register, monkeypatch):
     monkeypatch.setattr(Paying, "fails_at", 20 if "on_env_error" in override else None)
     paying = ("env=gym", f"env.id={register(Paying)}", "env.normalize_reward=true")
     config = small(*OPTIONS, *paying, override, *(["algorithm.group_size=2"] if "grpo" in override else []))
