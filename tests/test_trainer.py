@@ -121,7 +121,7 @@ def test_of_a_state_that_is_not_restored_the_callback_is_named(tiny, caplog):
     recurrl.train([resume], run_dir="without")
     assert "has states of callbacks that this run lacks: Counter." in caplog.text
     recurrl.train(["resume=without", "total_frames=96"], run_dir="again", callbacks=[Counter()])
-    assert "has no states of these callbacks, which keep their initial ones: Counter." in caplog.text
+    assert "has no states of these callbacks, which start fresh: Counter." in caplog.text
 
 
 UNSAVABLE = [

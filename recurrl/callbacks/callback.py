@@ -250,7 +250,7 @@ class Callbacks:
         if lost := sorted(saved - now):
             logger.warning("The checkpoint has states of callbacks that this run lacks: %s.", ", ".join(lost))
         if new := sorted(name for name in now - saved if _defines(self._callbacks[name], "state_dict")):
-            logger.warning("The checkpoint has no states of these callbacks, which keep their initial ones: %s.", ", ".join(new))
+            logger.warning("The checkpoint has no states of these callbacks, which start fresh: %s.", ", ".join(new))
         for name in now & saved:
             with user_code(f"load_state_dict of the callback {name} fails", "It gets what state_dict returned."):
                 self._callbacks[name].load_state_dict(state[name])
