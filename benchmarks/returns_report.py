@@ -80,11 +80,13 @@ def report(selection: Mapping[str, Sequence[Task]], results: Mapping[Job, Result
         f"tasks{changed}. Written by `python scripts/benchmark.py returns --suite {','.join(selection)}` at commit "
         f"{_commit()}; tasks without a return were not measured.",
         "",
-        "*Return* comes from the last evaluation, which plays the most probable actions; *sampled* from the last 100 "
-        "episodes of training: interquartile means over seeds, with 95% bootstrap intervals. *Solved* is how many "
-        "seeds reached the threshold in an evaluation; frames and seconds to it are medians over seeds. *At most* is "
-        "what no policy can exceed. POPGym's published figures are of sampled actions: the highest mean return of a "
-        "training iteration.",
+        "- *Return* comes from the last evaluation, which plays the most probable actions; *sampled* from the last 100 "
+        "episodes of training. Both are interquartile means over seeds, with 95% bootstrap intervals.",
+        "- *Solved* is how many seeds reached the threshold in an evaluation; frames and seconds to it are medians "
+        "over seeds.",
+        "- *At most* bounds any policy's expected return; a measured mean can exceed it by chance.",
+        "- *Published*: POPGym's figures are of sampled actions, the highest mean return of a training iteration. "
+        "Those of its Medium tasks are left out.",
     ]
     for suite, tasks in selection.items():
         lines += [
