@@ -20,7 +20,7 @@ PAIRS = {
     "GRPOLoss": (torchrl.objectives.llm.GRPOLoss, recurrl.losses.GRPOLoss),
 }
 ABSENT = "–"
-IN_WORDS = ("a method", "ignored", "among the ignored", "required")
+IN_WORDS = ("a method", "ignored", "ignored (in `kwargs`)", "required")
 
 
 def rows(section):
