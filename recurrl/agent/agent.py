@@ -36,7 +36,8 @@ class AgentState:
     """What an agent remembers between two steps: pass on what :meth:`Agent.act` returned.
 
     Attributes:
-        tensors: recurrent states, and the previous action if the policy sees it, ``[B, ...]`` each.
+        tensors: recurrent states, the previous action if the policy sees it, and the action noise if it is correlated,
+            ``[B, ...]`` each.
         begins: true where the next step is an episode's first, ``[B]``.
         batch: the number of environments; None for one without a batch dimension.
     """

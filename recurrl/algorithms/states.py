@@ -26,7 +26,7 @@ class SliceStates:
     - ``zero``: zeros.
     - ``burn_in``: recomputed with the current weights, by running the half slice before each slice from the state
       stored there (Kapturowski et al. 2019, https://openreview.net/forum?id=r1lyTjAqYX). Burn-in steps contribute
-      neither loss nor gradient, so every frame still counts once per epoch. The first slice of a row starts from its
+      neither loss nor gradient, so no frame counts twice in an epoch. The first slice of a row starts from its
       stored state.
     - ``refresh``: recomputed with the current weights by one pass over the rows before each epoch, starting from the
       states stored at the beginnings of rows. Values and advantages stay those of the iteration.

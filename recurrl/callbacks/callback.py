@@ -65,9 +65,8 @@ class Callback:
         """
 
     def on_end(self, trainer: Trainer) -> None:
-        """Called once, after the last iteration, also if a signal or failing environments ended the run.
-
-        It is not called after other errors, nor if environments fail in a run of several ranks.
+        """Called once, after the last iteration, also if a signal ended the run or, in a run of one process,
+        environments failed in a rollout. It is not called after other errors.
         """
 
     def close(self, failed: bool) -> None:

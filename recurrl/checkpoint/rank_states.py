@@ -21,7 +21,7 @@ EPISODES = "collector_state"
 OWN = ("rng", SCALER, "buffer", "teacher", EPISODES)
 """The components that differ from rank to rank."""
 OF_RANK_0 = ("callbacks", "summary")
-"""The components that rank 0 alone has. All others are the same on all ranks."""
+"""The components saved and restored on rank 0 only. Those in neither tuple are the same on all ranks."""
 
 State = dict[str, Any]
 

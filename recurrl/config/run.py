@@ -75,7 +75,11 @@ class WandbConfig(LoggerConfig):
 class PolicyConfig:
     """The network around the cell."""
 
-    initial_std: float = option("initial σ of continuous actions, in half ranges", SCALE, only_with=CONTINUOUS)
+    initial_std: float = option(
+        "initial σ of continuous actions, relative to half the range; absolute if unbounded",
+        SCALE,
+        only_with=CONTINUOUS,
+    )
     noise_correlation: float = option(
         "correlation between the noise of successive actions; higher values explore farther", Range(0, 1, below=True)
     )

@@ -34,7 +34,8 @@ class Source(ABC):
 
     Attributes:
         options: the environment's options.
-        supported_options: the options of ``env=gym`` that this source supports. Others are rejected.
+        supported_options: which of ``packages``, ``wrappers``, ``max_episode_steps``, ``action_mask_from_info`` and
+            ``kwargs`` this source supports. Every source supports the other options of ``env=gym``.
         is_simulator: true if :meth:`make` returns the process's only simulator, with ``env.num_envs`` environments.
     """
 

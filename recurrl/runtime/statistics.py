@@ -34,7 +34,7 @@ def summary(samples: Tensor) -> Summary:
 
 
 def mean_and_std(samples: Tensor) -> tuple[Tensor, Tensor]:
-    """The mean and the unbiased standard deviation of the samples of all ranks; of a single one the latter is 0."""
+    """The mean and the sample standard deviation (n − 1; 0 for a single sample) of the samples of all ranks."""
     count, mean, square = moments(samples.reshape(-1))
     return mean.to(samples.dtype), (square / (count - 1).clamp(min=1)).sqrt().to(samples.dtype)
 
