@@ -82,8 +82,8 @@ def train(
     """
     if launched_size() > 1:
         raise ConfigError(
-            "recurrl.train trains in one process, and torchrun started several. Start recurrl-train by torchrun, or "
-            "this program without it."
+            f"recurrl.train must run in one process (got {launched_size()} from torchrun). Start recurrl-train with "
+            "torchrun, or this program without it."
         )
     started = time.monotonic()
     try:

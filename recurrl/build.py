@@ -78,7 +78,7 @@ def make_trainer(
     logger.info(describe(config, algorithm))
     own = [name for name, each in algorithm.named_parameters() if each.requires_grad and not name.startswith("policy.")]
     if own and world().rank == 0 and start is None and config.init_from is not None:
-        logger.info("init_from: of the algorithm, and stays as initialised: %s", ", ".join(own))
+        logger.info("init_from: the algorithm's own, left as initialised: %s", ", ".join(own))
     summary.has_begun = start is None
     if world().rank > 0:
         seed_process(seed_of_rank(config.seed, summary.frames, world().rank))
@@ -198,8 +198,8 @@ def make_algorithm(config: TrainConfig, policy: Policy) -> Algorithm:
     algorithm: Algorithm = factory("algorithm", options.name)(options, policy, config)
     require(
         isinstance(algorithm, Algorithm),
-        f"algorithm.name={options.name} makes a {type(algorithm).__name__}. Use a class derived from "
-        "recurrl.algorithms.Algorithm, or a function that returns one of its objects.",
+        f"algorithm.name={options.name} must make a recurrl.algorithms.Algorithm (got a {type(algorithm).__name__}). "
+        "Use a class derived from it, or a function that returns an object of one.",
     )
     what = f"The algorithm {type(algorithm).__name__}"
     for name, method in vars(Algorithm).items():
@@ -245,7 +245,7 @@ def describe(config: TrainConfig, algorithm: Algorithm) -> str:
     )
     memory = "no memory (cell=none)"
     if config.cell.name != NO_CELL:
-        memory = f"{config.cell.name} {config.cell.hidden_size} by backend {config.backend.name}"
+        memory = f"{config.cell.name} {config.cell.hidden_size}, backend={config.backend.name},"
     return (
         f"{config.env.id}, {config.env.num_envs} environments; {memory} on {config.device}, precision "
         f"{config.precision}; {parameters:,} parameters; "

@@ -18,7 +18,7 @@ _T_975 = (4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
 """Student's t for a two-sided interval of 95%, by degrees of freedom from 2."""
 
 
-def deviation(returns: Sequence[float]) -> float:
+def sample_std(returns: Sequence[float]) -> float:
     """The sample standard deviation (n − 1); 0 for a single return."""
     return stdev(returns) if len(returns) > 1 else 0.0
 
@@ -26,9 +26,9 @@ def deviation(returns: Sequence[float]) -> float:
 def summarized(returns: Sequence[float]) -> dict[str, Any]:
     """Statistics of independent returns, and the returns.
 
-    ``std`` is their :func:`deviation`; ``interval_95`` is the 95% interval of their mean, None for fewer than three.
+    ``std`` is their :func:`sample_std`; ``interval_95`` is the 95% interval of their mean, None for fewer than three.
     """
-    mean, std = fmean(returns), deviation(returns)
+    mean, std = fmean(returns), sample_std(returns)
     return {
         "episodes": len(returns),
         "mean": mean,

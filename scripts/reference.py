@@ -22,7 +22,7 @@ _HEAD = """# Configuration
 <!-- Written by `python scripts/reference.py > docs/configuration.md`. -->
 
 Write keys as `key=value` and groups as `group=choice`. `recurrl-train --cfg job ...` shows the same texts for the keys
-of one run, `--help` those of the main ones. For your yamls, add `--config-dir DIR`: `DIR/cell/mine.yaml` is
+of one run, `--help` those of the main ones. For your YAML files, add `--config-dir DIR`: `DIR/cell/mine.yaml` is
 `cell=mine` ([what is in it](extending.md#options-names-and-yamls)).
 
 All groups but `experiment` and `hparams_search` also take `package.module:Name`: a custom

@@ -44,12 +44,12 @@ def check_losses(losses: Losses, algorithm: Algorithm, slices_SK: TensorDictBase
         shapes: list[Any] = [()] if name in scalars else [shape_SK, (*shape_SK, 1)]
         shape = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
         advice = "Return scalar tensors as terms and metrics, and one value per step as log_ratio and mask."
-        require(shape in shapes, f"{what} returns {name} of shape {shape} instead of {shapes[0]}. {advice}")
+        require(shape in shapes, f"{what} must return {name} of shape {shapes[0]} (got {shape}). {advice}")
     detached = [name for name, term in losses.terms.items() if not term.requires_grad and term != 0]
     require(
         not detached or len(detached) == len(losses.terms),
-        f"{what} returns the term {', '.join(detached)} without gradient, so it would not be minimised. Look for a "
-        "detach(), or return it among the metrics.",
+        f"{what} must return terms with a gradient (got {', '.join(detached)} without), or they would not be "
+        "minimised. Look for a detach(), or return them among the metrics.",
     )
     require(
         losses.mask is not None or LOSS_MASK not in slices_SK,

@@ -68,7 +68,9 @@ class Distill(PPO):
 
 
 def imitation_error(distribution: Any, action: Any) -> Tensor:
-    """``[S, K]``: −log π of the teacher's action; for continuous ones half its squared distance from the deterministic action."""
+    """``[S, K]``: −log π of the teacher's action; for continuous actions, half its squared distance from the policy's
+    deterministic action.
+    """
     if isinstance(distribution, Joint):
         return torch.stack([imitation_error(part, action[key]) for key, part in distribution.parts.items()]).sum(0)
     chosen = most_probable(distribution)

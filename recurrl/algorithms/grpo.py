@@ -58,7 +58,7 @@ class GRPO(Algorithm):
         require(
             self.reference is not None or not options.kl_to_ref_coeff,
             f"algorithm.kl_to_ref_coeff must stay 0 in a run that began with 0 (got {options.kl_to_ref_coeff}): it "
-            "has no reference policy. Begin with a small one.",
+            "has no reference policy. Start a new run with a value above 0.",
         )
         # Again, because a callback may change these options.
         self.log_clip_range = log_range(options.clip_epsilon, options.clip_epsilon_high)

@@ -75,7 +75,7 @@ class PPO(Algorithm):
         ratio = reevaluate(rows_NT, self.policy) if has_old_rows else None
         gamma, reward_NT1 = self._discount(rows_NT), reward_NT.unsqueeze(-1)
         if gamma < options.gamma < 1:
-            # The deviation of the returns of uncorrelated rewards stays the same.
+            # Keeps the standard deviation of the returns of uncorrelated rewards.
             reward_NT1 = reward_NT1 * math.sqrt((1 - gamma**2) / (1 - options.gamma**2))
         after = next_values(rows_NT, self.policy)
         advantage, target = gae(rows_NT, reward_NT1, after, gamma, options.lmbda, ratio)

@@ -33,7 +33,7 @@ from recurrl.envs.batched import episodes_ended
 from recurrl.errors import ConfigError, EnvError, NonFiniteError, RunError
 from recurrl.evaluation import KEPT, StoppedError
 from recurrl.policy import Policy
-from recurrl.returns import WINDOW, deviation
+from recurrl.returns import WINDOW, sample_std
 from recurrl.runtime.metrics import floats
 from recurrl.runtime.ranks import world
 from recurrl.runtime.run_directory import CHECKPOINTS, CURVE, METRICS
@@ -93,7 +93,7 @@ class EpisodeStatistics(Callback):
         """Adds the episodes that ended within the rollout, in order of time.
 
         Returns:
-            Means and deviations over the last episodes.
+            Means and standard deviations over the last episodes.
         """
         after = rollout["next"].transpose(0, 1)
         done_TN1 = episodes_ended(after)
@@ -110,7 +110,7 @@ class EpisodeStatistics(Callback):
             "train/return_mean": fmean(returns),
             "train/episode_length_mean": fmean(lengths),
             "train/episodes": float(self.count),
-            "train/return_std": deviation(returns) if self.episodes else math.nan,
+            "train/return_std": sample_std(returns) if self.episodes else math.nan,
             "train/truncated_fraction": fmean(truncated),
         }
 
@@ -268,7 +268,7 @@ def _evaluation_metrics(trainer: Trainer, env: EnvConfig, seed: int) -> dict[str
     returns = evaluation.evaluate(env, trainer.policy, options.episodes, seed, KEPT, stopped)
     metrics = {
         "eval/return_mean": fmean(returns),
-        "eval/return_std": deviation(returns),
+        "eval/return_std": sample_std(returns),
         "eval/episodes": float(len(returns)),
     }
     if options.memory and trainer.is_last:

@@ -259,7 +259,7 @@ def find(path: Path, which: str = LAST) -> Path:
     Raises:
         ConfigError: the path is neither, or the run has written no such checkpoint.
     """
-    require(which in (BEST, LAST), f"which={which} is not possible. Use {BEST} or {LAST}.")
+    require(which in (BEST, LAST), f"which must be {BEST} or {LAST} (got {which}).")
     if files.is_checkpoint(path):
         return path
     run_dir = run_directory_of(path)

@@ -113,7 +113,7 @@ class RayHost:
             )
         # Cuts off Ray's own advice, which is long and about Ray's commands.
         reason = " ".join(str(error).split()).partition(" Some common causes")[0].rstrip(".")
-        return WorkerError(f"was lost after collecting {self.frames} frames. Ray says: {reason}. {CONTINUES}")
+        return WorkerError(f"was lost after collecting {self.frames} frames. Ray reported: {reason}. {CONTINUES}")
 
     def _end(self, worker: int) -> None:
         ray.kill(self._actors.pop(worker))

@@ -87,8 +87,8 @@ class PPOConfig(ClippedConfig):
     )
     lmbda: float = option("λ of the advantages", FRACTION, only_with=DISCOUNT)
     horizon_fraction: float | None = option(
-        "discounting horizon in episodes of similar length, if the best reward before their end is not 0; below 10 "
-        "steps or null: gamma's",
+        "discount horizon as a fraction of the longest episode, while episodes are about equally long and the best "
+        "reward before their end is not 0; null, or below 10 steps: gamma's",
         POSITIVE,
         only_with=DISCOUNT,
     )

@@ -89,7 +89,7 @@ def choice_names(group: str) -> tuple[str, ...]:
 
 
 def yaml_names(group: str) -> tuple[str, ...]:
-    """The package's yamls of a group, in alphabetical order."""
+    """The package's YAML files of a group, in alphabetical order."""
     return _stems(f"configs/{group}", ".yaml")
 
 
@@ -218,7 +218,7 @@ def load(target: str, setting: str) -> Any:
         ConfigError: there is no such module, or no such name in it, or importing it fails.
     """
     if _CUSTOM.fullmatch(target) is None:
-        raise ConfigError(f"{setting} is not of the form package.module:Name, such as my_package.elman_cell:Elman.")
+        raise ConfigError(f"{setting} must have the form package.module:Name, such as my_package.elman_cell:Elman.")
     module_name, _, name = target.partition(":")
     module = import_custom(module_name, setting)
     try:

@@ -157,7 +157,7 @@ class TrainConfig:
         only_with=A_CELL,
     )
     compile: str = option(
-        "loss: compile the loss by torch.compile (a slow start, then faster or slower, by the cell); cudagraphs: on "
+        "loss: compile the loss with torch.compile (a slow start, then faster or slower, by the cell); cudagraphs: on "
         "a GPU, also replay loss, gradient and the policy's steps as CUDA graphs",
         choices=("none", "loss", "cudagraphs"),
     )

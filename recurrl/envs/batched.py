@@ -60,7 +60,7 @@ class BatchedEnv(EnvBase):
         require(
             OBSERVATION in keys,
             f"{type(self).__name__} must have the entry {OBSERVATION!r}, which the policy sees (got {keys}). Rename "
-            "the one that it is.",
+            "the entry that the policy should see.",
         )
         self.full_action_spec = Composite(action=action, shape=self.batch_size, device=device)
         self.reward_spec = Unbounded(shape=(num_envs, 1), dtype=torch.float32, device=device)

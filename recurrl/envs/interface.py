@@ -100,7 +100,7 @@ class Interface(nn.Module):
         require(
             masked == gives,
             f"env.action_mask_from_info must be {str(gives).lower()} (got {str(masked).lower()}): env.id={self.env.id} "
-            f"gives {'a' if gives else 'no'} mask of actions beside its observation.",
+            f"returns {'an' if gives else 'no'} action mask outside its observation.",
         )
         extra = [ACTION_MASK] * masked + [HIDDEN] * (hidden and HIDDEN in present)
         specs = {name: observation[name] for name in extra}

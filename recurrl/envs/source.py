@@ -147,8 +147,8 @@ def source_of(config: EnvConfig) -> Source:
     source = factory("env", config.source)(config)
     if not isinstance(source, Source):
         raise ConfigError(
-            f"env.source={config.source} made a {type(source).__name__}, which is not a recurrl.envs.Source. Derive "
-            "from recurrl.envs.GymnasiumSource or recurrl.envs.Source."
+            f"env.source={config.source} must make a recurrl.envs.Source (got a {type(source).__name__}). Derive from "
+            "recurrl.envs.GymnasiumSource or recurrl.envs.Source."
         )
     return source
 

@@ -23,7 +23,7 @@ OBSERVATIONS = (
 ACTIONS = "Discrete, MultiDiscrete, MultiBinary and continuous actions, and dicts and tuples of these"
 
 
-_log_once = cache(partial(logging.getLogger(__name__).info, "%s: what the policy sees leaves out text: %s"))
+_log_once = cache(partial(logging.getLogger(__name__).info, "%s: text hidden from the policy: %s"))
 
 
 def parts_of(space: Space) -> dict[str, Space]:

@@ -20,7 +20,7 @@ BACKENDS = cast(
 """The backends of the package by name."""
 RECOMPUTE = ("none", "full")
 
-_log_once = cache(partial(logging.getLogger(__name__).info, "backend auto is %s%s"))
+_log_once = cache(partial(logging.getLogger(__name__).info, "backend=auto chose %s%s"))
 _warn_once = cache(warnings.warn)
 
 

@@ -99,7 +99,7 @@ def _check_step(cell: Cell, parameters: Parameters) -> None:
         raise ConfigError(
             f"A step of the cell {cell.name} returns an output of shape {returned[0]} and states of shapes "
             f"{returned[1:]}, batch dimension aside. Its hidden_size and states declare {declared[0]} and "
-            f"{declared[1:]}."
+            f"{declared[1:]}. Make them agree."
         )
 
 

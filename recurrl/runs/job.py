@@ -62,7 +62,7 @@ def run(
         config: the dataclasses of ``composed``, of a run that resumes none, if they are made already.
 
     Raises:
-        ConfigError: the configuration is not possible.
+        ConfigError: the configuration is invalid.
         RunError: the run failed; the message says why.
     """
     logging.getLogger("torchrl").setLevel(logging.WARNING)
@@ -172,7 +172,7 @@ def run_rank() -> None:
     """Takes part in the run of rank 0 as another rank; logs only errors.
 
     Raises:
-        ConfigError: the run is not possible on this machine.
+        ConfigError: this machine cannot take part in the run.
         RunError: the run failed; the message says why.
     """
     rank = launched_rank()

@@ -146,7 +146,7 @@ def compose(overrides: Sequence[str], config_dir: str | Path | None = None, is_r
 
     Args:
         overrides: as for ``recurrl-train``.
-        config_dir: a folder with yamls of the user.
+        config_dir: a folder with YAML files of the user.
         is_run: the configuration is run, not only shown.
 
     Raises:

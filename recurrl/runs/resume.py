@@ -111,6 +111,5 @@ def _check_changes(config: TrainConfig, changes: Mapping[str, tuple[Any, Any]], 
     was, now = changes.get("policy.noise_correlation", (0, 0))
     require(  # episodes under way and replayed rows have an entry for the noise, or have none
         bool(was) == bool(now),
-        f"policy.noise_correlation must be {'above 0' if was else '0'} in a resumed run that began so (got {now}). "
-        + advice,
+        f"policy.noise_correlation must stay {'above 0' if was else '0'} in a resumed run (got {now}). " + advice,
     )

@@ -91,7 +91,7 @@ class World:
         return message[0]
 
     def join(self) -> None:
-        """Connects this process to the other ranks by gloo, with torch's time limits."""
+        """Connects this process to the other ranks over gloo, with torch's time limits."""
         from torch import distributed
 
         dist: Any = distributed  # typed in part only
@@ -176,9 +176,9 @@ class World:
             ignore_signals()
             # A rank that failed has published its reason before it ended.
             reason = self._publish(
-                f"The ranks lost touch with one another ({message_of(error)}). If torchrun says that one was killed, "
-                "perhaps because memory ran out (see dmesg), resume=auto in the same hydra.run.dir continues the run. "
-                "If one took long, in an evaluation for example, set a larger ranks.timeout_s."
+                f"A rank was lost ({message_of(error)}). If torchrun reports that it was killed, perhaps out of memory "
+                "(see dmesg), resume=auto in the same hydra.run.dir continues the run. If it took long, in an "
+                "evaluation for example, set a larger ranks.timeout_s."
             )
             self._lost = RankLostError(reason)
             raise self._lost from error

@@ -64,7 +64,7 @@ def without_kernel(backend: str, cell: Cell, linear: type[Cell] | UnionType) -> 
         )
     if cell.proj_size:
         return (
-            f"proj_size={cell.proj_size} is not possible with backend={backend}, whose kernels treat the output as the "
+            f"proj_size={cell.proj_size} is not supported by backend={backend}, whose kernels treat the output as the "
             "state. Choose backend=pad or backend=scan."
         )
     return None

@@ -39,7 +39,7 @@ def supports(cell: Cell, options: Options, device: torch.device | None) -> str |
             return reason
     elif cell.hidden_size > tiles.MAX_HIDDEN_SIZE:
         return (
-            f"hidden_size={cell.hidden_size} is not possible with backend=triton, whose kernels are tested "
+            f"hidden_size={cell.hidden_size} is not supported by backend=triton, whose kernels are tested "
             f"up to {tiles.MAX_HIDDEN_SIZE} features: beyond, one step keeps torch's own kernels busy. {_ALTERNATIVE}"
         )
     if importlib.util.find_spec("triton") is None:
