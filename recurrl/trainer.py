@@ -134,7 +134,7 @@ class Trainer:
         if world().is_orphaned:
             logger.error("torchrun has ended. The run writes a checkpoint and ends, too.")
             self.request.record(signal.SIGTERM)
-        number, stopped = world().gathered(torch.tensor([self.request.number, self.stopped])).amax(0).tolist()
+        number, stopped = world().all_gather(torch.tensor([self.request.number, self.stopped])).amax(0).tolist()
         if number:
             self.request.record(number)
         self.stopped = bool(stopped)

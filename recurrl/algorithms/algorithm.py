@@ -314,6 +314,6 @@ def average_gradients(parameters: Sequence[nn.Parameter], total: Tensor) -> None
         total: the loss. If it is not finite, neither is the mean, so that all ranks skip the step.
     """
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-    mean = world().sum_(torch.cat([gradient.flatten() for gradient in gradients]) / world().size + total * 0.0)
+    mean = world().all_reduce_(torch.cat([gradient.flatten() for gradient in gradients]) / world().size + total * 0.0)
     for gradient, part in zip(gradients, mean.split([gradient.numel() for gradient in gradients]), strict=True):
         gradient.copy_(part.view_as(gradient))

@@ -38,9 +38,9 @@ def check_losses(losses: Losses, algorithm: Algorithm, slices_SK: TensorDictBase
         "Return Losses({'objective': loss}).",
     )
     scalars = {**{f"loss/{name}": term for name, term in losses.terms.items()}, **losses.metrics}
-    of_steps = {"log_ratio": losses.log_ratio, "mask": losses.mask}
+    per_step = {"log_ratio": losses.log_ratio, "mask": losses.mask}
     shape_SK = tuple(slices_SK.batch_size)
-    for name, value in {**scalars, **{name: each for name, each in of_steps.items() if each is not None}}.items():
+    for name, value in {**scalars, **{name: each for name, each in per_step.items() if each is not None}}.items():
         shapes: list[Any] = [()] if name in scalars else [shape_SK, (*shape_SK, 1)]
         shape = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
         advice = "Return scalar tensors as terms and metrics, and one value per step as log_ratio and mask."

@@ -82,12 +82,12 @@ def mean_metrics(steps: Sequence[Mapping[str, Tensor]], log_clip_range: tuple[fl
         if changed := sorted(step.keys() ^ steps[0].keys()):
             advice = "Return the same terms and metrics for each."
             raise ConfigError(f"The loss returns {changed} for some minibatches only. {advice}")
-    of_steps = {name: [step[name] for step in steps] for name in steps[0]}
-    columns = {name: torch.stack(values) for name, values in of_steps.items() if name not in (_LOG_RATIO, _MASK)}
-    if _LOG_RATIO in of_steps:
+    by_metric = {name: [step[name] for step in steps] for name in steps[0]}
+    columns = {name: torch.stack(values) for name, values in by_metric.items() if name not in (_LOG_RATIO, _MASK)}
+    if _LOG_RATIO in by_metric:
         # Minibatches may differ in size.
-        log_ratio = pad_sequence(of_steps[_LOG_RATIO], batch_first=True)
-        mask = pad_sequence(of_steps[_MASK], batch_first=True)
+        log_ratio = pad_sequence(by_metric[_LOG_RATIO], batch_first=True)
+        mask = pad_sequence(by_metric[_MASK], batch_first=True)
         ratios, _ = weighted(ratio_metrics(log_ratio, mask, log_clip_range), mask.sum(-1).double())
         columns = merged(columns, ratios)
     taken_M1 = (columns[STEPS] > 0).unsqueeze(1)
@@ -101,6 +101,6 @@ def weighted(means: Mapping[str, Tensor], weight: Tensor) -> tuple[dict[str, Ten
     """Scales each rank's means so that their plain mean is weighted by ``weight``. Also returns the sum of weights."""
     if world().size == 1:
         return dict(means), weight
-    total = world().gathered(weight).sum(0)
+    total = world().all_gather(weight).sum(0)
     share = weight * world().size / total.clamp(min=torch.finfo(weight.dtype).tiny)
     return {name: value * share for name, value in means.items()}, total

@@ -101,7 +101,7 @@ class SliceStates:
         difference = torch.cat([(current[key].detach() - recorded[key])[ends].flatten() for key in self._keys])
         reference = torch.cat([recorded[key][ends].flatten() for key in self._keys])
         squares = torch.stack([difference.square().sum(), reference.square().sum()])
-        difference_norm, reference_norm = world().gathered(squares).sum(0).sqrt()
+        difference_norm, reference_norm = world().all_gather(squares).sum(0).sqrt()
         return {"state/drift": float(difference_norm / reference_norm)}
 
     def _write_initial(

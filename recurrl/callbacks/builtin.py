@@ -102,7 +102,8 @@ class EpisodeStatistics(Callback):
         # One table, so that the device is synchronised only once.
         table_TN4 = torch.cat((step_TN1, after[EPISODE_RETURN], after[EPISODE_LENGTH], truncated), -1)
         # A stable sort keeps the order of the environments within a step, as in a run of one process.
-        new = sorted(chain.from_iterable(world().gather(table_TN4[done_TN1.squeeze(-1)].tolist())), key=itemgetter(0))
+        all_ranks = world().gather_objects(table_TN4[done_TN1.squeeze(-1)].tolist())
+        new = sorted(chain.from_iterable(all_ranks), key=itemgetter(0))
         self.episodes.extend(episode for _, *episode in new)
         self.count += len(new)
         returns, lengths, truncated = zip(*self.episodes or [[math.nan] * 3], strict=True)

@@ -27,7 +27,7 @@ KEEPS_EPISODES = (
     *("collector.address", "collector.cpus_per_worker", "collector.gpus_per_worker"),
 )
 """Settings of environments and collectors that may change while unfinished episodes continue."""
-SHAPING = ("env.", "encoder.", "cell.", "policy.", "algorithm.", "buffer.")
+STRUCTURAL_GROUPS = ("env.", "encoder.", "cell.", "policy.", "algorithm.", "buffer.")
 """The groups of settings that determine the components and their shapes."""
 AUTO = "auto"
 BEST, LAST = "best", "last"
@@ -148,7 +148,7 @@ class Checkpoint:
         With the same number of ranks each continues with its own state. With another number, random numbers and
         episodes are new and a replay buffer starts empty.
         """
-        size, changes = world().size, self._shaping(settings)
+        size, changes = world().size, self._structural_changes(settings)
         if self.ranks == size:
             files.load(self.path, components, changes)
             if size > 1:
@@ -177,7 +177,7 @@ class Checkpoint:
         Raises:
             ConfigError: the checkpoint does not fit the policy.
         """
-        files.load(self.path, {"policy": policy}, self._shaping(settings))
+        files.load(self.path, {"policy": policy}, self._structural_changes(settings))
 
     @property
     def is_alone(self) -> bool:
@@ -208,10 +208,10 @@ class Checkpoint:
                 *(self.frames, folder),
             )
 
-    def _shaping(self, settings: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    def _structural_changes(self, settings: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
         """The changed settings that may make the checkpoint incompatible."""
         changes = differences(self.settings, settings).items()
-        return {key: change for key, change in changes if key.startswith(SHAPING)}
+        return {key: change for key, change in changes if key.startswith(STRUCTURAL_GROUPS)}
 
 
 def prune(run_dir: Path, keep_last: int | None) -> None:

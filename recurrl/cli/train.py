@@ -69,7 +69,7 @@ def _follow() -> None:
     try:
         run_rank()
     except Exception as error:
-        world().failed(error)
+        world().publish_failure(error)
         if not isinstance(error, ConfigError | RunError):
             raise
         raise RunError(f"rank {launched_rank()}: {error}") from error

@@ -174,8 +174,8 @@ class Observations:
         """
         entries = [as_array(value) for value in _leaves_in(self._space, observation)]
         read = dict(zip(self._entries, entries, strict=True))
-        for key, (dtype, of_one) in self._entries.items():
-            shape = (*batch, *of_one)
+        for key, (dtype, single_shape) in self._entries.items():
+            shape = (*batch, *single_shape)
             if read[key].dtype != dtype or read[key].shape != shape:
                 read[key] = _fitted(key, read[key], shape, dtype)
         return read
@@ -236,10 +236,10 @@ def _fitted(key: NestedKey, entry: Array, shape: tuple[int, ...], dtype: np.dtyp
     )
 
 
-def is_castable(dtype: np.dtype[Any], of_space: np.dtype[Any]) -> bool:
+def is_castable(dtype: np.dtype[Any], declared: np.dtype[Any]) -> bool:
     """True if an entry of an observation may have this dtype rather than that of its space."""
     # Bytes instead of floats are usually an image that was not divided by 255.
-    return np.can_cast(dtype, of_space, "same_kind") and not (dtype == np.uint8 and of_space.kind == "f")
+    return np.can_cast(dtype, declared, "same_kind") and not (dtype == np.uint8 and declared.kind == "f")
 
 
 @contextmanager

@@ -107,8 +107,8 @@ class InlineEnv(BatchedEnv):
 
     def restore_episodes(self, state: dict[str, Any]) -> None:
         """Restores the state of each environment."""
-        for env, of_one in zip(self.envs, state["environments"], strict=True):
-            restore(env, of_one)
+        for env, saved in zip(self.envs, state["environments"], strict=True):
+            restore(env, saved)
         for key, values in self._last.items():
             values[...] = state["observed"][key].numpy()
         if self._groups_N4 is not None:

@@ -130,7 +130,7 @@ class RunningScale(nn.Module):
     def update(self, samples: Tensor) -> None:
         """Adds a batch to the average, unless it holds NaN or Inf: gradient steps on such a batch are skipped too."""
         squares = samples.double().square()
-        total, count = world().gathered(torch.stack([squares.sum(), squares.new_tensor(squares.numel())])).sum(0)
+        total, count = world().all_gather(torch.stack([squares.sum(), squares.new_tensor(squares.numel())])).sum(0)
         square = total / count
         rate = torch.where(square.isfinite(), self.RATE, 0.0)
         self.square.lerp_(square.nan_to_num(), rate)

@@ -17,7 +17,7 @@ from __future__ import annotations
 import torch
 
 from recurrl.errors import require
-from recurrl.runtime.environment import RNN_PRECISION, rnn_precision
+from recurrl.runtime.env_vars import RNN_PRECISION, rnn_precision
 
 AUTO = "auto"
 PRESETS = {"fast": "tf32", "high-prec": "tf32x3"}
@@ -90,9 +90,9 @@ def auto_mode() -> str:
     return _default(_TORCH_AT_IMPORT)
 
 
-def _default(of_torch: str) -> str:
+def _default(torch_precision: str) -> str:
     if _override is None:
-        return _FROM_TORCH[of_torch]
+        return _FROM_TORCH[torch_precision]
     # Only a value from the environment can be wrong here: others were checked when they were set.
     check(_override, RNN_PRECISION)
     return _override
