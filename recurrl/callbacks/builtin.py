@@ -251,7 +251,7 @@ class Evaluation(Callback):
                     f"{trainer.checkpoint}; resuming from it repeats the evaluation."
                 )
                 failed.__cause__ = error
-                trainer.restarts.after(failed, errors, "an evaluation")
+                trainer.restarts.record(failed, errors, "an evaluation")
                 errors += 1
         if RESTARTS in trainer.metrics:
             found[RESTARTS] = trainer.metrics[RESTARTS] + trainer.restarts.count - restarts

@@ -126,7 +126,7 @@ class SingleCollector:
         if not self._current:
             return {**state, "unsavable_reason": FAILED}
         try:
-            episodes = self.env.episodes()
+            episodes = self.env.save_episodes()
         except UnsavableError as reason:
             return {**state, "unsavable_reason": str(reason)}
         return {**state, "unsavable_reason": None, "episodes": episodes, "carrier": dict(self._current)}

@@ -124,7 +124,7 @@ class BatchedEnv(EnvBase):
         """What holds the state that lasts beyond episodes, such as a curriculum's level, for checkpoints."""
         return self
 
-    def episodes(self) -> dict[str, Any]:
+    def save_episodes(self) -> dict[str, Any]:
         """The state of the unfinished episodes, as plain values and tensors.
 
         Raises:
@@ -229,7 +229,7 @@ class TorchRLEnv(BatchedEnv):
                 raise UnnamedEnvError(f"returned {path_of(key)[-1]!r} of shape {given}; its spec has {shape}.")
         return entries
 
-    def episodes(self) -> dict[str, Any]:
+    def save_episodes(self) -> dict[str, Any]:
         """Raises, because environments of TorchRL do not expose their state."""
         raise UnsavableError(f"TorchRL's {type(self._env).__name__} does not expose the state of its environments")
 

@@ -15,7 +15,7 @@ from tensordict import NestedKey
 from torch import Tensor
 from torchrl.data import Composite, TensorSpec
 
-from recurrl.envs.spaces import Space, is_text, named, parts_of, spec_of
+from recurrl.envs.spaces import Space, is_text, parts_of, spec_of, tuples_to_dicts
 from recurrl.errors import ConfigError, EnvError, RunError, message_of
 from recurrl.keys import ACTION_MASK, OBSERVATION
 from recurrl.specs import choices
@@ -158,7 +158,7 @@ class Observations:
     """
 
     def __init__(self, space: Space) -> None:
-        zeros = Composite({OBSERVATION: spec_of(named(space, text=False), 1)}, shape=[1])[0].zero()
+        zeros = Composite({OBSERVATION: spec_of(tuples_to_dicts(space, text=False), 1)}, shape=[1])[0].zero()
         self._space, arrays = space, {key: value.numpy() for key, value in zeros.items(True, True)}
         self._entries = {key: (each.dtype, each.shape) for key, each in arrays.items()}
 

@@ -194,16 +194,16 @@ def recorded_inputs(agent: Agent, sampled: bool = False) -> Tensors:
     state = agent.initial_state()
     rows: list[Tensors] = []
     reward: Any = 0.0
-    begins = True
+    is_init = True
     with closing(agent.make_env()) as env:
         observation, info = env.reset(seed=0)
         for _ in range(STEPS):
             extra: dict[str, Any] = {"reward": reward, "action_mask": info.get(ACTION_MASK)}
-            rows.append(agent.inputs(observation, state, begins, **extra))
-            action, state = agent.act(observation, state, begins, **extra)
+            rows.append(agent.inputs(observation, state, is_init, **extra))
+            action, state = agent.act(observation, state, is_init, **extra)
             observation, reward, terminated, truncated, info = env.step(action)
-            begins = terminated or truncated
-            if begins:
+            is_init = terminated or truncated
+            if is_init:
                 observation, info = env.reset()
     inputs = {name: torch.cat([row[name] for row in rows]) for name in rows[0]}
     generator = torch.Generator().manual_seed(0)

@@ -128,7 +128,7 @@ class MemoryTask(BatchedEnv):
         results = {"reward": reward, "terminated": terminated, "truncated": truncated, "done": terminated | truncated}
         return {**self._observed(), **{name: values.unsqueeze(-1) for name, values in results.items()}}
 
-    def episodes(self) -> dict[str, Any]:
+    def save_episodes(self) -> dict[str, Any]:
         """The task's tensors, and the state of its generator."""
         tensors = {name: value.clone() for name, value in vars(self).items() if isinstance(value, Tensor)}
         return {"tensors": tensors, "generator": self._generator.get_state()}
