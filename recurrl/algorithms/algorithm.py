@@ -215,10 +215,10 @@ class Algorithm(nn.Module):
         # The sum is finite only if both are; a product with zero is NaN otherwise.
         skipped = ((total + norm) * 0.0).float().nan_to_num(nan=1.0)
         # Fused optimizers take no step where found_inf is 1, the flag that torch.amp.GradScaler sets.
-        not_taken = skipped if losses.weight is None else skipped.maximum(losses.weight <= 0)
-        self.optimizer.found_inf = not_taken  # type: ignore[attr-defined]
+        skip_step = skipped if losses.weight is None else skipped.maximum(losses.weight <= 0)
+        self.optimizer.found_inf = skip_step  # type: ignore[attr-defined]
         self.optimizer.step()
-        return step_metrics(losses, norm, skipped, 1.0 - not_taken)
+        return step_metrics(losses, norm, skipped, 1.0 - skip_step)
 
     def backward(self, slices_SK: TensorDictBase) -> tuple[Losses, Tensor]:
         """Computes a minibatch's losses, weighted across ranks, and the gradients; returns the losses and their sum."""

@@ -138,9 +138,10 @@ def check_skipped(algorithm: Algorithm, steps: Sequence[Mapping[str, Tensor]]) -
         NonFiniteError: the last ``MAX_SKIPPED_STEPS`` steps or more were skipped.
     """
     in_a_row = int(algorithm.skipped_in_a_row)
-    # A step with an empty minibatch was neither skipped nor taken.
-    for skipped, taken in torch.stack([step[name] for step in steps for name in (SKIPPED, STEPS)]).view(-1, 2).tolist():
-        in_a_row = 0 if taken else in_a_row + int(skipped)
+    # A step with an empty minibatch was neither skipped nor applied.
+    flags = torch.stack([step[name] for step in steps for name in (SKIPPED, STEPS)]).view(-1, 2)
+    for skipped, applied in flags.tolist():
+        in_a_row = 0 if applied else in_a_row + int(skipped)
     algorithm.skipped_in_a_row.fill_(in_a_row)
     if in_a_row >= MAX_SKIPPED_STEPS:
         raise NonFiniteError(

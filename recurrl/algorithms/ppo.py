@@ -25,11 +25,11 @@ from recurrl.policy.policy import SequenceOutput
 from recurrl.runtime.statistics import masked, moments, summary, variance
 from recurrl.specs import has_continuous_action
 
-CRITIC_EXPLAINS = 0.2
+MIN_EXPLAINED_VARIANCE = 0.2
 """A critic explains the returns once its explained variance, averaged over iterations, exceeds this."""
-LEAST_HORIZON = 10
+MIN_HORIZON = 10
 """Steps. Where the fraction of an episode is shorter, the discount is the option ``gamma``."""
-ALMOST_EQUAL = 0.9
+MIN_LENGTH_RATIO = 0.9
 """Episodes are almost equally long while their mean length is at least this fraction of the longest."""
 
 
@@ -60,7 +60,7 @@ class PPO(Algorithm):
         self.advantage_scale = RunningScale()
         # So far: the number of episodes, their steps (−∞ once too many were shorter), the longest, and the largest
         # reward before a last step.
-        self.episodes = nn.Buffer(torch.tensor((0.0, 0.0, 0.0, -math.inf), dtype=torch.float64))
+        self.episode_stats = nn.Buffer(torch.tensor((0.0, 0.0, 0.0, -math.inf), dtype=torch.float64))
         self.explained = nn.Buffer(torch.zeros((), dtype=torch.float64))
         # A tensor, because a compiled loss treats Python numbers as constants.
         self.entropy_coeff = nn.Buffer(next(policy.parameters()).new_tensor(options.entropy_coeff), persistent=False)
@@ -107,17 +107,17 @@ class PPO(Algorithm):
         ended, mask = episodes_ended(after), rows_NT.get(LOSS_MASK)
         goes_on = ~ended if mask is None else ~ended & mask
         length, reward = after[EPISODE_LENGTH][ended].float(), after["reward"][goes_on]
-        episodes, steps, longest, largest = self.episodes.tolist()
+        episodes, steps, longest, largest = self.episode_stats.tolist()
         count, mean, _ = moments(length)
         episodes, steps = episodes + float(count), steps + float(count * mean)
         # A NaN, where no episode ended, is not larger.
         longest, largest = max(longest, summary(length).max), max(largest, summary(reward).max)
-        if steps < ALMOST_EQUAL * longest * episodes:
+        if steps < MIN_LENGTH_RATIO * longest * episodes:
             # For good, because the scale of the returns changes with the discount.
             steps = -math.inf
-        self.episodes.copy_(self.episodes.new_tensor((episodes, steps, longest, largest)))
+        self.episode_stats.copy_(self.episode_stats.new_tensor((episodes, steps, longest, largest)))
         horizon = (options.horizon_fraction or 0.0) * longest
-        if horizon < LEAST_HORIZON or steps < 0 or largest == 0:
+        if horizon < MIN_HORIZON or steps < 0 or largest == 0:
             return options.gamma
         return min(options.gamma, 1 - 1 / horizon)
 
@@ -126,7 +126,7 @@ class PPO(Algorithm):
 
         Until then, the policy has learned nothing that more steps on noisy gradients could undo.
         """
-        return super().epochs() if self.explained > CRITIC_EXPLAINS else self.config.epochs
+        return super().epochs() if self.explained > MIN_EXPLAINED_VARIANCE else self.config.epochs
 
     def loss(self, slices_SK: TensorDictBase, output: SequenceOutput) -> Losses:
         """The clipped surrogate, the value loss and the entropy bonus of a minibatch."""

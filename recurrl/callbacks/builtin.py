@@ -150,7 +150,7 @@ class Checkpoints(Callback):
         self._components = {**trainer.algorithm.components(), "rng": GlobalRNGState(), "callbacks": trainer.callbacks}
         self._components |= {rank_states.EPISODES: trainer.collector, "summary": trainer.summary}
         if self.start is None:
-            rank_states.share(self._components)
+            rank_states.broadcast_states(self._components)
             return
         self.start.load(self._components, self.settings)
         if not self.start.is_in(trainer.run_dir):
@@ -238,10 +238,10 @@ class Evaluation(Callback):
             self._evaluate(trainer)
 
     def _evaluate(self, trainer: Trainer) -> None:
-        found, errors, restarts = None, 0, trainer.restarts.count
-        while found is None:
+        metrics, errors, restarts = None, 0, trainer.restarts.count
+        while metrics is None:
             try:
-                found = _evaluation_metrics(trainer, self._env, seeds(trainer.config.seed, errors + 1)[-1])
+                metrics = _evaluation_metrics(trainer, self._env, seeds(trainer.config.seed, errors + 1)[-1])
             except StoppedError:
                 trainer.is_interrupted = True
                 return
@@ -254,8 +254,8 @@ class Evaluation(Callback):
                 trainer.restarts.record(failed, errors, "an evaluation")
                 errors += 1
         if RESTARTS in trainer.metrics:
-            found[RESTARTS] = trainer.metrics[RESTARTS] + trainer.restarts.count - restarts
-        trainer.metrics.update(found)
+            metrics[RESTARTS] = trainer.metrics[RESTARTS] + trainer.restarts.count - restarts
+        trainer.metrics.update(metrics)
 
 
 def _evaluation_metrics(trainer: Trainer, env: EnvConfig, seed: int) -> dict[str, float]:

@@ -191,12 +191,12 @@ class Callbacks:
         """
         parts: list[Mapping[str, float]] = []
         for name, callback in self._callbacks.items():
-            found = callback.on_rollout(trainer, rollout)
-            if not isinstance(found, Mapping | None):
+            metrics = callback.on_rollout(trainer, rollout)
+            if not isinstance(metrics, Mapping | None):
                 raise ConfigError(
-                    f"on_rollout of the callback {name} must return metrics by name, or None (got {found!r:.60})."
+                    f"on_rollout of the callback {name} must return metrics by name, or None (got {metrics!r:.60})."
                 )
-            parts.append(found or {})
+            parts.append(metrics or {})
         return floats(merged(*parts))
 
     def on_iteration(self, trainer: Trainer, metrics: dict[str, float]) -> None:

@@ -110,7 +110,7 @@ class Checkpoint:
             logger.warning("%s was written by recurrl %s, and this is recurrl %s.", path, self.version, __version__)
 
     def load(self, into: Mapping[str, Stateful], settings: Mapping[str, Any]) -> None:
-        """Restores what :func:`save` wrote. Rank 0 calls this, while other ranks call :func:`rank_states.share`.
+        """Restores what :func:`save` wrote, on rank 0; the other ranks call :func:`rank_states.broadcast_states`.
 
         Environments whose settings have changed, or whose episodes were not saved, begin new ones; the log says so.
 
@@ -143,7 +143,7 @@ class Checkpoint:
         self._load_on_ranks(into, settings)
 
     def _load_on_ranks(self, components: Mapping[str, Stateful], settings: Mapping[str, Any]) -> None:
-        """Restores components, on rank 0 and by :func:`rank_states.share` on the other ranks, if there are any.
+        """Restores components, on rank 0 and, by :func:`rank_states.broadcast_states`, on any other ranks.
 
         With the same number of ranks each continues with its own state. With another number, random numbers and
         episodes are new and a replay buffer starts empty.
@@ -154,7 +154,7 @@ class Checkpoint:
             if size > 1:
                 others = files.state(self.path, rank_states.RANKS)
                 wanted = [{name: state for name, state in each.items() if name in components} for each in others]
-                rank_states.share(components, [{}, *wanted])
+                rank_states.broadcast_states(components, [{}, *wanted])
             return
         logger.warning(
             "%s was written by %d ranks, and there are %d now: random numbers and episodes are new%s.",
@@ -165,7 +165,7 @@ class Checkpoint:
         returns = components[rank_states.SCALER].state_dict()[_RETURNS]
         scaler = files.state(self.path, rank_states.SCALER) | {_RETURNS: returns}
         seeds = [seed_of_rank(settings["seed"], self.frames, rank) for rank in range(size)]
-        rank_states.share(components, [{rank_states.SCALER: scaler}] * size, seeds)
+        rank_states.broadcast_states(components, [{rank_states.SCALER: scaler}] * size, seeds)
 
     def load_policy(self, policy: Policy, settings: Mapping[str, Any]) -> None:
         """Restores only the policy, including its running statistics.
@@ -288,5 +288,5 @@ def _newest(run_dir: Path) -> Path | None:
 def _best(intact: Mapping[Path, Mapping[str, Any]]) -> Path | None:
     """The checkpoint with the best evaluation, of those with these manifests; None if none was evaluated."""
     metrics = {path: values["metrics"] for path, values in intact.items()}
-    returns = {path: found[RETURN_MEAN] for path, found in metrics.items() if RETURN_MEAN in found}
+    returns = {path: each[RETURN_MEAN] for path, each in metrics.items() if RETURN_MEAN in each}
     return max(returns, key=lambda path: (returns[path], path), default=None)

@@ -49,7 +49,7 @@ def gathered_states(components: Mapping[str, Stateful]) -> dict[str, Any]:
     return {RANKS: [from_bytes(state) for _, state in others]} if others else {}
 
 
-def share(components: Mapping[str, Stateful], own: Sequence[State] = (), seeds: Sequence[int] = ()) -> None:
+def broadcast_states(components: Mapping[str, Stateful], own: Sequence[State] = (), seeds: Sequence[int] = ()) -> None:
     """Sends all ranks rank 0's state of the components that are the same on all, and each rank its own. Collective.
 
     Args:

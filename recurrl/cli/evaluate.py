@@ -66,15 +66,15 @@ def _evaluated(arguments: argparse.Namespace) -> str:
     for run in runs:
         opened = open_run(run, arguments.which, arguments.device, trusts, overrides)
         played = opened.evaluate(arguments.episodes, arguments.seed, states, deterministic, files)
-        found = {state: summarized(each) for state, each in played.items()}
-        reports.append({"run": str(run), "overrides": overrides, "deterministic": deterministic, "returns": found})
+        statistics = {state: summarized(each) for state, each in played.items()}
+        reports.append({"run": str(run), "overrides": overrides, "deterministic": deterministic, "returns": statistics})
     if arguments.json:
         written = {"video": [str(file) for file in files]} if files else {}
         return json.dumps([each | written for each in reports], indent=2, ensure_ascii=False) + "\n"
     lines = [
-        (each["run"] + _MEMORY[state], *table_row(found, "episodes"), str(found["episodes"]))
+        (each["run"] + _MEMORY[state], *table_row(statistics, "episodes"), str(statistics["episodes"]))
         for each in reports
-        for state, found in each["returns"].items()
+        for state, statistics in each["returns"].items()
     ]
     return table([("run", *STATISTICS, "episodes"), *lines]) + "".join(f"{file}\n" for file in files)
 

@@ -67,6 +67,6 @@ class ReplayConfig(BufferConfig):
     min_replay_ratio: int = option("the same where gradients are free of noise", Range(1, 1000, integers=True))
     replays = True
 
-    def most(self, continuous: bool) -> int:
+    def max_replay_ratio(self, continuous: bool) -> int:
         """``replay_ratio``, or what stands for null."""
         return self.replay_ratio or (1 if continuous else 4)

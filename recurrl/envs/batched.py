@@ -224,9 +224,9 @@ class TorchRLEnv(BatchedEnv):
         observed = TensorDict({name: self._current[key].clone() for name, key in self._keys.items()}, self.batch_size)
         entries: Tensors = dict(observed.items(True, True))
         for key, shape in self._shapes.items():
-            given = list(entries[key].shape)
-            if given != shape:
-                raise UnnamedEnvError(f"returned {path_of(key)[-1]!r} of shape {given}; its spec has {shape}.")
+            actual = list(entries[key].shape)
+            if actual != shape:
+                raise UnnamedEnvError(f"returned {path_of(key)[-1]!r} of shape {actual}; its spec has {shape}.")
         return entries
 
     def save_episodes(self) -> dict[str, Any]:

@@ -191,7 +191,7 @@ def _spy(patch, seen):
         return loss
 
     patch.setattr(algorithm, "compiled", compiled)
-    patch.setattr(ppo, "CRITIC_EXPLAINS", -1.0)  # a run is too short for a critic to explain returns
+    patch.setattr(ppo, "MIN_EXPLAINED_VARIANCE", -1.0)  # a run is too short for a critic to explain returns
     patch.setattr(os, "fsync", lambda _: None)
 
 
