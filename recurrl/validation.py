@@ -137,7 +137,7 @@ def _check_recurrence(config: TrainConfig) -> None:
     recurrent, advice = config.algorithm.critic_kind == "recurrent", "Choose a cell, or algorithm.critic=feedforward."
     _must(not recurrent or cell is not None, "cell", "a recurrent one with algorithm.critic=recurrent", NO_CELL, advice)
     if config.compile != "none":
-        reason = compiling.unsupported(device)
+        reason = compiling.unsupported_reason(device)
         require(reason is None, str(reason))
         if cell is not None:
             _check_compiled_cell(config, cell)

@@ -10,7 +10,7 @@ from tensordict import TensorDictBase
 from torch import Tensor, nn
 from torch.nn import functional
 
-from recurrl.algorithms.advantages import advantage_metrics, gae, next_values, reevaluate, standardized
+from recurrl.algorithms.advantages import advantage_metrics, gae, next_values, recompute_values, standardized
 from recurrl.algorithms.algorithm import Algorithm
 from recurrl.algorithms.gradient_signal import AVERAGE_RATE
 from recurrl.algorithms.importance import clipped_surrogate, log_range, mean_of
@@ -71,8 +71,8 @@ class PPO(Algorithm):
         # Again, because a callback may change these options.
         self.log_clip_range = log_range(options.clip_epsilon, options.clip_epsilon_high)
         has_old_rows = self.config.collector.collects_ahead or len(rows_NT) > self.config.env.num_envs
-        # Reevaluation also writes the log-probabilities, values and next states of the current weights.
-        ratio = reevaluate(rows_NT, self.policy) if has_old_rows else None
+        # This also writes the log-probabilities, values and next states of the current weights.
+        ratio = recompute_values(rows_NT, self.policy) if has_old_rows else None
         gamma, reward_NT1 = self._discount(rows_NT), reward_NT.unsqueeze(-1)
         if gamma < options.gamma < 1:
             # Keeps the standard deviation of the returns of uncorrelated rewards.

@@ -226,7 +226,7 @@ def prune(run_dir: Path, keep_last: int | None) -> None:
             files.remove(path)
 
 
-def to_resume(resume: object, run_dir: Path) -> Checkpoint | None:
+def find_to_resume(resume: object, run_dir: Path) -> Checkpoint | None:
     """The checkpoint to resume from: for ``auto`` the newest in the run's own directory, or None without one.
 
     Args:

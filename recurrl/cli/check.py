@@ -19,10 +19,10 @@ def check_main() -> None:
     parser = argparse.ArgumentParser(prog="recurrl-check", description=check_main.__doc__)
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="as for recurrl-train")
     parser.add_argument("--config-dir", type=Path, help="a folder of your YAML files, as for recurrl-train")
-    print_result(parser, _checked)
+    print_result(parser, _check)
 
 
-def _checked(arguments: argparse.Namespace) -> str:
+def _check(arguments: argparse.Namespace) -> str:
     """The result of the start-up check for the run that ``recurrl-train`` would start with these overrides.
 
     Raises:

@@ -47,10 +47,10 @@ def evaluate_main() -> None:
     parser.add_argument("--video", nargs="?", const="", metavar="FILE|DIR", help=video)
     parser.add_argument("--json", action="store_true", help="print everything as JSON, with all returns")
     parser.add_argument("--trust-packages", action="store_true", help=TRUST_HELP)
-    print_result(parser, _evaluated)
+    print_result(parser, _evaluate)
 
 
-def _evaluated(arguments: argparse.Namespace) -> str:
+def _evaluate(arguments: argparse.Namespace) -> str:
     overrides = [text for text in arguments.run if _OVERRIDE.fullmatch(text) and not Path(text).exists()]
     runs = [Path(text) for text in arguments.run if text not in overrides]
     trusts, deterministic = arguments.trust_packages, not arguments.sampled

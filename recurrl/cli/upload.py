@@ -22,10 +22,10 @@ def upload_main() -> None:
     parser = argparse.ArgumentParser(prog="recurrl-upload", description=upload_main.__doc__)
     parser.add_argument("run", type=Path, help="a run directory")
     parser.add_argument("--trust-packages", action="store_true", help=TRUST_HELP)
-    print_result(parser, _uploaded)
+    print_result(parser, _upload)
 
 
-def _uploaded(arguments: argparse.Namespace) -> str:
+def _upload(arguments: argparse.Namespace) -> str:
     """Adds a run's files to its wandb run as artifacts, and returns a line that says which and where they are.
 
     Raises:

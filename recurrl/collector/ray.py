@@ -71,7 +71,7 @@ class RayHost:
         self._actors: dict[int, Any] = {}
         self._calls: defaultdict[int, deque[Any]] = defaultdict(deque)
         self._start_by: dict[int, float] = {}
-        self._connection = _connected(options)
+        self._connection = _connect(options)
 
     def start(self, worker: int, spec: RolloutSpec, seed: int) -> None:
         """Starts an actor, if the cluster has resources for it."""
@@ -129,7 +129,7 @@ class RayHost:
         self._connection.close()
 
 
-def _connected(options: RayConfig) -> ExitStack:
+def _connect(options: RayConfig) -> ExitStack:
     """Connects to the cluster, or starts one on this machine alone, which ends when the returned stack is closed.
 
     Raises:

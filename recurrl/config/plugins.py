@@ -77,7 +77,7 @@ def key_of(group: str) -> str:
     return "env.source" if group == "env" else f"{group}.name"
 
 
-def _typed_key(group: str) -> str:
+def _override_key(group: str) -> str:
     """The key that sets a group's choice on the command line."""
     return "env.source" if group == "env" else group
 
@@ -172,7 +172,7 @@ def check_name(group: str, name: str) -> None:
         ConfigError: the name is neither; the message lists the choices.
     """
     if name not in choice_names(group) and not is_custom(name):
-        raise unknown_choice(group, _typed_key(group), name, choice_names(group))
+        raise unknown_choice(group, _override_key(group), name, choice_names(group))
 
 
 def nearest(name: str, known: Sequence[str]) -> str | None:
@@ -204,7 +204,7 @@ def factory(group: str, name: str) -> Callable[..., Any]:
     """
     check_name(group, name)
     target = name if is_custom(name) else f"{GROUPS[group]}.{name}:make"
-    return load(target, f"{_typed_key(group)}={name}")
+    return load(target, f"{_override_key(group)}={name}")
 
 
 def load(target: str, setting: str) -> Any:
@@ -277,7 +277,7 @@ def options_class(group: str, name: str) -> type:
     Raises:
         ConfigError: there is no such choice, or its factory is not annotated with a dataclass of the group's options.
     """
-    base, setting = base_options(group), f"{_typed_key(group)}={name}"
+    base, setting = base_options(group), f"{_override_key(group)}={name}"
     check_name(group, name)
     if not is_custom(name):
         return PACKAGED_OPTIONS[group].get(name, base)

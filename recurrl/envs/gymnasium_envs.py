@@ -22,7 +22,7 @@ from recurrl.envs.spaces import dicts_to_tuples, parts_of, raw_specs
 from recurrl.envs.vec_env import VecEnv
 from recurrl.errors import ConfigError, require
 from recurrl.keys import ACTION_MASK
-from recurrl.runtime.seeds import hashed, seeds
+from recurrl.runtime.seeds import derive_seed, seeds
 
 _RESETS = {AutoresetMode.SAME_STEP: SAME_STEP, AutoresetMode.DISABLED: DISABLED, AutoresetMode.NEXT_STEP: NEXT_STEP}
 
@@ -74,7 +74,7 @@ class InlineEnv(BatchedEnv):
             self.checks.at = i
             seed = None
             if self._groups_N4 is not None:
-                seed = hashed(self._groups_N4[i].tolist())
+                seed = derive_seed(self._groups_N4[i].tolist())
                 self._groups_N4[i, 3] += 1
             self._store(i, *unpacked("reset", self.envs[i].reset(seed=seed)))
         return self.observed()

@@ -31,7 +31,7 @@ def with_resumed(composed: DictConfig, run_dir: Path) -> tuple[TrainConfig, chec
     """
     resume, overrides = value_of(composed, "resume"), job_overrides()
     with naming(f"resume={resume}"):
-        start = None if resume is None else checkpoint.to_resume(resume, run_dir)
+        start = None if resume is None else checkpoint.find_to_resume(resume, run_dir)
     if resume is not None:
         outcome = f"resuming from {start.path}" if start else f"{run_dir} holds no checkpoint, starting a new run"
         logger.info("resume=%s: %s", resume, outcome)

@@ -154,7 +154,7 @@ def observed(composed, run_dir, explicit=()):
             config = typed(composed)
             check_config(config, explicit)
             if config.resume is not None:
-                checkpoint.to_resume(config.resume, run_dir)
+                checkpoint.find_to_resume(config.resume, run_dir)
             with time_limit.time_limit(config.collector.timeout_s):
                 seen["limit"] = time_limit._limit.seconds
                 build.make_trainer(config, run_dir, plain(composed), summary, StopRequest(), None, explicit).fit()

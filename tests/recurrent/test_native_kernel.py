@@ -27,7 +27,7 @@ pytestmark = pytest.mark.native
 def machine_kernel():
     """The kernel in the session's own cache, built at most once."""
     library.kernel.cache_clear()
-    assert library.problem() is None
+    assert library.unavailable_reason() is None
     digest = library._digest(library._source(), library._compiler(), library._FLAGS)
     return next((library._cache_folder() / "native").glob(f"kernel-{digest}-*.so"))
 
@@ -66,7 +66,7 @@ def both(cell, size, other="reference", dtype=torch.float32):
 def messages(caplog):
     with caplog.at_level(logging.INFO):
         library.kernel.cache_clear()
-        assert library.problem() is None
+        assert library.unavailable_reason() is None
     return caplog.text
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from recurrl.recurrent.backends import Options, without_kernel
+from recurrl.recurrent.backends import Options, missing_kernel_reason
 from recurrl.recurrent.backends.native import library
 from recurrl.recurrent.cell import Cell, States, Weights
 from recurrl.recurrent.gated import AnalyticCell
@@ -34,11 +34,11 @@ _WORK_OF_A_THREAD = 16 << 20
 
 def supports(cell: Cell, options: Options, device: torch.device | None) -> str | None:
     """Supports GRU, LSTM without a projection, linear and matrix cells, on a CPU with a C compiler."""
-    if reason := without_kernel("native", cell, LinearCell | MatrixCell):
+    if reason := missing_kernel_reason("native", cell, LinearCell | MatrixCell):
         return reason
     if device is not None and device.type != "cpu":
         return f"backend=native needs device=cpu, and this is device={device}. Choose backend=auto."
-    return library.problem()
+    return library.unavailable_reason()
 
 
 def sequence(

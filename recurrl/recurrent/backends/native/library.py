@@ -40,7 +40,7 @@ class NoKernelError(Exception):
 
 # Building and loading the kernel cannot be traced; the compiler takes the answer at compile time as a constant.
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
-def problem() -> str | None:
+def unavailable_reason() -> str | None:
     """Why there is no kernel on this machine; None if there is one. The first call may take two seconds to build it."""
     loaded = kernel(torch.float32)
     return loaded if isinstance(loaded, str) else None
