@@ -148,7 +148,10 @@ class Trainer:
 
     @contextmanager
     def _ending_on_failure(self) -> Iterator[None]:
-        """Ends the run if environments or workers fail, so that it is saved. Other ranks would have to take part."""
+        """Calls ``on_end`` if environments or workers fail, so that the run is saved.
+
+        It does so only without other ranks, which would have to take part.
+        """
         try:
             yield
         except RunError as error:

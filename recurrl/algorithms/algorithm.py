@@ -103,7 +103,7 @@ class Algorithm(nn.Module):
         raise NotImplementedError
 
     def annealed(self, start: float, final_fraction: float, power: float = 1.0) -> float:
-        """This iteration's value of what falls from ``start`` at the beginning of the schedules towards a final value.
+        """The annealed value for this iteration, which falls from ``start`` towards ``start · final_fraction``.
 
         The final value, ``start · final_fraction``, is that of the end of ``schedule_frames`` (null: ``total_frames``).
         It is not reached: the last iteration that is wholly within these frames uses the value at its beginning, and

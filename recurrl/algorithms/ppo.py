@@ -47,8 +47,8 @@ class PPO(Algorithm):
     ``clip_value`` c, the critic's error is the larger of two: that of V, and that of V clipped to within c of the value
     before the update. ``entropy_coeff`` is multiplied by the advantages' running root mean square. A constant weight
     large enough to keep exploring while advantages are large would drown small ones; the scaled bonus vanishes with
-    them once nothing is left to gain. For continuous actions it falls as schedules do, for discrete ones with the
-    square root of that.
+    them once nothing is left to gain. The coefficient follows the schedule for continuous actions, and the schedule's
+    square root for discrete ones.
     """
 
     options: PPOConfig
@@ -86,10 +86,10 @@ class PPO(Algorithm):
             advantage = standardized(advantage, mask)
         explained = torch.full_like(self.explained, metrics["value/explained_variance"]).nan_to_num()
         self.explained.lerp_(explained.clamp(0.0, 1.0), AVERAGE_RATE)
+        # With normalize_advantage=minibatch the scale stays 1.
         if options.normalize_advantage != "minibatch":
             self.advantage_scale.update(masked(advantage, mask))
-        # With normalize_advantage=minibatch the scale stays 1.
-        # What a task needs may be found late, so the bonus for discrete actions lasts longer; robots learn less so.
+        # Discrete tasks may show what they need only late, so their bonus lasts longer; robots then learn less.
         power = 1.0 if has_continuous_action(rows_NT) else 0.5
         coeff = self.annealed(options.entropy_coeff, options.entropy_final_fraction, power)
         self.entropy_coeff.copy_(coeff * self.advantage_scale.value)

@@ -92,9 +92,8 @@ class ProcessHost:
             self.call(worker, "start", replace(spec, policy=self._policy), seed)
         except (TypeError, PicklingError) as error:
             raise ConfigError(
-                "The environment's factory and the policy must be picklable with "
-                f"collector={self._options.name} (got {type(error).__name__}: {error}). Choose collector=single, or "
-                "remove what cannot be pickled."
+                f"With collector={self._options.name} environment and policy must be picklable (got "
+                f"{type(error).__name__}: {error}). Choose collector=single, or remove what cannot be pickled."
             ) from error
 
     def publish(self, policy: nn.Module, slot: int) -> int:

@@ -40,7 +40,7 @@ class Entry(nn.Module):
     def of(self, raw: Mapping[NestedKey, Tensor]) -> Tensor:
         """The entry ``[N, ...]``, from the environment's entries."""
         value = raw[self.raw]
-        # Not the buffer itself, because finding one in a module takes longer than all the rest.
+        # Tests columns, because looking up a buffer takes longer than all the rest.
         return value if self.columns is None else value.index_select(-1, self.indices)
 
 

@@ -59,7 +59,7 @@ def run(
         callbacks: the user's callbacks.
         env: what makes the environments, if it was passed as an object.
         strict: reject values of the command line that have no effect.
-        config: the dataclasses of ``composed``, of a run that resumes none, if they are made already.
+        config: ``composed`` as dataclasses, if already converted; only for a run that does not resume.
 
     Raises:
         ConfigError: the configuration is invalid.

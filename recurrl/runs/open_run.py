@@ -153,8 +153,8 @@ def open_run(
     _change(saved_config.config, overrides if env is None else [f"env.id={text_of(id_of(env))}", *overrides])
     with naming(f"{saved_config.source} with {' '.join(overrides)}" if overrides else saved_config.source):
         config = typed(saved_config.config)
-    # The run's backend may not be available here, and acting does not need it. On a GPU that has tf32, fast is tf32 for
-    # the other layers too.
+    # The run's backend may not be available here, and acting does not need it. fast keeps tf32 in the other layers, on
+    # a GPU that has it.
     config = replace(
         resolved(replace(config, device=device or config.device)),
         backend=replace(config.backend, name="reference"),

@@ -37,9 +37,8 @@ def resource_errors_as_messages() -> Iterator[None]:
 
 def os_error_message(error: OSError) -> str:
     """The message for an error of the operating system, with what to do."""
-    advice = _DIRECTORY if error.filename else "HYDRA_FULL_ERROR=1 shows where."
+    where, advice = (f": {error.filename}", _DIRECTORY) if error.filename else ("", "HYDRA_FULL_ERROR=1 shows where.")
     reason = error.strerror or message_of(error)
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         reason, advice = f"The disk is full ({reason})", _FREE
-    where = f": {error.filename}" if error.filename else ""
     return f"{reason}{where}. {advice}"

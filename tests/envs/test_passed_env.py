@@ -253,7 +253,7 @@ def test_what_makes_no_environments_is_rejected_in_a_sentence(env, settings, err
 
 def test_what_cannot_be_sent_to_workers_is_rejected_in_a_sentence(mine, tiny, tmp_path):
     workers = [*tiny, "collector=multi_sync", "collector.num_workers=2"]
-    with (tmp_path / "open.txt").open("w") as file, pytest.raises(ConfigError, match="must be picklable with "):
+    with (tmp_path / "open.txt").open("w") as file, pytest.raises(ConfigError, match="policy must be picklable"):
         recurrl.train(workers, env=lambda: (mine.Plain(), file)[0])
 
 

@@ -61,8 +61,8 @@ make = MemoryTaskSource
 class MemoryTask(BatchedEnv):
     """The base of the tasks: a clock, a time limit, seeds, and partial resets.
 
-    It has its own random number generator. Every reset draws the same amount of numbers, whichever environments it
-    resets.
+    It has its own random number generator. Every reset draws equally many random numbers, whichever environments
+    it resets.
 
     Args:
         num_envs: environments, N.
