@@ -47,7 +47,7 @@ def run(arguments: argparse.Namespace) -> None:
         "|" + "---|" * (5 + len(lengths)),
     ]
     for name, layer in layers.items():
-        figures = [f"{column[name] / of_gru:.2f}" for column, of_gru in zip(columns, gru, strict=True)]
+        figures = [f"{column[name] / gru_figure:.2f}" for column, gru_figure in zip(columns, gru, strict=True)]
         parameters = sum(parameter.numel() for parameter in layer.parameters())
         state = sum(4 * each.numel() for each in _states(layer))
         text.append(f"| `{name}` | {parameters:,} | {state:,} | {layer.backend_in_use} | {' | '.join(figures)} |")

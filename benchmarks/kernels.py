@@ -97,8 +97,8 @@ def run(arguments: argparse.Namespace) -> None:
 def table(figures: Iterable[Figures]) -> str:
     """One line per cell, hidden size and precision, with a figure for each architecture."""
     lines: list[Sequence[object]] = [_HEADS, ["---"] * len(_HEADS)]
-    for layer, of_layer in groupby(figures, key=lambda f: (f.cell, f.hidden_size, f.precision)):
-        each = [list(of) for _, of in groupby(of_layer, key=lambda f: f.architecture)]
+    for layer, layer_figures in groupby(figures, key=lambda f: (f.cell, f.hidden_size, f.precision)):
+        each = [list(of) for _, of in groupby(layer_figures, key=lambda f: f.architecture)]
         worst = [
             ", ".join(str(max(getattr(f, name) for f in of)) for of in each)
             for name in ("registers", "spills", "tensor_core_instructions")

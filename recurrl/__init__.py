@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from recurrl.api import Run, load, train
     from recurrl.callbacks import Callback
 
-import recurrl.runtime.environment  # noqa: F401 (before torchrl, whose import fails on some values)
+import recurrl.runtime.env_vars  # noqa: F401 (before torchrl, whose import fails on some values)
 
 STARTED = time.monotonic()
 """When this process began to import the package, by ``time.monotonic``: the start of a command's run."""

@@ -82,8 +82,8 @@ def train(
     """
     if launched_size() > 1:
         raise ConfigError(
-            "recurrl.train trains in one process, and torchrun started several. Start recurrl-train by torchrun, or "
-            "this program without it."
+            f"recurrl.train must run in one process (got {launched_size()} from torchrun). Start recurrl-train with "
+            "torchrun, or this program without it."
         )
     started = time.monotonic()
     try:
@@ -97,8 +97,8 @@ def train(
         overrides = [*overrides, f"hydra.run.dir={text_of(run_dir)}"]
     with random_numbers_restored(), _process_settings_restored(), _isolated_hydra():
         composed = compose(overrides, config_dir)
-        of_hydra: Any = HydraConfig.get()
-        directory = Path(value_of(of_hydra, "run.dir")).absolute()
+        hydra_config: Any = HydraConfig.get()
+        directory = Path(value_of(hydra_config, "run.dir")).absolute()
         directory.mkdir(parents=True, exist_ok=True)
         with run_directory(directory, composed), _log_to_file(directory / "recurrl.log"):
             launch(composed)

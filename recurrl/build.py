@@ -48,8 +48,8 @@ def make_trainer(
     run_dir: Path,
     settings: Mapping[str, Any],
     summary: RunSummary,
-    request: StopRequest,
-    start: checkpoint.Checkpoint | None = None,
+    stop_request: StopRequest,
+    resume_from: checkpoint.Checkpoint | None = None,
     explicit_keys: Collection[str] = (),
     callbacks: Sequence[Callback | IterationCallback] = (),
 ) -> Trainer:
@@ -60,66 +60,66 @@ def make_trainer(
         run_dir: the run's directory, in which rank 0 writes.
         settings: the whole configuration as plain values, for trackers and checkpoints.
         summary: updated during the run; its frames are those before a resume.
-        request: a stop request ends the run after an iteration, with a checkpoint; evaluations stop between two steps.
-        start: the checkpoint to resume from, on rank 0; None for a new run.
+        stop_request: ends the run after an iteration, with a checkpoint; evaluations stop between two steps.
+        resume_from: the checkpoint to resume from, on rank 0; None for a new run.
         explicit_keys: the keys of values that the user gave; those without an effect in this environment are rejected.
         callbacks: the user's callbacks.
 
     Raises:
         ConfigError: the environment cannot be used as requested.
     """
-    share = config_of_rank(config, world())
-    set_process_state(share)
-    policy = make_policy_for(share, explicit_keys)
-    if world().rank == 0 and start is None:
+    rank_config = config_of_rank(config, world())
+    set_process_state(rank_config)
+    policy = make_policy_for(rank_config, explicit_keys)
+    if world().rank == 0 and resume_from is None:
         # Before the algorithm is made, which may copy the first policy.
         summary.pretrain_log_likelihood = warm_start(config, policy, explicit_keys)
-    algorithm, restarts = make_algorithm(share, policy), Restarts(config.collector.on_env_error)
+    algorithm, restarts = make_algorithm(rank_config, policy), Restarts(config.collector.on_env_error)
     logger.info(describe(config, algorithm))
     own = [name for name, each in algorithm.named_parameters() if each.requires_grad and not name.startswith("policy.")]
-    if own and world().rank == 0 and start is None and config.init_from is not None:
-        logger.info("init_from: of the algorithm, and stays as initialised: %s", ", ".join(own))
-    summary.has_begun = start is None
+    if own and world().rank == 0 and resume_from is None and config.init_from is not None:
+        logger.info("init_from: the algorithm's own, left as initialised: %s", ", ".join(own))
+    summary.has_begun = resume_from is None
     if world().rank > 0:
         seed_process(seed_of_rank(config.seed, summary.frames, world().rank))
     with ExitStack() as opened:
-        all_callbacks = make_callbacks(config, share, run_dir, settings, policy, start, callbacks)
+        all_callbacks = make_callbacks(config, rank_config, run_dir, settings, policy, resume_from, callbacks)
         opened.callback(all_callbacks.close, failed=True)
-        collector = make_collector(share, policy, summary.frames, restarts)
+        collector = make_collector(rank_config, policy, summary.frames, restarts)
         opened.pop_all()
-    return Trainer(config, run_dir, algorithm, collector, restarts, all_callbacks, summary, request)
+    return Trainer(config, run_dir, algorithm, collector, restarts, all_callbacks, summary, stop_request)
 
 
 def make_callbacks(
     config: TrainConfig,
-    share: TrainConfig,
+    rank_config: TrainConfig,
     run_dir: Path,
     settings: Mapping[str, Any],
     policy: Policy,
-    start: checkpoint.Checkpoint | None,
+    resume_from: checkpoint.Checkpoint | None,
     callbacks: Sequence[Callback | IterationCallback],
 ) -> Callbacks:
     """The callbacks of a run in their order: check, statistics, warnings, checkpoints, evaluation, the user's, log.
 
-    In this order, an interrupted evaluation already has its checkpoint, so that a resumed run repeats it. ``share`` is
-    this rank's part of the configuration.
+    In this order, an interrupted evaluation already has its checkpoint, so that a resumed run repeats it.
+    ``rank_config`` is this rank's part of the configuration.
     """
     check = []
     if config.consistency_check:
-        check.append(builtin.ConsistencyCheck(partial(check_consistency, config=share)))
+        check.append(builtin.ConsistencyCheck(partial(check_consistency, config=rank_config)))
     if world().rank > 0:
         return Callbacks([*check, builtin.EpisodeStatistics(), builtin.Checkpoints(settings, {}, None)])
-    trackers = make_trackers(config.logger, run_dir, settings, None if start is None else start.resumed)
+    trackers = make_trackers(config.logger, run_dir, settings, None if resume_from is None else resume_from.resumed)
     continuous = sum(head.log_std.numel() for head in policy.modules() if isinstance(head, GaussianParameters))
     diagnosis = Diagnosis(config.iterations, config.algorithm.max_grad_norm, continuous, config.policy.initial_std)
-    checkpoints = builtin.Checkpoints(settings, trackers, start, rewrites=bool(callbacks))
+    checkpoints = builtin.Checkpoints(settings, trackers, resume_from, rewrites=bool(callbacks))
     return Callbacks(
         [
             *check,
             builtin.EpisodeStatistics(),
             diagnosis,
             checkpoints,
-            builtin.Evaluation(share.env),
+            builtin.Evaluation(rank_config.env),
             *(each if isinstance(each, Callback) else UserCallback(each, policy, config.env) for each in callbacks),
             builtin.Log(trackers.values(), diagnosis, checkpoints, Progress(config.total_frames)),
         ]
@@ -198,8 +198,8 @@ def make_algorithm(config: TrainConfig, policy: Policy) -> Algorithm:
     algorithm: Algorithm = factory("algorithm", options.name)(options, policy, config)
     require(
         isinstance(algorithm, Algorithm),
-        f"algorithm.name={options.name} makes a {type(algorithm).__name__}. Use a class derived from "
-        "recurrl.algorithms.Algorithm, or a function that returns one of its objects.",
+        f"algorithm.name={options.name} must make a recurrl.algorithms.Algorithm (got a {type(algorithm).__name__}). "
+        "Use a class derived from it, or a function that returns an object of one.",
     )
     what = f"The algorithm {type(algorithm).__name__}"
     for name, method in vars(Algorithm).items():
@@ -245,7 +245,7 @@ def describe(config: TrainConfig, algorithm: Algorithm) -> str:
     )
     memory = "no memory (cell=none)"
     if config.cell.name != NO_CELL:
-        memory = f"{config.cell.name} {config.cell.hidden_size} by backend {config.backend.name}"
+        memory = f"{config.cell.name} {config.cell.hidden_size}, backend={config.backend.name},"
     return (
         f"{config.env.id}, {config.env.num_envs} environments; {memory} on {config.device}, precision "
         f"{config.precision}; {parameters:,} parameters; "

@@ -20,7 +20,7 @@ from recurrl.envs.policy_env import PolicyEnv
 from recurrl.keys import HIDDEN
 from recurrl.policy import Policy
 from recurrl.policy.policy import State, StepOutput
-from recurrl.returns import deviation
+from recurrl.returns import sample_std
 from recurrl.runtime.seeds import random_numbers_restored
 
 # Added to the run's seed, so that evaluation does not repeat the episodes of training.
@@ -167,4 +167,4 @@ def random_metrics(
 ) -> dict[str, float]:
     """The baseline: the mean and standard deviation of the returns of random actions, in the same evaluation."""
     returns = evaluate(config, None, episodes, seed, KEPT, stopped)
-    return {"eval/return_mean_random": fmean(returns), "eval/return_std_random": deviation(returns)}
+    return {"eval/return_mean_random": fmean(returns), "eval/return_std_random": sample_std(returns)}

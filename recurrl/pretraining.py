@@ -157,16 +157,16 @@ def _episode(file: Path, policy: Policy, interface: NamedInterface) -> TensorDic
         inputs[ACTION_MASK] = read(interface.added[ACTION_MASK], "action_masks")
     mask = inputs.get(ACTION_MASK, inputs.get(f"{OBSERVATION}.{ACTION_MASK}"))
     if mask is not None:
-        taken = PreviousAction(policy.action_spec)(action)  # one-hot
-        require(bool((taken <= mask).all()), f"{what}: a mask forbids the action that was taken. {page}")
+        one_hot_action = PreviousAction(policy.action_spec)(action)
+        require(bool((one_hot_action <= mask).all()), f"{what}: a mask forbids the action that was taken. {page}")
     if PREVIOUS_REWARD in interface.added:
         inputs[PREVIOUS_REWARD] = read(REWARD, "rewards").reshape(steps, 1).roll(1, 0)
-    begins = torch.arange(steps) == 0
-    entries = {OBSERVATION: interface.policy_observation(inputs, begins), ACTION: action, IS_INIT: begins}
+    is_init = torch.arange(steps) == 0
+    entries = {OBSERVATION: interface.policy_observation(inputs, is_init), ACTION: action, IS_INIT: is_init}
     if policy.previous_action is not None:
         previous = policy.previous_action(action.to(policy.device)).cpu().roll(1, 0)
-        entries[PREVIOUS_ACTION] = reset_state(previous, begins)
-    return TensorDict({**entries, RECORDED: torch.ones_like(begins)}, [steps])
+        entries[PREVIOUS_ACTION] = reset_state(previous, is_init)
+    return TensorDict({**entries, RECORDED: torch.ones_like(is_init)}, [steps])
 
 
 def _plural(name: str, root: str) -> str:

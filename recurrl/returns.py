@@ -18,17 +18,17 @@ _T_975 = (4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
 """Student's t for a two-sided interval of 95%, by degrees of freedom from 2."""
 
 
-def deviation(returns: Sequence[float]) -> float:
-    """The unbiased standard deviation; 0 for a single return."""
+def sample_std(returns: Sequence[float]) -> float:
+    """The sample standard deviation (n − 1); 0 for a single return."""
     return stdev(returns) if len(returns) > 1 else 0.0
 
 
 def summarized(returns: Sequence[float]) -> dict[str, Any]:
     """Statistics of independent returns, and the returns.
 
-    ``std`` is their :func:`deviation`; ``interval_95`` is the 95% interval of their mean, None for fewer than three.
+    ``std`` is their :func:`sample_std`; ``interval_95`` is the 95% interval of their mean, None for fewer than three.
     """
-    mean, std = fmean(returns), deviation(returns)
+    mean, std = fmean(returns), sample_std(returns)
     return {
         "episodes": len(returns),
         "mean": mean,
@@ -68,7 +68,7 @@ def table_row(statistics: Mapping[str, Any], of: str) -> tuple[str, ...]:
 
 
 def interval_95(mean: float, std: float, count: int) -> tuple[float, float] | None:
-    """The 95% interval of the mean of ``count`` values by Student's t; ``std`` is their unbiased deviation.
+    """The 95% interval of the mean of ``count`` values by Student's t; ``std`` is their sample standard deviation.
 
     None for fewer than three values: with two, it would reach 9 deviations to either side. It covers the mean in 95% of
     cases for as few as three roughly normal values, where a bootstrap's interval covers it in 74% (82% with five).

@@ -134,7 +134,7 @@ class Trainer:
         if world().is_orphaned:
             logger.error("torchrun has ended. The run writes a checkpoint and ends, too.")
             self.request.record(signal.SIGTERM)
-        number, stopped = world().gathered(torch.tensor([self.request.number, self.stopped])).amax(0).tolist()
+        number, stopped = world().all_gather(torch.tensor([self.request.number, self.stopped])).amax(0).tolist()
         if number:
             self.request.record(number)
         self.stopped = bool(stopped)
@@ -148,7 +148,10 @@ class Trainer:
 
     @contextmanager
     def _ending_on_failure(self) -> Iterator[None]:
-        """Ends the run if environments or workers fail, so that it is saved. Other ranks would have to take part."""
+        """Calls ``on_end`` if environments or workers fail, so that the run is saved.
+
+        It does so only without other ranks, which would have to take part.
+        """
         try:
             yield
         except RunError as error:

@@ -137,7 +137,7 @@ def _check_recurrence(config: TrainConfig) -> None:
     recurrent, advice = config.algorithm.critic_kind == "recurrent", "Choose a cell, or algorithm.critic=feedforward."
     _must(not recurrent or cell is not None, "cell", "a recurrent one with algorithm.critic=recurrent", NO_CELL, advice)
     if config.compile != "none":
-        reason = compiling.unsupported(device)
+        reason = compiling.unsupported_reason(device)
         require(reason is None, str(reason))
         if cell is not None:
             _check_compiled_cell(config, cell)
@@ -199,11 +199,11 @@ def _check_off_policy(config: TrainConfig) -> None:
     advice = "Use buffer=on_policy."
     _must(algorithm.corrects_for_old_weights or not buffer.replays, "buffer", condition, buffer.name, advice)
     if isinstance(buffer, ReplayConfig):
-        least, ratio, most = buffer.min_replay_ratio, buffer.most(continuous=True), buffer.rollouts + 1
-        condition = f"at most {most}, the new rollout and the {buffer.rollouts} before it"
-        _must(ratio <= most, "buffer.replay_ratio", condition, ratio, "Keep more in buffer.rollouts, or replay less.")
+        lowest, ratio, limit = buffer.min_replay_ratio, buffer.max_replay_ratio(continuous=True), buffer.rollouts + 1
+        condition = f"at most {limit}, the new rollout and the {buffer.rollouts} before it"
+        _must(ratio <= limit, "buffer.replay_ratio", condition, ratio, "Keep more in buffer.rollouts, or replay less.")
         condition = f"at most {ratio} with buffer.replay_ratio={json.dumps(buffer.replay_ratio)}"
-        _must(least <= ratio, "buffer.min_replay_ratio", condition, least, "Raise that, or lower this.")
+        _must(lowest <= ratio, "buffer.min_replay_ratio", condition, lowest, "Raise that, or lower this.")
 
 
 def _check_states(config: TrainConfig) -> None:

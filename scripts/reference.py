@@ -22,7 +22,7 @@ _HEAD = """# Configuration
 <!-- Written by `python scripts/reference.py > docs/configuration.md`. -->
 
 Write keys as `key=value` and groups as `group=choice`. `recurrl-train --cfg job ...` shows the same texts for the keys
-of one run, `--help` those of the main ones. For your yamls, add `--config-dir DIR`: `DIR/cell/mine.yaml` is
+of one run, `--help` those of the main ones. For your YAML files, add `--config-dir DIR`: `DIR/cell/mine.yaml` is
 `cell=mine` ([what is in it](extending.md#options-names-and-yamls)).
 
 All groups but `experiment` and `hparams_search` also take `package.module:Name`: a custom
@@ -44,8 +44,8 @@ def _lines() -> Iterator[str]:
     yield from _table((option for option in options if "." not in option[0]), {"": run})
     for group in dict.fromkeys(key.partition(".")[0] for key, _, _ in options if "." in key):
         yield from ("", f"## `{group}`", "")
-        of_group = [option for option in options if option[0].startswith(f"{group}.")]
-        yield from _group(group, of_group) if group in GROUPS else _table(of_group, {"": run[group]})
+        group_options = [option for option in options if option[0].startswith(f"{group}.")]
+        yield from _group(group, group_options) if group in GROUPS else _table(group_options, {"": run[group]})
     yield from ("", "## `experiment`", "", "Tuned sets of choices and values.", "", *_choices("experiment", None))
     yield from ("", "## `hparams_search`", "", "Search spaces for `-m`, with Optuna.", "")
     yield from _choices("hparams_search", None)
@@ -63,8 +63,8 @@ def _group(group: str, shared: list[Option]) -> Iterator[str]:
     # The other environments change few of these values.
     names = ["gym", *PACKAGED_OPTIONS[group]] if group == "env" else yaml_names(group)
     choices = {name: yaml_values(group, name) for name in names}
-    of_shared = {"gym": choices["gym"]} if group == "env" else choices
-    yield from _table((option for option in shared if option[0] != f"{group}.name"), of_shared)
+    shared_choices = {"gym": choices["gym"]} if group == "env" else choices
+    yield from _table((option for option in shared if option[0] != f"{group}.name"), shared_choices)
     keys = {key for key, _, _ in shared}
     for name, of in choices.items():
         options = _options({group: PACKAGED_OPTIONS[group].get(name, base_options(group))})

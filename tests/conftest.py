@@ -46,7 +46,7 @@ sys.dont_write_bytecode = True
 def pytest_collection_modifyitems(items):
     """Skips the tests of backend native where it cannot be compiled, and says why."""
     of_native = [item for item in items if item.get_closest_marker("native") or "native" in _choices(item)]
-    problem = library.problem() if of_native else None
+    problem = library.unavailable_reason() if of_native else None
     if problem is not None:
         for item in of_native:
             item.add_marker(pytest.mark.skip(reason=problem))

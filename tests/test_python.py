@@ -144,7 +144,7 @@ def on_machine(monkeypatch, gpus):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
     monkeypatch.setenv("CXX", "g++" if gpus else "no-such-compiler")
-    monkeypatch.setattr(library, "problem", lambda: None if gpus else "There is no compiler.")
+    monkeypatch.setattr(library, "unavailable_reason", lambda: None if gpus else "There is no compiler.")
 
 
 COMPUTED = [

@@ -184,8 +184,8 @@ async def coroutine(self, trainer, metrics):
 
 BOTH = {"on_iteration": simple, "state_dict": of_none}
 NOT_CALLED = [
-    (recurrl.Callback, {"on_iterations": derived}, "Mine defines on_iterations, never called. It may define close, "),
-    (Counter, {"on_start": of_none}, "Mine defines on_start, .* the other methods of recurrl.Callback if it derives "),
+    (recurrl.Callback, {"on_iterations": derived}, r"Mine must define only close, .* \(got on_iterations\)"),
+    (Counter, {"on_start": of_none}, r"Mine must define only .* \(got on_start\)\. Derive it from recurrl"),
     (object, {"on_iteration": of_three}, r"on_iteration\(metrics, policy\): missing a required argument: 'frames'"),
     (object, {}, r"Mine must have on_iteration\(metrics, policy\)"),
     (object, {"on_iteration": derived}, r"on_iteration\(metrics, policy\), because it does not derive from recurrl"),
@@ -206,7 +206,7 @@ def test_a_callback_that_would_not_be_called_is_an_error_before_the_run(base, me
 
 
 def test_what_is_not_a_list_of_objects_is_an_error_before_the_run(tiny):
-    with pytest.raises(ConfigError, match=r"callbacks must be objects \(got a class\). Give Counter\(\)."):
+    with pytest.raises(ConfigError, match=r"callbacks must be objects \(got the class Counter\). Pass Counter\(\)."):
         recurrl.train(tiny, run_dir="run", callbacks=[Counter])
     with pytest.raises(ConfigError, match=r"callbacks must be a list \(got a Counter\)."):
         recurrl.train(tiny, run_dir="run", callbacks=Counter())

@@ -18,7 +18,7 @@ from recurrl.agent.named_arrays import NEXT, NOISE_INPUT, REWARD, NamedArray, Na
 from recurrl.config import EnvConfig
 from recurrl.envs.checks import allows_actions, as_array
 from recurrl.envs.source import source_of
-from recurrl.envs.spaces import without_names
+from recurrl.envs.spaces import dicts_to_tuples
 from recurrl.errors import ConfigError, require
 from recurrl.evaluation import evaluate
 from recurrl.keys import ACTION_MASK, OBSERVATION, PREVIOUS_REWARD, nested
@@ -36,17 +36,18 @@ class AgentState:
     """What an agent remembers between two steps: pass on what :meth:`Agent.act` returned.
 
     Attributes:
-        tensors: recurrent states, and the previous action if the policy sees it, ``[B, ...]`` each.
-        begins: true where the next step is an episode's first, ``[B]``.
+        tensors: recurrent states, the previous action if the policy sees it, and the action noise if it is correlated,
+            ``[B, ...]`` each.
+        is_init: true where the next step is an episode's first, ``[B]``.
         batch: the number of environments; None for one without a batch dimension.
     """
 
     tensors: Mapping[str, Tensor]
-    begins: Tensor
+    is_init: Tensor
     batch: int | None
 
     def __repr__(self) -> str:
-        shapes = [f"{name} {list(value.shape)}" for name, value in {**self.tensors, "begins": self.begins}.items()]
+        shapes = [f"{name} {list(value.shape)}" for name, value in {**self.tensors, "is_init": self.is_init}.items()]
         return f"AgentState({', '.join(shapes)}, batch={self.batch})"
 
 
@@ -160,10 +161,10 @@ class Agent:
         """
         inputs = self.inputs(observation, state, is_init, reward=reward, action_mask=action_mask)
         if not deterministic:
-            inputs[NOISE_INPUT] = torch.randn(len(state.begins), self.policy.noise_size, device=self.policy.device)
+            inputs[NOISE_INPUT] = torch.randn(len(state.is_init), self.policy.noise_size, device=self.policy.device)
         outputs = self.step(inputs)
         new = {name: outputs[NEXT + name] for name in state.tensors}
-        return self._action(outputs, state.batch), AgentState(new, torch.zeros_like(state.begins), state.batch)
+        return self._action(outputs, state.batch), AgentState(new, torch.zeros_like(state.is_init), state.batch)
 
     def inputs(
         self, observation: Any, state: AgentState, is_init: Any = None, *, reward: Any = None, action_mask: Any = None
@@ -174,10 +175,10 @@ class Agent:
             ConfigError: the observation, the state or another argument does not fit.
         """
         self._check_state(state)
-        begins_B = state.begins
+        is_init_B = state.is_init
         if is_init is not None:
-            begins_B = begins_B | self._read(_FLAG, is_init, state.batch).bool().to(begins_B.device)
-        inputs: Tensors = {**state.tensors, IS_INIT: begins_B}
+            is_init_B = is_init_B | self._read(_FLAG, is_init, state.batch).bool().to(is_init_B.device)
+        inputs: Tensors = {**state.tensors, IS_INIT: is_init_B}
         for entry in self._interface.observed:
             inputs[entry.name] = self._read(entry, self._member(observation, entry), state.batch)
         if ACTION_MASK in self._interface.added:
@@ -190,10 +191,10 @@ class Agent:
             inputs[ACTION_MASK] = self._read(self._interface.added[ACTION_MASK], mask, state.batch)
         if PREVIOUS_REWARD in self._interface.added:
             require(
-                reward is not None or bool(begins_B.all()),
+                reward is not None or bool(is_init_B.all()),
                 "reward must be passed for this policy (got None). Pass reward=, what the last step gave.",
             )
-            rewards = torch.zeros_like(begins_B).float() if reward is None else self._read(REWARD, reward, state.batch)
+            rewards = torch.zeros_like(is_init_B).float() if reward is None else self._read(REWARD, reward, state.batch)
             inputs[PREVIOUS_REWARD] = rewards.unsqueeze(-1)
         mask_BK = inputs.get(ACTION_MASK, inputs.get(f"{OBSERVATION}.{ACTION_MASK}"))
         if mask_BK is not None:
@@ -226,7 +227,7 @@ class Agent:
         for entry in self._interface.actions:
             value = outputs[entry.name].cpu().numpy().astype(entry.space.dtype)
             parts[entry.path] = value[0] if batch is None else value
-        return parts[()] if () in parts else without_names(self.action_space, nested(parts))
+        return parts[()] if () in parts else dicts_to_tuples(self.action_space, nested(parts))
 
     def _member(self, observation: Any, entry: NamedArray) -> Any:
         """One entry of an observation of nested dicts and tuples."""

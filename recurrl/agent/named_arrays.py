@@ -24,7 +24,7 @@ from recurrl.envs.batched import observation_in
 from recurrl.envs.checks import Array, as_array, is_castable
 from recurrl.envs.interface import Interface
 from recurrl.envs.source import source_of
-from recurrl.envs.spaces import Space, leaves, named, raw_specs, spec_of
+from recurrl.envs.spaces import Space, leaves, raw_specs, spec_of, tuples_to_dicts
 from recurrl.errors import ConfigError, require
 from recurrl.keys import ACTION, ACTION_MASK, NOISE, OBSERVATION, PREVIOUS_REWARD, name_of, path_of
 from recurrl.policy import Policy
@@ -134,11 +134,11 @@ class NamedInterface(Interface):
         super().__init__(env, Composite(specs, shape=[1])[0], action_spec[0], without=critic_only)
         self.observation_space, self.action_space = observation, action
         columns = {each.raw: each.columns for each in self.entries.values()}
-        entries = _entries(OBSERVATION, named(observation, text=False))
+        entries = _entries(OBSERVATION, tuples_to_dicts(observation, text=False))
         self.observed = [NamedArray(key, space, columns[key]) for key, space in entries.items() if key in columns]
         mask = NamedArray(ACTION_MASK, spaces.MultiBinary(spaces.flatdim(action)))
         self.added = {name: each for name, each in ((ACTION_MASK, mask), (PREVIOUS_REWARD, REWARD)) if name in columns}
-        self.actions = [NamedArray(key, space) for key, space in _entries(ACTION, named(action)).items()]
+        self.actions = [NamedArray(key, space) for key, space in _entries(ACTION, tuples_to_dicts(action)).items()]
 
     def policy_observation(self, inputs: Tensors, is_init_B: Tensor) -> Any:
         """The observation as the policy takes it: a tensor, or nested dicts.
@@ -187,10 +187,10 @@ class Step(nn.Module):
 
     def forward(self, inputs: Tensors) -> Tensors:
         """Acts once in each of B environments."""
-        begins_B = inputs[IS_INIT]
-        observation = self.interface.policy_observation(inputs, begins_B)
+        is_init_B = inputs[IS_INIT]
+        observation = self.interface.policy_observation(inputs, is_init_B)
         state = {key: inputs[name_of(key)] for key in self.policy.state_shapes if name_of(key) in inputs}
-        acted = self.policy.step(observation, state, begins_B, inputs.get(NOISE_INPUT))
+        acted = self.policy.step(observation, state, is_init_B, inputs.get(NOISE_INPUT))
         actions = self.interface.env_action(acted.action)
         outputs = {name_of((ACTION, *path)): value for path, value in actions.items()}
         outputs |= {NEXT + name_of(key): value for key, value in acted.state.items()}

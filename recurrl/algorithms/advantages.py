@@ -55,7 +55,7 @@ def gae(
 
 
 @torch.no_grad()
-def reevaluate(rows_NT: TensorDictBase, policy: Policy) -> Tensor:
+def recompute_values(rows_NT: TensorDictBase, policy: Policy) -> Tensor:
     """Ratios ``[N, T, 1]`` of the policy's probabilities to those of the behaviour policy, for :func:`gae`.
 
     Runs the policy once over rows ``[N, T]``, from the states stored at their beginnings. Its log-probabilities and

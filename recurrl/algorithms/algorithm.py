@@ -103,7 +103,7 @@ class Algorithm(nn.Module):
         raise NotImplementedError
 
     def annealed(self, start: float, final_fraction: float, power: float = 1.0) -> float:
-        """This iteration's value of what falls from ``start`` at the beginning of the schedules towards a final value.
+        """The annealed value for this iteration, which falls from ``start`` towards ``start · final_fraction``.
 
         The final value, ``start · final_fraction``, is that of the end of ``schedule_frames`` (null: ``total_frames``).
         It is not reached: the last iteration that is wholly within these frames uses the value at its beginning, and
@@ -215,10 +215,10 @@ class Algorithm(nn.Module):
         # The sum is finite only if both are; a product with zero is NaN otherwise.
         skipped = ((total + norm) * 0.0).float().nan_to_num(nan=1.0)
         # Fused optimizers take no step where found_inf is 1, the flag that torch.amp.GradScaler sets.
-        not_taken = skipped if losses.weight is None else skipped.maximum(losses.weight <= 0)
-        self.optimizer.found_inf = not_taken  # type: ignore[attr-defined]
+        skip_step = skipped if losses.weight is None else skipped.maximum(losses.weight <= 0)
+        self.optimizer.found_inf = skip_step  # type: ignore[attr-defined]
         self.optimizer.step()
-        return step_metrics(losses, norm, skipped, 1.0 - not_taken)
+        return step_metrics(losses, norm, skipped, 1.0 - skip_step)
 
     def backward(self, slices_SK: TensorDictBase) -> tuple[Losses, Tensor]:
         """Computes a minibatch's losses, weighted across ranks, and the gradients; returns the losses and their sum."""
@@ -314,6 +314,6 @@ def average_gradients(parameters: Sequence[nn.Parameter], total: Tensor) -> None
         total: the loss. If it is not finite, neither is the mean, so that all ranks skip the step.
     """
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-    mean = world().sum_(torch.cat([gradient.flatten() for gradient in gradients]) / world().size + total * 0.0)
+    mean = world().all_reduce_(torch.cat([gradient.flatten() for gradient in gradients]) / world().size + total * 0.0)
     for gradient, part in zip(gradients, mean.split([gradient.numel() for gradient in gradients]), strict=True):
         gradient.copy_(part.view_as(gradient))

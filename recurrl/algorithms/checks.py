@@ -38,18 +38,18 @@ def check_losses(losses: Losses, algorithm: Algorithm, slices_SK: TensorDictBase
         "Return Losses({'objective': loss}).",
     )
     scalars = {**{f"loss/{name}": term for name, term in losses.terms.items()}, **losses.metrics}
-    of_steps = {"log_ratio": losses.log_ratio, "mask": losses.mask}
+    per_step = {"log_ratio": losses.log_ratio, "mask": losses.mask}
     shape_SK = tuple(slices_SK.batch_size)
-    for name, value in {**scalars, **{name: each for name, each in of_steps.items() if each is not None}}.items():
+    for name, value in {**scalars, **{name: each for name, each in per_step.items() if each is not None}}.items():
         shapes: list[Any] = [()] if name in scalars else [shape_SK, (*shape_SK, 1)]
         shape = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
         advice = "Return scalar tensors as terms and metrics, and one value per step as log_ratio and mask."
-        require(shape in shapes, f"{what} returns {name} of shape {shape} instead of {shapes[0]}. {advice}")
+        require(shape in shapes, f"{what} must return {name} of shape {shapes[0]} (got {shape}). {advice}")
     detached = [name for name, term in losses.terms.items() if not term.requires_grad and term != 0]
     require(
         not detached or len(detached) == len(losses.terms),
-        f"{what} returns the term {', '.join(detached)} without gradient, so it would not be minimised. Look for a "
-        "detach(), or return it among the metrics.",
+        f"{what} must return terms with a gradient (got {', '.join(detached)} without), or they would not be "
+        "minimised. Look for a detach(), or return them among the metrics.",
     )
     require(
         losses.mask is not None or LOSS_MASK not in slices_SK,
@@ -138,9 +138,10 @@ def check_skipped(algorithm: Algorithm, steps: Sequence[Mapping[str, Tensor]]) -
         NonFiniteError: the last ``MAX_SKIPPED_STEPS`` steps or more were skipped.
     """
     in_a_row = int(algorithm.skipped_in_a_row)
-    # A step with an empty minibatch was neither skipped nor taken.
-    for skipped, taken in torch.stack([step[name] for step in steps for name in (SKIPPED, STEPS)]).view(-1, 2).tolist():
-        in_a_row = 0 if taken else in_a_row + int(skipped)
+    # A step with an empty minibatch was neither skipped nor applied.
+    flags = torch.stack([step[name] for step in steps for name in (SKIPPED, STEPS)]).view(-1, 2)
+    for skipped, applied in flags.tolist():
+        in_a_row = 0 if applied else in_a_row + int(skipped)
     algorithm.skipped_in_a_row.fill_(in_a_row)
     if in_a_row >= MAX_SKIPPED_STEPS:
         raise NonFiniteError(

@@ -27,7 +27,7 @@ class Distill(PPO):
     take: DAgger, Ross et al. 2011, https://arxiv.org/abs/1011.0686. For a weight w and the teacher's action a* the loss
     is the mean of::
 
-        imitation  = w · −log π(a*), or w · ½ ‖μ − a*‖² for continuous actions of mean μ
+        imitation  = w · −log π(a*), or w · ½ ‖μ − a*‖² for continuous actions, where μ is the deterministic one
         objective  = (1 − w) · PPO's
         entropy    = (1 − w) · PPO's
         critic     = PPO's
@@ -68,7 +68,9 @@ class Distill(PPO):
 
 
 def imitation_error(distribution: Any, action: Any) -> Tensor:
-    """``[S, K]``: −log π of the teacher's action; for continuous actions half its squared distance from the mean."""
+    """``[S, K]``: −log π of the teacher's action; for continuous actions, half its squared distance from the policy's
+    deterministic action.
+    """
     if isinstance(distribution, Joint):
         return torch.stack([imitation_error(part, action[key]) for key, part in distribution.parts.items()]).sum(0)
     chosen = most_probable(distribution)

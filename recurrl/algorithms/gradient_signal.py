@@ -27,12 +27,15 @@ class GradientSignal(nn.Module):
         self.averages = nn.Buffer(torch.zeros(2, dtype=torch.float64))
         self._sum, self._squares, self._count = torch.zeros(3)
 
-    def add(self, parameters: Iterable[nn.Parameter], taken: Tensor | float = 1.0) -> None:
-        """Adds the gradient of a minibatch. ``taken`` is 0 if its step was skipped, so that it does not count."""
+    def add(self, parameters: Iterable[nn.Parameter], is_counted: Tensor | float = 1.0) -> None:
+        """Adds the gradient of a minibatch. A non-finite gradient voids the epoch.
+
+        ``is_counted`` is 0 if its step was skipped, so that it does not count.
+        """
         gradient = torch.cat([each.grad.flatten() for each in parameters if each.grad is not None])
         self._sum = self._sum + gradient
         self._squares = self._squares + gradient.square().sum()
-        self._count = self._count + taken
+        self._count = self._count + is_counted
 
     def end_epoch(self) -> None:
         """Updates the moving averages, unless the epoch had only one minibatch or a non-finite gradient."""
@@ -50,10 +53,10 @@ class GradientSignal(nn.Module):
         signal, square = self.averages.tolist()
         return min(1.0, max(0.0, signal / square)) if square > 0 else 1.0
 
-    def epochs(self, most: int, least_fraction: float) -> int:
+    def epochs(self, max_epochs: int, min_fraction: float) -> int:
         """The number of epochs to take, proportional to the square root of the signal share.
 
-        It is at least ``least_fraction * most``.
+        It is at least ``min_fraction * max_epochs``.
         """
         fraction = min(1.0, math.sqrt(self.share / ENOUGH_SIGNAL))
-        return max(1, round(most * max(least_fraction, fraction)))
+        return max(1, round(max_epochs * max(min_fraction, fraction)))

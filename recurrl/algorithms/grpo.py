@@ -58,7 +58,7 @@ class GRPO(Algorithm):
         require(
             self.reference is not None or not options.kl_to_ref_coeff,
             f"algorithm.kl_to_ref_coeff must stay 0 in a run that began with 0 (got {options.kl_to_ref_coeff}): it "
-            "has no reference policy. Begin with a small one.",
+            "has no reference policy. Start a new run with a value above 0.",
         )
         # Again, because a callback may change these options.
         self.log_clip_range = log_range(options.clip_epsilon, options.clip_epsilon_high)
@@ -90,7 +90,7 @@ def add_group_advantages(rows_NT: TensorDictBase, reward_NT: Tensor, options: GR
     """Writes advantages relative to a group, and the loss mask, into rows ``[N, T]`` that all begin with a reset.
 
     Shao et al. 2024, https://arxiv.org/abs/2402.03300, applied to control. The j-th episodes of a group's members start
-    from the same state and are compared over a common horizon (see :func:`_comparisons`). With ``outcome``, the
+    from the same state and are compared over a common horizon (see :func:`_comparable_steps`). With ``outcome``, the
     advantage of every step of an episode is the episode's return minus the group's mean return. With ``process``, the
     advantage of the k-th step is the return from that step on, minus its mean over the members whose episode reaches
     step k. An episode that is compared with no other has advantage zero.
@@ -99,14 +99,14 @@ def add_group_advantages(rows_NT: TensorDictBase, reward_NT: Tensor, options: GR
         rows_NT: a rollout; environments i·M to (i + 1)·M − 1 are group i.
         reward_NT: the scaled rewards.
         options: ``group_size`` M, ``gamma``, ``advantage`` (``outcome`` or ``process``); ``divide_by_std`` also divides
-            by the group's (unbiased) standard deviation; ``drop_flat_groups`` masks the episodes of groups whose
+            by the group's standard deviation (n − 1); ``drop_flat_groups`` masks the episodes of groups whose
             advantages are all zero (dynamic sampling, Yu et al. 2025, https://arxiv.org/abs/2503.14476).
 
     Returns:
         Metrics of the groups.
     """
     is_init_NT = rows_NT[IS_INIT].squeeze(-1)
-    start_NT, episode_id_NT, compared_NT = _comparisons(is_init_NT, options.group_size)
+    start_NT, episode_id_NT, compared_NT = _comparable_steps(is_init_NT, options.group_size)
     # The discounted sum of rewards from each step to the end of its episode or row, in float64.
     counted_NT1 = torch.where(compared_NT, reward_NT, 0.0).double().unsqueeze(-1)
     continues_NT1 = functional.pad(~is_init_NT[:, 1:], (0, 1)).double().unsqueeze(-1)
@@ -142,8 +142,9 @@ def add_group_advantages(rows_NT: TensorDictBase, reward_NT: Tensor, options: GR
     }
 
 
-def _comparisons(is_init_NT: Tensor, group_size: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Compares the j-th episodes of a group over a common horizon: the steps that the latest one has left in its row.
+def _comparable_steps(is_init_NT: Tensor, group_size: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Selects the steps that are compared: the j-th episodes of a group share a horizon, the steps that the latest one
+    has left in its row.
 
     Episodes that start late have fewer steps left in their row, which must not lower their advantage; and dropping the
     episodes that the row's end cuts off would drop the long ones. So all compared episodes are cut to one horizon, and

@@ -49,7 +49,7 @@ def check_shapes(function: str, **tensors: Tensor | None) -> None:
     """Rejects tensors that do not all have one number per step in the same shape: torch would broadcast them silently.
 
     Args:
-        function: what takes the tensors, for the error.
+        function: the caller's name, for the error.
         tensors: the tensors by name, ``[S, K]`` or ``[S, K, 1]`` (or one dimension); None is left out.
 
     Raises:

@@ -47,14 +47,14 @@ class Losses(NamedTuple):
         return sum(others, first)
 
 
-def step_metrics(losses: Losses, norm: Tensor, skipped: Tensor, taken: Tensor) -> dict[str, Tensor]:
+def step_metrics(losses: Losses, norm: Tensor, skipped: Tensor, was_applied: Tensor) -> dict[str, Tensor]:
     """The metrics of a gradient step, by the names of their columns in ``metrics.csv``, and its ratios.
 
     Args:
         losses: the losses of the step's minibatch.
         norm: the norm of the gradient, before clipping.
         skipped: 1 if the step was skipped because its loss or gradient is not finite, else 0.
-        taken: 1 if the optimizer took the step, else 0.
+        was_applied: 1 if the optimizer took the step, else 0.
     """
     terms = {f"loss/{name}": term.detach() for name, term in losses.terms.items()}
     metrics = losses.metrics
@@ -64,7 +64,7 @@ def step_metrics(losses: Losses, norm: Tensor, skipped: Tensor, taken: Tensor) -
     if losses.log_ratio is not None:
         mask = torch.ones_like(losses.log_ratio, dtype=torch.bool) if losses.mask is None else losses.mask
         ratios = {_LOG_RATIO: losses.log_ratio.flatten(), _MASK: mask.flatten()}
-    return merged(terms, metrics, ratios, {GRAD_NORM: norm, SKIPPED: skipped, STEPS: taken})
+    return merged(terms, metrics, ratios, {GRAD_NORM: norm, SKIPPED: skipped, STEPS: was_applied})
 
 
 @torch.no_grad()
@@ -82,25 +82,25 @@ def mean_metrics(steps: Sequence[Mapping[str, Tensor]], log_clip_range: tuple[fl
         if changed := sorted(step.keys() ^ steps[0].keys()):
             advice = "Return the same terms and metrics for each."
             raise ConfigError(f"The loss returns {changed} for some minibatches only. {advice}")
-    of_steps = {name: [step[name] for step in steps] for name in steps[0]}
-    columns = {name: torch.stack(values) for name, values in of_steps.items() if name not in (_LOG_RATIO, _MASK)}
-    if _LOG_RATIO in of_steps:
+    by_metric = {name: [step[name] for step in steps] for name in steps[0]}
+    columns = {name: torch.stack(values) for name, values in by_metric.items() if name not in (_LOG_RATIO, _MASK)}
+    if _LOG_RATIO in by_metric:
         # Minibatches may differ in size.
-        log_ratio = pad_sequence(of_steps[_LOG_RATIO], batch_first=True)
-        mask = pad_sequence(of_steps[_MASK], batch_first=True)
+        log_ratio = pad_sequence(by_metric[_LOG_RATIO], batch_first=True)
+        mask = pad_sequence(by_metric[_MASK], batch_first=True)
         ratios, _ = weighted(ratio_metrics(log_ratio, mask, log_clip_range), mask.sum(-1).double())
         columns = merged(columns, ratios)
-    taken_M1 = (columns[STEPS] > 0).unsqueeze(1)
+    was_applied_M1 = (columns[STEPS] > 0).unsqueeze(1)
     sums = torch.stack([columns.pop(STEPS).sum(), columns.pop(SKIPPED).sum()])
-    means = torch.stack(list(columns.values()), 1).where(taken_M1, 0.0).sum(0) / taken_M1.sum()
-    taken, skipped, *values = torch.cat([sums, means]).tolist()
-    return {**(dict(zip(columns, values, strict=True)) if taken else {}), SKIPPED: skipped, STEPS: taken}
+    means = torch.stack(list(columns.values()), 1).where(was_applied_M1, 0.0).sum(0) / was_applied_M1.sum()
+    applied, skipped, *values = torch.cat([sums, means]).tolist()
+    return {**(dict(zip(columns, values, strict=True)) if applied else {}), SKIPPED: skipped, STEPS: applied}
 
 
 def weighted(means: Mapping[str, Tensor], weight: Tensor) -> tuple[dict[str, Tensor], Tensor]:
     """Scales each rank's means so that their plain mean is weighted by ``weight``. Also returns the sum of weights."""
     if world().size == 1:
         return dict(means), weight
-    total = world().gathered(weight).sum(0)
+    total = world().all_gather(weight).sum(0)
     share = weight * world().size / total.clamp(min=torch.finfo(weight.dtype).tiny)
     return {name: value * share for name, value in means.items()}, total

@@ -10,7 +10,7 @@ from tensordict import TensorDictBase
 from torch import Tensor, nn
 from torch.nn import functional
 
-from recurrl.algorithms.advantages import advantage_metrics, gae, next_values, reevaluate, standardized
+from recurrl.algorithms.advantages import advantage_metrics, gae, next_values, recompute_values, standardized
 from recurrl.algorithms.algorithm import Algorithm
 from recurrl.algorithms.gradient_signal import AVERAGE_RATE
 from recurrl.algorithms.importance import clipped_surrogate, log_range, mean_of
@@ -25,11 +25,11 @@ from recurrl.policy.policy import SequenceOutput
 from recurrl.runtime.statistics import masked, moments, summary, variance
 from recurrl.specs import has_continuous_action
 
-CRITIC_EXPLAINS = 0.2
+MIN_EXPLAINED_VARIANCE = 0.2
 """A critic explains the returns once its explained variance, averaged over iterations, exceeds this."""
-LEAST_HORIZON = 10
+MIN_HORIZON = 10
 """Steps. Where the fraction of an episode is shorter, the discount is the option ``gamma``."""
-ALMOST_EQUAL = 0.9
+MIN_LENGTH_RATIO = 0.9
 """Episodes are almost equally long while their mean length is at least this fraction of the longest."""
 
 
@@ -47,8 +47,8 @@ class PPO(Algorithm):
     ``clip_value`` c, the critic's error is the larger of two: that of V, and that of V clipped to within c of the value
     before the update. ``entropy_coeff`` is multiplied by the advantages' running root mean square. A constant weight
     large enough to keep exploring while advantages are large would drown small ones; the scaled bonus vanishes with
-    them once nothing is left to gain. For continuous actions it falls as schedules do, for discrete ones with the
-    square root of that.
+    them once nothing is left to gain. The coefficient follows the schedule for continuous actions, and the schedule's
+    square root for discrete ones.
     """
 
     options: PPOConfig
@@ -60,7 +60,7 @@ class PPO(Algorithm):
         self.advantage_scale = RunningScale()
         # So far: the number of episodes, their steps (−∞ once too many were shorter), the longest, and the largest
         # reward before a last step.
-        self.episodes = nn.Buffer(torch.tensor((0.0, 0.0, 0.0, -math.inf), dtype=torch.float64))
+        self.episode_stats = nn.Buffer(torch.tensor((0.0, 0.0, 0.0, -math.inf), dtype=torch.float64))
         self.explained = nn.Buffer(torch.zeros((), dtype=torch.float64))
         # A tensor, because a compiled loss treats Python numbers as constants.
         self.entropy_coeff = nn.Buffer(next(policy.parameters()).new_tensor(options.entropy_coeff), persistent=False)
@@ -71,11 +71,11 @@ class PPO(Algorithm):
         # Again, because a callback may change these options.
         self.log_clip_range = log_range(options.clip_epsilon, options.clip_epsilon_high)
         has_old_rows = self.config.collector.collects_ahead or len(rows_NT) > self.config.env.num_envs
-        # Reevaluation also writes the log-probabilities, values and next states of the current weights.
-        ratio = reevaluate(rows_NT, self.policy) if has_old_rows else None
+        # This also writes the log-probabilities, values and next states of the current weights.
+        ratio = recompute_values(rows_NT, self.policy) if has_old_rows else None
         gamma, reward_NT1 = self._discount(rows_NT), reward_NT.unsqueeze(-1)
         if gamma < options.gamma < 1:
-            # The deviation of the returns of uncorrelated rewards stays the same.
+            # Keeps the standard deviation of the returns of uncorrelated rewards.
             reward_NT1 = reward_NT1 * math.sqrt((1 - gamma**2) / (1 - options.gamma**2))
         after = next_values(rows_NT, self.policy)
         advantage, target = gae(rows_NT, reward_NT1, after, gamma, options.lmbda, ratio)
@@ -86,10 +86,10 @@ class PPO(Algorithm):
             advantage = standardized(advantage, mask)
         explained = torch.full_like(self.explained, metrics["value/explained_variance"]).nan_to_num()
         self.explained.lerp_(explained.clamp(0.0, 1.0), AVERAGE_RATE)
+        # With normalize_advantage=minibatch the scale stays 1.
         if options.normalize_advantage != "minibatch":
             self.advantage_scale.update(masked(advantage, mask))
-        # With normalize_advantage=minibatch the scale stays 1.
-        # What a task needs may be found late, so the bonus for discrete actions lasts longer; robots learn less so.
+        # Discrete tasks may show what they need only late, so their bonus lasts longer; robots then learn less.
         power = 1.0 if has_continuous_action(rows_NT) else 0.5
         coeff = self.annealed(options.entropy_coeff, options.entropy_final_fraction, power)
         self.entropy_coeff.copy_(coeff * self.advantage_scale.value)
@@ -107,17 +107,17 @@ class PPO(Algorithm):
         ended, mask = episodes_ended(after), rows_NT.get(LOSS_MASK)
         goes_on = ~ended if mask is None else ~ended & mask
         length, reward = after[EPISODE_LENGTH][ended].float(), after["reward"][goes_on]
-        episodes, steps, longest, largest = self.episodes.tolist()
+        episodes, steps, longest, largest = self.episode_stats.tolist()
         count, mean, _ = moments(length)
         episodes, steps = episodes + float(count), steps + float(count * mean)
         # A NaN, where no episode ended, is not larger.
         longest, largest = max(longest, summary(length).max), max(largest, summary(reward).max)
-        if steps < ALMOST_EQUAL * longest * episodes:
+        if steps < MIN_LENGTH_RATIO * longest * episodes:
             # For good, because the scale of the returns changes with the discount.
             steps = -math.inf
-        self.episodes.copy_(self.episodes.new_tensor((episodes, steps, longest, largest)))
+        self.episode_stats.copy_(self.episode_stats.new_tensor((episodes, steps, longest, largest)))
         horizon = (options.horizon_fraction or 0.0) * longest
-        if horizon < LEAST_HORIZON or steps < 0 or largest == 0:
+        if horizon < MIN_HORIZON or steps < 0 or largest == 0:
             return options.gamma
         return min(options.gamma, 1 - 1 / horizon)
 
@@ -126,7 +126,7 @@ class PPO(Algorithm):
 
         Until then, the policy has learned nothing that more steps on noisy gradients could undo.
         """
-        return super().epochs() if self.explained > CRITIC_EXPLAINS else self.config.epochs
+        return super().epochs() if self.explained > MIN_EXPLAINED_VARIANCE else self.config.epochs
 
     def loss(self, slices_SK: TensorDictBase, output: SequenceOutput) -> Losses:
         """The clipped surrogate, the value loss and the entropy bonus of a minibatch."""

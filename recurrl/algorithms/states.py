@@ -26,7 +26,7 @@ class SliceStates:
     - ``zero``: zeros.
     - ``burn_in``: recomputed with the current weights, by running the half slice before each slice from the state
       stored there (Kapturowski et al. 2019, https://openreview.net/forum?id=r1lyTjAqYX). Burn-in steps contribute
-      neither loss nor gradient, so every frame still counts once per epoch. The first slice of a row starts from its
+      neither loss nor gradient, so no frame counts twice in an epoch. The first slice of a row starts from its
       stored state.
     - ``refresh``: recomputed with the current weights by one pass over the rows before each epoch, starting from the
       states stored at the beginnings of rows. Values and advantages stay those of the iteration.
@@ -101,7 +101,7 @@ class SliceStates:
         difference = torch.cat([(current[key].detach() - recorded[key])[ends].flatten() for key in self._keys])
         reference = torch.cat([recorded[key][ends].flatten() for key in self._keys])
         squares = torch.stack([difference.square().sum(), reference.square().sum()])
-        difference_norm, reference_norm = world().gathered(squares).sum(0).sqrt()
+        difference_norm, reference_norm = world().all_gather(squares).sum(0).sqrt()
         return {"state/drift": float(difference_norm / reference_norm)}
 
     def _write_initial(

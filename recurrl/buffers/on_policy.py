@@ -29,12 +29,12 @@ class SliceBuffer:
         self.slice_len = slice_len
         self.minibatch_slices = minibatch_slices
 
-    def extend(self, rollout_NT: TensorDictBase, signal: float) -> TensorDictBase:
+    def extend(self, rollout_NT: TensorDictBase, signal_share: float) -> TensorDictBase:
         """Adds a rollout, and returns the rows ``[R, T]`` to learn from, which begin with it.
 
         Args:
             rollout_NT: new rows.
-            signal: the share of signal in recent gradients, from 0 to 1, see
+            signal_share: the share of signal in recent gradients, from 0 to 1, see
                 :class:`~recurrl.algorithms.gradient_signal.GradientSignal`.
         """
         return rollout_NT

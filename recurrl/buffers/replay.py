@@ -59,11 +59,11 @@ class ReplayBuffer(SliceBuffer):
             self._parts = list(super().order(slices_SK).chunk(self._ratio))
         return self._parts.pop()
 
-    def extend(self, rollout_NT: TensorDictBase, signal: float) -> TensorDictBase:
+    def extend(self, rollout_NT: TensorDictBase, signal_share: float) -> TensorDictBase:
         """Rows ``[R, T]`` to learn from: the new ones, then those drawn from earlier rollouts."""
-        rows, least = len(rollout_NT), self.options.min_replay_ratio
-        most = self.options.most(continuous=has_continuous_action(rollout_NT))
-        if most == 1:
+        rows, min_ratio = len(rollout_NT), self.options.min_replay_ratio
+        max_ratio = self.options.max_replay_ratio(continuous=has_continuous_action(rollout_NT))
+        if max_ratio == 1:
             return rollout_NT
         layout = _layout(rollout_NT)
         earlier = [rows_RT.to(rollout_NT.device) for rows_RT in self._earlier if _layout(rows_RT) == layout]
@@ -71,7 +71,7 @@ class ReplayBuffer(SliceBuffer):
             logger.warning("The replay buffer starts empty, because rows have other entries or another length now.")
         self._earlier = [rollout_NT.clone(), *earlier][: self.options.rollouts]
         lengths = [len(rows_RT) for rows_RT in earlier]
-        wanted = least + round((most - least) * (1 - math.sqrt(signal)))
+        wanted = min_ratio + round((max_ratio - min_ratio) * (1 - math.sqrt(signal_share)))
         self._ratio, self._parts = min(wanted, 1 + sum(lengths) // rows), []
         if self._ratio == 1:
             return rollout_NT

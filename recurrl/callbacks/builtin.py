@@ -33,7 +33,7 @@ from recurrl.envs.batched import episodes_ended
 from recurrl.errors import ConfigError, EnvError, NonFiniteError, RunError
 from recurrl.evaluation import KEPT, StoppedError
 from recurrl.policy import Policy
-from recurrl.returns import WINDOW, deviation
+from recurrl.returns import WINDOW, sample_std
 from recurrl.runtime.metrics import floats
 from recurrl.runtime.ranks import world
 from recurrl.runtime.run_directory import CHECKPOINTS, CURVE, METRICS
@@ -93,7 +93,7 @@ class EpisodeStatistics(Callback):
         """Adds the episodes that ended within the rollout, in order of time.
 
         Returns:
-            Means and deviations over the last episodes.
+            Means and standard deviations over the last episodes.
         """
         after = rollout["next"].transpose(0, 1)
         done_TN1 = episodes_ended(after)
@@ -102,7 +102,8 @@ class EpisodeStatistics(Callback):
         # One table, so that the device is synchronised only once.
         table_TN4 = torch.cat((step_TN1, after[EPISODE_RETURN], after[EPISODE_LENGTH], truncated), -1)
         # A stable sort keeps the order of the environments within a step, as in a run of one process.
-        new = sorted(chain.from_iterable(world().gather(table_TN4[done_TN1.squeeze(-1)].tolist())), key=itemgetter(0))
+        all_ranks = world().gather_objects(table_TN4[done_TN1.squeeze(-1)].tolist())
+        new = sorted(chain.from_iterable(all_ranks), key=itemgetter(0))
         self.episodes.extend(episode for _, *episode in new)
         self.count += len(new)
         returns, lengths, truncated = zip(*self.episodes or [[math.nan] * 3], strict=True)
@@ -110,7 +111,7 @@ class EpisodeStatistics(Callback):
             "train/return_mean": fmean(returns),
             "train/episode_length_mean": fmean(lengths),
             "train/episodes": float(self.count),
-            "train/return_std": deviation(returns) if self.episodes else math.nan,
+            "train/return_std": sample_std(returns) if self.episodes else math.nan,
             "train/truncated_fraction": fmean(truncated),
         }
 
@@ -149,7 +150,7 @@ class Checkpoints(Callback):
         self._components = {**trainer.algorithm.components(), "rng": GlobalRNGState(), "callbacks": trainer.callbacks}
         self._components |= {rank_states.EPISODES: trainer.collector, "summary": trainer.summary}
         if self.start is None:
-            rank_states.share(self._components)
+            rank_states.broadcast_states(self._components)
             return
         self.start.load(self._components, self.settings)
         if not self.start.is_in(trainer.run_dir):
@@ -237,10 +238,10 @@ class Evaluation(Callback):
             self._evaluate(trainer)
 
     def _evaluate(self, trainer: Trainer) -> None:
-        found, errors, restarts = None, 0, trainer.restarts.count
-        while found is None:
+        metrics, errors, restarts = None, 0, trainer.restarts.count
+        while metrics is None:
             try:
-                found = _evaluation_metrics(trainer, self._env, seeds(trainer.config.seed, errors + 1)[-1])
+                metrics = _evaluation_metrics(trainer, self._env, seeds(trainer.config.seed, errors + 1)[-1])
             except StoppedError:
                 trainer.is_interrupted = True
                 return
@@ -250,11 +251,11 @@ class Evaluation(Callback):
                     f"{trainer.checkpoint}; resuming from it repeats the evaluation."
                 )
                 failed.__cause__ = error
-                trainer.restarts.after(failed, errors, "an evaluation")
+                trainer.restarts.record(failed, errors, "an evaluation")
                 errors += 1
         if RESTARTS in trainer.metrics:
-            found[RESTARTS] = trainer.metrics[RESTARTS] + trainer.restarts.count - restarts
-        trainer.metrics.update(found)
+            metrics[RESTARTS] = trainer.metrics[RESTARTS] + trainer.restarts.count - restarts
+        trainer.metrics.update(metrics)
 
 
 def _evaluation_metrics(trainer: Trainer, env: EnvConfig, seed: int) -> dict[str, float]:
@@ -268,7 +269,7 @@ def _evaluation_metrics(trainer: Trainer, env: EnvConfig, seed: int) -> dict[str
     returns = evaluation.evaluate(env, trainer.policy, options.episodes, seed, KEPT, stopped)
     metrics = {
         "eval/return_mean": fmean(returns),
-        "eval/return_std": deviation(returns),
+        "eval/return_std": sample_std(returns),
         "eval/episodes": float(len(returns)),
     }
     if options.memory and trainer.is_last:

@@ -65,9 +65,8 @@ class Callback:
         """
 
     def on_end(self, trainer: Trainer) -> None:
-        """Called once, after the last iteration, also if a signal or failing environments ended the run.
-
-        It is not called after other errors, nor if environments fail in a run of several ranks.
+        """Called once, after the last iteration, also if a signal ended the run or, in a run of one process,
+        environments failed in a rollout. It is not called after other errors.
         """
 
     def close(self, failed: bool) -> None:
@@ -140,18 +139,16 @@ def check_callbacks(callbacks: Sequence[Any]) -> None:
     """
     require(isinstance(callbacks, list | tuple), f"callbacks must be a list (got a {type(callbacks).__name__}).")
     for each in callbacks:
-        require(
-            not isinstance(each, type),
-            f"callbacks must be objects (got a class). Give {getattr(each, '__name__', each)}().",
-        )
-        name, derives = type(each).__name__, isinstance(each, Callback)
+        is_class, derives = isinstance(each, type), isinstance(each, Callback)
+        name = (each if is_class else type(each)).__name__
+        require(not is_class, f"callbacks must be objects (got the class {name}). Pass {name}().")
         base, others = (Callback, "metrics") if derives else (IterationCallback, "trainer")
         known = sorted(method for method in vars(base) if method.startswith("on_") or method == "close")
         unknown = sorted(method for method in dir(each) if method.startswith("on_") and method not in known)
         require(
             not unknown,
-            f"The callback {name} defines {', '.join(unknown)}, never called. It may define {', '.join(known)}"
-            + ("." if derives else "; the other methods of recurrl.Callback if it derives from that."),
+            f"The callback {name} must define only {', '.join(known)} (got {', '.join(unknown)})."
+            + " Derive it from recurrl.Callback for that class's other methods." * (not derives),
         )
         for method in known:
             check_method(f"The callback {name}", each, base, method)
@@ -194,12 +191,12 @@ class Callbacks:
         """
         parts: list[Mapping[str, float]] = []
         for name, callback in self._callbacks.items():
-            found = callback.on_rollout(trainer, rollout)
-            if not isinstance(found, Mapping | None):
+            metrics = callback.on_rollout(trainer, rollout)
+            if not isinstance(metrics, Mapping | None):
                 raise ConfigError(
-                    f"on_rollout of the callback {name} must return metrics by name, or None (got {found!r:.60})."
+                    f"on_rollout of the callback {name} must return metrics by name, or None (got {metrics!r:.60})."
                 )
-            parts.append(found or {})
+            parts.append(metrics or {})
         return floats(merged(*parts))
 
     def on_iteration(self, trainer: Trainer, metrics: dict[str, float]) -> None:

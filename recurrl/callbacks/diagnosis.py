@@ -66,7 +66,7 @@ MIN_ENTROPY = 0.02
 MIN_STD = 0.02
 """Standard deviation of continuous actions that counts as collapsed, as a fraction of ``policy.initial_std``."""
 MIN_ADVANTAGE = 0.01
-"""The advantages' deviation, as a fraction of the largest value targets so far."""
+"""The advantages' standard deviation, as a fraction of the largest value targets so far."""
 MIN_GRADIENT = 1e-3
 """The gradient's norm, as a fraction of the norm that it is clipped to. Its entries are then near Adam's eps."""
 SOME_EXPLAINED, EXPLAINED_ITERATIONS = 0.05, 0.1
@@ -160,9 +160,9 @@ class Diagnosis(Callback):
         entropy = metrics.get("policy/entropy", math.inf)
         if entropy < self._min_entropy:
             yield ENTROPY, f"{entropy:.2g} nats, below {self._min_entropy:.2g}"
-        deviation = metrics.get("advantage/std", math.inf)
-        if deviation < MIN_ADVANTAGE * self._largest_target:
-            yield ADVANTAGES, f"a standard deviation of {deviation:.2g}, where values reach {self._largest_target:.3g}"
+        std = metrics.get("advantage/std", math.inf)
+        if std < MIN_ADVANTAGE * self._largest_target:
+            yield ADVANTAGES, f"a standard deviation of {std:.2g}, where values reach {self._largest_target:.3g}"
         norm = metrics.get("optim/grad_norm", math.inf) if metrics["optim/steps"] else 0.0
         if norm < MIN_GRADIENT * self._max_grad_norm:
             yield GRADIENTS, f"a norm of {norm:.2g}"

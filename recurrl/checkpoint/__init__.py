@@ -27,7 +27,7 @@ KEEPS_EPISODES = (
     *("collector.address", "collector.cpus_per_worker", "collector.gpus_per_worker"),
 )
 """Settings of environments and collectors that may change while unfinished episodes continue."""
-SHAPING = ("env.", "encoder.", "cell.", "policy.", "algorithm.", "buffer.")
+STRUCTURAL_GROUPS = ("env.", "encoder.", "cell.", "policy.", "algorithm.", "buffer.")
 """The groups of settings that determine the components and their shapes."""
 AUTO = "auto"
 BEST, LAST = "best", "last"
@@ -110,7 +110,7 @@ class Checkpoint:
             logger.warning("%s was written by recurrl %s, and this is recurrl %s.", path, self.version, __version__)
 
     def load(self, into: Mapping[str, Stateful], settings: Mapping[str, Any]) -> None:
-        """Restores what :func:`save` wrote. Rank 0 calls this, while other ranks call :func:`rank_states.share`.
+        """Restores what :func:`save` wrote, on rank 0; the other ranks call :func:`rank_states.broadcast_states`.
 
         Environments whose settings have changed, or whose episodes were not saved, begin new ones; the log says so.
 
@@ -143,18 +143,18 @@ class Checkpoint:
         self._load_on_ranks(into, settings)
 
     def _load_on_ranks(self, components: Mapping[str, Stateful], settings: Mapping[str, Any]) -> None:
-        """Restores components, on rank 0 and by :func:`rank_states.share` on the other ranks, if there are any.
+        """Restores components, on rank 0 and, by :func:`rank_states.broadcast_states`, on any other ranks.
 
         With the same number of ranks each continues with its own state. With another number, random numbers and
         episodes are new and a replay buffer starts empty.
         """
-        size, changes = world().size, self._shaping(settings)
+        size, changes = world().size, self._structural_changes(settings)
         if self.ranks == size:
             files.load(self.path, components, changes)
             if size > 1:
                 others = files.state(self.path, rank_states.RANKS)
                 wanted = [{name: state for name, state in each.items() if name in components} for each in others]
-                rank_states.share(components, [{}, *wanted])
+                rank_states.broadcast_states(components, [{}, *wanted])
             return
         logger.warning(
             "%s was written by %d ranks, and there are %d now: random numbers and episodes are new%s.",
@@ -165,7 +165,7 @@ class Checkpoint:
         returns = components[rank_states.SCALER].state_dict()[_RETURNS]
         scaler = files.state(self.path, rank_states.SCALER) | {_RETURNS: returns}
         seeds = [seed_of_rank(settings["seed"], self.frames, rank) for rank in range(size)]
-        rank_states.share(components, [{rank_states.SCALER: scaler}] * size, seeds)
+        rank_states.broadcast_states(components, [{rank_states.SCALER: scaler}] * size, seeds)
 
     def load_policy(self, policy: Policy, settings: Mapping[str, Any]) -> None:
         """Restores only the policy, including its running statistics.
@@ -177,7 +177,7 @@ class Checkpoint:
         Raises:
             ConfigError: the checkpoint does not fit the policy.
         """
-        files.load(self.path, {"policy": policy}, self._shaping(settings))
+        files.load(self.path, {"policy": policy}, self._structural_changes(settings))
 
     @property
     def is_alone(self) -> bool:
@@ -208,10 +208,10 @@ class Checkpoint:
                 *(self.frames, folder),
             )
 
-    def _shaping(self, settings: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    def _structural_changes(self, settings: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
         """The changed settings that may make the checkpoint incompatible."""
         changes = differences(self.settings, settings).items()
-        return {key: change for key, change in changes if key.startswith(SHAPING)}
+        return {key: change for key, change in changes if key.startswith(STRUCTURAL_GROUPS)}
 
 
 def prune(run_dir: Path, keep_last: int | None) -> None:
@@ -226,7 +226,7 @@ def prune(run_dir: Path, keep_last: int | None) -> None:
             files.remove(path)
 
 
-def to_resume(resume: object, run_dir: Path) -> Checkpoint | None:
+def find_to_resume(resume: object, run_dir: Path) -> Checkpoint | None:
     """The checkpoint to resume from: for ``auto`` the newest in the run's own directory, or None without one.
 
     Args:
@@ -259,7 +259,7 @@ def find(path: Path, which: str = LAST) -> Path:
     Raises:
         ConfigError: the path is neither, or the run has written no such checkpoint.
     """
-    require(which in (BEST, LAST), f"which={which} is not possible. Use {BEST} or {LAST}.")
+    require(which in (BEST, LAST), f"which must be {BEST} or {LAST} (got {which}).")
     if files.is_checkpoint(path):
         return path
     run_dir = run_directory_of(path)
@@ -288,5 +288,5 @@ def _newest(run_dir: Path) -> Path | None:
 def _best(intact: Mapping[Path, Mapping[str, Any]]) -> Path | None:
     """The checkpoint with the best evaluation, of those with these manifests; None if none was evaluated."""
     metrics = {path: values["metrics"] for path, values in intact.items()}
-    returns = {path: found[RETURN_MEAN] for path, found in metrics.items() if RETURN_MEAN in found}
+    returns = {path: each[RETURN_MEAN] for path, each in metrics.items() if RETURN_MEAN in each}
     return max(returns, key=lambda path: (returns[path], path), default=None)

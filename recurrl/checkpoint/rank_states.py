@@ -21,7 +21,7 @@ EPISODES = "collector_state"
 OWN = ("rng", SCALER, "buffer", "teacher", EPISODES)
 """The components that differ from rank to rank."""
 OF_RANK_0 = ("callbacks", "summary")
-"""The components that rank 0 alone has. All others are the same on all ranks."""
+"""The components saved and restored on rank 0 only. Those in neither tuple are the same on all ranks."""
 
 State = dict[str, Any]
 
@@ -32,11 +32,11 @@ def gathered_states(components: Mapping[str, Stateful]) -> dict[str, Any]:
     Raises:
         RunError: the policies or algorithms of the ranks are no longer the same.
     """
-    of_modules = ((name, components[name].state_dict()) for name in ("policy", "algorithm") if name in components)
-    entries = {f"{name}.{key}": entry for name, state in of_modules for key, entry in state.items()}
+    module_states = ((name, components[name].state_dict()) for name in ("policy", "algorithm") if name in components)
+    entries = {f"{name}.{key}": entry for name, state in module_states for key, entry in state.items()}
     sizes = {name: float(entry.double().abs().sum()) for name, entry in entries.items() if isinstance(entry, Tensor)}
     own = to_bytes(_states(components, OWN)) if world().rank > 0 else b""
-    _, *others = world().gather((sizes, own))  # only rank 0 gets those of others
+    _, *others = world().gather_objects((sizes, own))  # only rank 0 gets those of others
     for rank, (theirs, _) in enumerate(others, start=1):
         # With a tolerance, because processors of different kinds round differently.
         differing = [name for name, size in sizes.items() if not math.isclose(size, theirs[name], rel_tol=1e-3)]
@@ -49,7 +49,7 @@ def gathered_states(components: Mapping[str, Stateful]) -> dict[str, Any]:
     return {RANKS: [from_bytes(state) for _, state in others]} if others else {}
 
 
-def share(components: Mapping[str, Stateful], own: Sequence[State] = (), seeds: Sequence[int] = ()) -> None:
+def broadcast_states(components: Mapping[str, Stateful], own: Sequence[State] = (), seeds: Sequence[int] = ()) -> None:
     """Sends all ranks rank 0's state of the components that are the same on all, and each rank its own. Collective.
 
     Args:

@@ -59,10 +59,10 @@ def copy_weights(policy: Policy, path: Path, keep_std: bool = False) -> list[str
     # The parameter instead of the layer where the new policy has the layer, which is then listed above.
     only_there = (name if (layer := _layer_of(name)) in layers else layer for name in source if name not in target)
     outcome = {
-        f"taken from {saved.path}": copied,
-        "does not fit, and stays as initialised": differing,
-        "is not in the checkpoint, and stays as initialised": missing,
-        "is in the checkpoint only": dict.fromkeys(only_there),
+        f"copied from {saved.path}": copied,
+        "does not fit, left as initialised": differing,
+        "not in the checkpoint, left as initialised": missing,
+        "in the checkpoint only": dict.fromkeys(only_there),
     }
     return [f"init_from: {what}: {', '.join(layers)}" for what, layers in outcome.items() if layers]
 

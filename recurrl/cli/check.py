@@ -18,11 +18,11 @@ def check_main() -> None:
     """
     parser = argparse.ArgumentParser(prog="recurrl-check", description=check_main.__doc__)
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="as for recurrl-train")
-    parser.add_argument("--config-dir", type=Path, help="a folder of your yamls, as for recurrl-train")
-    print_result(parser, _checked)
+    parser.add_argument("--config-dir", type=Path, help="a folder of your YAML files, as for recurrl-train")
+    print_result(parser, _check)
 
 
-def _checked(arguments: argparse.Namespace) -> str:
+def _check(arguments: argparse.Namespace) -> str:
     """The result of the start-up check for the run that ``recurrl-train`` would start with these overrides.
 
     Raises:
@@ -54,9 +54,10 @@ def _checked(arguments: argparse.Namespace) -> str:
             batch = collector.collect()
             line = check_consistency(policy, batch, config)
             metrics = make_algorithm(replace(config, epochs=1), policy).update(batch, 0.0)
-            require(not metrics.get(SKIPPED), f"algorithm={config.algorithm.name}: loss or gradient is not finite.")
+            name, advice = config.algorithm.name, "Set a smaller lr, or look for NaN in observations and rewards."
+            require(not metrics.get(SKIPPED), f"algorithm={name}: loss or gradient is not finite. {advice}")
             terms = ", ".join(f"{name} {value:.3g}" for name, value in metrics.items() if name.startswith("loss/"))
-            line += f"\none update by algorithm={config.algorithm.name}: {metrics[STEPS]:.0f} gradient steps; {terms}"
+            line += f"\none update by algorithm={name}: {metrics[STEPS]:.0f} gradient steps; {terms}"
             reason = unsavable_reason(collector)
             lost = f"Checkpoints cannot hold unfinished episodes; a resumed run starts new ones. {reason}.\n"
             return f"{line}\n" if reason is None else f"{line}\n{lost}"

@@ -47,10 +47,10 @@ def evaluate_main() -> None:
     parser.add_argument("--video", nargs="?", const="", metavar="FILE|DIR", help=video)
     parser.add_argument("--json", action="store_true", help="print everything as JSON, with all returns")
     parser.add_argument("--trust-packages", action="store_true", help=TRUST_HELP)
-    print_result(parser, _evaluated)
+    print_result(parser, _evaluate)
 
 
-def _evaluated(arguments: argparse.Namespace) -> str:
+def _evaluate(arguments: argparse.Namespace) -> str:
     overrides = [text for text in arguments.run if _OVERRIDE.fullmatch(text) and not Path(text).exists()]
     runs = [Path(text) for text in arguments.run if text not in overrides]
     trusts, deterministic = arguments.trust_packages, not arguments.sampled
@@ -66,15 +66,15 @@ def _evaluated(arguments: argparse.Namespace) -> str:
     for run in runs:
         opened = open_run(run, arguments.which, arguments.device, trusts, overrides)
         played = opened.evaluate(arguments.episodes, arguments.seed, states, deterministic, files)
-        found = {state: summarized(each) for state, each in played.items()}
-        reports.append({"run": str(run), "overrides": overrides, "deterministic": deterministic, "returns": found})
+        statistics = {state: summarized(each) for state, each in played.items()}
+        reports.append({"run": str(run), "overrides": overrides, "deterministic": deterministic, "returns": statistics})
     if arguments.json:
         written = {"video": [str(file) for file in files]} if files else {}
         return json.dumps([each | written for each in reports], indent=2, ensure_ascii=False) + "\n"
     lines = [
-        (each["run"] + _MEMORY[state], *table_row(found, "episodes"), str(found["episodes"]))
+        (each["run"] + _MEMORY[state], *table_row(statistics, "episodes"), str(statistics["episodes"]))
         for each in reports
-        for state, found in each["returns"].items()
+        for state, statistics in each["returns"].items()
     ]
     return table([("run", *STATISTICS, "episodes"), *lines]) + "".join(f"{file}\n" for file in files)
 

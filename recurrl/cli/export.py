@@ -29,15 +29,15 @@ def export_main() -> None:
         "configuration, the checkpoint, the files above, and a video if the environment can be drawn",
     )
     parser.add_argument("--trust-packages", action="store_true", help=TRUST_HELP)
-    print_result(parser, _written)
+    print_result(parser, _write)
 
 
-def _written(arguments: argparse.Namespace) -> str:
+def _write(arguments: argparse.Namespace) -> str:
     launch_saved(arguments.run, arguments.trust_packages)
-    return _exported(arguments) if arguments.hub_folder is None else _hub_folder(arguments)
+    return _export(arguments) if arguments.hub_folder is None else _hub_folder(arguments)
 
 
-def _exported(arguments: argparse.Namespace) -> str:
+def _export(arguments: argparse.Namespace) -> str:
     # These import torch, which the help and messages about typos need not wait for.
     from recurrl.agent import Agent
     from recurrl.export.export import FORMATS, ONNX, export

@@ -29,7 +29,7 @@ Examples:
 
 Options, before the rest:
   -m                  sweep over values separated by commas
-  --config-dir DIR    a folder with your yamls, as DIR/cell/mine.yaml for cell=mine
+  --config-dir DIR    a folder with your YAML files, as DIR/cell/mine.yaml for cell=mine
   --cfg job           print all keys and values of a run with their meaning, and exit
   --help, --version, --hydra-help (Hydra's other options)
 
@@ -58,7 +58,7 @@ def help_of(composed: DictConfig, config_dir: str | None) -> str:
 
     Args:
         composed: the configuration that the rest of the command line composes.
-        config_dir: a folder with yamls of the user.
+        config_dir: a folder with YAML files of the user.
 
     Raises:
         ConfigError: a key or a value is wrong.

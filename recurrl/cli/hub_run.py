@@ -56,7 +56,7 @@ def write_hub_folder(
         parts, settings = {"policy": policy}, plain(opened.settings)
         facts, seed = opened.described(run.resolve().name), opened.config.seed + 1
         export(Agent(policy, opened.config.env), stage, facts, formats=formats or FORMATS)
-        returns, without_video = _evaluated(opened, stage, seed)
+        returns, without_video = _evaluate(opened, stage, seed)
         metrics = {checkpoint.RETURN_MEAN: fmean(returns)} | saved.metrics
         checkpoint.save(stage, saved.frames, metrics, parts, settings=settings, is_complete=True)
         files = sorted(each.name for each in stage.iterdir() if each.is_file())
@@ -76,7 +76,7 @@ def write_hub_folder(
     return ["README.md", *files], without_video
 
 
-def _evaluated(opened: OpenedRun, folder: Path, seed: int) -> tuple[list[float], str | None]:
+def _evaluate(opened: OpenedRun, folder: Path, seed: int) -> tuple[list[float], str | None]:
     """The returns of the run's policy, and the reason why the folder has no video; None if it has one."""
     try:
         return opened.evaluate(seed=seed, video=files_of(folder))[KEPT], None

@@ -69,7 +69,7 @@ def _space(overrides: Sequence[str]) -> tuple[list[str], dict[str, BaseDistribut
     try:
         return fixed, {each.get_key_element(): _distribution(each) for each in searched}
     except ValueError as error:
-        raise ConfigError(f"The search space is not possible: {message_of(error)}.") from error
+        raise ConfigError(f"The search space is invalid: {message_of(error)}.") from error
 
 
 def _distribution(override: Override) -> BaseDistribution:
@@ -137,4 +137,4 @@ def _report(study: optuna.Study, fixed: Sequence[str]) -> None:
             "The best of many trials looks better than it will with other seeds: add -m and seed=1,2,3 to find out.\n"
         )
     if failed:
-        raise RunError(f"{len(failed)} of {len(ended)} trials failed or have no return: {failed}.")
+        raise RunError(f"{len(failed)} of {len(ended)} trials failed or have no return: {failed}. See their logs.")

@@ -69,7 +69,7 @@ def _follow() -> None:
     try:
         run_rank()
     except Exception as error:
-        world().failed(error)
+        world().publish_failure(error)
         if not isinstance(error, ConfigError | RunError):
             raise
         raise RunError(f"rank {launched_rank()}: {error}") from error
@@ -79,7 +79,7 @@ def _follow() -> None:
 def _job(composed: DictConfig) -> float | None:
     is_sweep = HydraConfig.get().mode == RunMode.MULTIRUN
     if is_sweep and launched_size() > 1:
-        raise ConfigError("-m starts many runs, and torchrun the ranks of one. Start torchrun once for each run.")
+        raise ConfigError("-m must not be used under torchrun, which starts one run. Start torchrun once per run.")
     run_dir, started = Path(HydraConfig.get().runtime.output_dir), time.monotonic() if is_sweep else STARTED
     try:
         with run_directory(run_dir, composed) as resume, sweep_job(run_dir, composed) if is_sweep else nullcontext():

@@ -92,8 +92,8 @@ class ProcessHost:
             self.call(worker, "start", replace(spec, policy=self._policy), seed)
         except (TypeError, PicklingError) as error:
             raise ConfigError(
-                "What makes the environment, or the policy, cannot be pickled for worker processes "
-                f"({type(error).__name__}: {error}). Choose collector=single, or remove from it what cannot be pickled."
+                f"With collector={self._options.name} environment and policy must be picklable (got "
+                f"{type(error).__name__}: {error}). Choose collector=single, or remove what cannot be pickled."
             ) from error
 
     def publish(self, policy: nn.Module, slot: int) -> int:

@@ -71,7 +71,7 @@ class RayHost:
         self._actors: dict[int, Any] = {}
         self._calls: defaultdict[int, deque[Any]] = defaultdict(deque)
         self._start_by: dict[int, float] = {}
-        self._connection = _connected(options)
+        self._connection = _connect(options)
 
     def start(self, worker: int, spec: RolloutSpec, seed: int) -> None:
         """Starts an actor, if the cluster has resources for it."""
@@ -113,7 +113,7 @@ class RayHost:
             )
         # Cuts off Ray's own advice, which is long and about Ray's commands.
         reason = " ".join(str(error).split()).partition(" Some common causes")[0].rstrip(".")
-        return WorkerError(f"was lost after collecting {self.frames} frames. Ray says: {reason}. {CONTINUES}")
+        return WorkerError(f"was lost after collecting {self.frames} frames. Ray reported: {reason}. {CONTINUES}")
 
     def _end(self, worker: int) -> None:
         ray.kill(self._actors.pop(worker))
@@ -129,7 +129,7 @@ class RayHost:
         self._connection.close()
 
 
-def _connected(options: RayConfig) -> ExitStack:
+def _connect(options: RayConfig) -> ExitStack:
     """Connects to the cluster, or starts one on this machine alone, which ends when the returned stack is closed.
 
     Raises:

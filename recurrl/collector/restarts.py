@@ -32,23 +32,23 @@ class Restarts:
     def __init__(self, on_env_error: str) -> None:
         self.allowed, self.count = on_env_error == "restart", 0
 
-    def after(self, error: RunError, in_a_row: int, expected: str) -> None:
+    def record(self, error: RunError, consecutive: int, expected: str) -> None:
         """Counts and logs a restart after an error.
 
         Args:
             error: the reason.
-            in_a_row: restarts since the last success.
+            consecutive: restarts since the last success.
             expected: what the restart was meant to yield, such as ``a rollout``, for the message.
 
         Raises:
-            RunError: restarts are not allowed, or ``in_a_row`` has reached ``MAX_IN_A_ROW``.
+            RunError: restarts are not allowed, or ``consecutive`` has reached ``MAX_IN_A_ROW``.
         """
         if not self.allowed:
             raise error
-        if in_a_row == MAX_IN_A_ROW:
+        if consecutive == MAX_IN_A_ROW:
             raise RunError(f"After {MAX_IN_A_ROW} restarts in a row without {expected}: {error}") from error
         self.count += 1
-        logger.warning("New environments (restart %d): %s", self.count, error)
+        logger.warning("Restart %d, with new environments: %s", self.count, error)
 
 
 class RestartingCollector:
@@ -72,14 +72,14 @@ class RestartingCollector:
         Raises:
             RunError: there was no rollout after ``MAX_IN_A_ROW`` restarts.
         """
-        in_a_row = 0
+        consecutive = 0
         while True:
             if self._error is None:
                 with self._error_stored():
                     return self.collector.collect()
             else:
-                self._restarts.after(self._error, in_a_row, "a rollout")
-                self._error, in_a_row = None, in_a_row + 1
+                self._restarts.record(self._error, consecutive, "a rollout")
+                self._error, consecutive = None, consecutive + 1
                 with self._error_stored():
                     self.collector.restart(self._seed_after(self._restarts.count))
 

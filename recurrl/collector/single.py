@@ -80,7 +80,7 @@ class SingleCollector:
         """
         if self.env.was_reset_elsewhere:
             logger.info("Restarting all training episodes: something else, such as an evaluation, used the simulator.")
-            self.env.raw.metrics()  # what it logged meanwhile
+            self.env.raw.metrics()  # drop what it logged meanwhile
         if self.spec.group_size is not None or self.env.was_reset_elsewhere:
             self.begin_episodes()
         # Looked up once: finding a policy's device takes as long as a small layer.
@@ -91,7 +91,7 @@ class SingleCollector:
         for noise_NZ in torch.randn(self._steps, *env.batch_size, policy.noise_size, device=device):
             is_init = current[IS_INIT].to(device)
             state = {key: current[key] for key in state_keys}
-            if device.type != "cpu" or is_init.any():  # looking would wait for a GPU
+            if device.type != "cpu" or is_init.any():  # any() would synchronise a GPU
                 state = policy.reset(state, is_init.squeeze(-1))
             observation = {key: current[key].to(device) for key in observation_keys}
             action, log_prob, value, new_state = self._act(observation_in(observation), state, noise_NZ)
@@ -126,7 +126,7 @@ class SingleCollector:
         if not self._current:
             return {**state, "unsavable_reason": FAILED}
         try:
-            episodes = self.env.episodes()
+            episodes = self.env.save_episodes()
         except UnsavableError as reason:
             return {**state, "unsavable_reason": str(reason)}
         return {**state, "unsavable_reason": None, "episodes": episodes, "carrier": dict(self._current)}
@@ -168,7 +168,7 @@ class SingleCollector:
 
 
 def make(options: CollectorConfig, spec: RolloutSpec) -> SingleCollector:
-    """Makes the collector of this process. The options of every collector are read where it is run."""
+    """Makes the collector of this process. It reads no options: callers apply those that all collectors have."""
     return SingleCollector(spec)
 
 

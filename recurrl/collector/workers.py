@@ -75,7 +75,7 @@ class Worker:
         arrays = {key: value.cpu().numpy() for key, value in self.collector.collect().items(True, True)}
         return arrays, floats(self.collector.metrics())
 
-    def saved(self) -> bytes:
+    def save(self) -> bytes:
         """The unfinished episodes, and the state of this process's random number generators."""
         # As bytes, because each tensor would be sent through a file.
         return to_bytes({**self.collector.state_dict(), "rng": GlobalRNGState().state_dict()})
@@ -244,7 +244,7 @@ class WorkerCollector:
             return {"unsavable_reason": FAILED}
         self._wait_for(self._ahead + 1)
         for worker in self._workers:
-            self.host.call(worker, "saved")
+            self.host.call(worker, "save")
         states = [from_bytes(saved) for _, saved in self._results(self._workers)]
         reason = next(filter(None, (each["unsavable_reason"] for each in states)), None)
         ahead = [

@@ -87,8 +87,8 @@ class PPOConfig(ClippedConfig):
     )
     lmbda: float = option("λ of the advantages", FRACTION, only_with=DISCOUNT)
     horizon_fraction: float | None = option(
-        "discounting horizon in episodes of similar length, if the best reward before their end is not 0; below 10 "
-        "steps or null: gamma's",
+        "discount horizon as a fraction of the longest episode, while episodes are about equally long and the best "
+        "reward before their end is not 0; null, or below 10 steps: gamma's",
         POSITIVE,
         only_with=DISCOUNT,
     )
@@ -97,7 +97,7 @@ class PPOConfig(ClippedConfig):
         "largest distance of the value from the stored one in the value loss; null: any", POSITIVE, only_with=VALUE_LOSS
     )
     normalize_advantage: str = option(
-        "normalise advantages to mean 0 and standard deviation 1: none, per minibatch or per batch; amplifies noise "
+        "normalise advantages to mean 0 and standard deviation 1: none, minibatch or batch; amplifies noise "
         "where all advantages are near zero",
         choices=NORMALIZATIONS,
     )
@@ -130,7 +130,7 @@ class DistillConfig(PPOConfig):
         "fraction of entropy_coeff at the end; 1: constant", FRACTION, only_with=PPO_BONUS
     )
     normalize_advantage: str = option(
-        "normalise advantages: none, per minibatch or per batch", choices=NORMALIZATIONS, only_with=PPO_ACTIVE
+        "normalise advantages: none, minibatch or batch", choices=NORMALIZATIONS, only_with=PPO_ACTIVE
     )
     teacher: str = option("what to imitate: a run, module:function, or a policy as .onnx or TorchScript .pt")
     weight: float = option("weight of the imitation loss; PPO's objective and entropy bonus have 1 minus this", RATE)

@@ -26,7 +26,7 @@ class WorkersConfig(CollectorConfig):
 
     num_workers: int = option("worker processes that share the environments", WORKERS)
     ahead: int = option(
-        "rollouts to collect ahead of learning; their weights are that many updates old; 0: collect and learn in turns",
+        "rollouts to collect ahead of learning, with weights as many updates stale; 0: collect and learn in turns",
         Range(0, 16, integers=True),
     )
 
@@ -67,6 +67,6 @@ class ReplayConfig(BufferConfig):
     min_replay_ratio: int = option("the same where gradients are free of noise", Range(1, 1000, integers=True))
     replays = True
 
-    def most(self, continuous: bool) -> int:
+    def max_replay_ratio(self, continuous: bool) -> int:
         """``replay_ratio``, or what stands for null."""
         return self.replay_ratio or (1 if continuous else 4)

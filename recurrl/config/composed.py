@@ -91,7 +91,7 @@ def values_in(options: Any, prefix: str = "") -> Iterator[tuple[str, Any, Meanin
 
 
 def with_defaults(config: DictConfig) -> DictConfig:
-    """A composed configuration with the schema's types, and with the values that the yamls of custom choices leave out.
+    """A composed configuration with the schema's types, and with the values that custom choices' YAML files omit.
 
     Raises:
         ConfigError: a key that does not exist, or a value of the wrong type.

@@ -26,7 +26,7 @@ class EnvConfig:
     normalize_observation: bool = option("normalise observations by the policy's running statistics", only_with=NUMBERS)
     previous_reward: bool = option("show the policy the previous reward, unscaled")
     action_mask_from_info: bool = option('info["action_mask"] masks actions, as a dict observation\'s action_mask does')
-    normalize_reward: bool = option("divide rewards by the running deviation of the discounted return, where above 1")
+    normalize_reward: bool = option("divide rewards by the discounted return's running standard deviation, if above 1")
     kwargs: dict[str, Any] = option("further arguments of the environment's constructor: env.kwargs.size=8")
 
 

@@ -89,10 +89,10 @@ def _advice(path: str, known: Collection[str], common: Collection[str] | None) -
         return f"Did you mean {' or '.join(near)}?"
     inside = [key.removeprefix(f"{group}.") for key in common or known if group and key.startswith(f"{group}.")]
     listed = ", ".join(key for key in inside if key != "name")
-    of_group = f"{group} has: {listed}. " * bool(listed)
-    of_group += f"An argument of the environment is {FREE}.{last}. " * (group == "env")
-    of_choice = f"recurrl-train --cfg job {group}=... lists those of a choice." if group in GROUPS and common else ""
-    return (of_group + of_choice).strip() or "recurrl-train --cfg job lists all keys."
+    group_hint = f"{group} has: {listed}. " * bool(listed)
+    group_hint += f"An argument of the environment is {FREE}.{last}. " * (group == "env")
+    choice_hint = f"recurrl-train --cfg job {group}=... lists those of a choice." if group in GROUPS and common else ""
+    return (group_hint + choice_hint).strip() or "recurrl-train --cfg job lists all keys."
 
 
 def differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:

@@ -43,16 +43,18 @@ class Range(NamedTuple):
         return f"{'an integer' if self.integers else 'a number'} {low} {'and ' * (self.above or self.below)}{high}"
 
 
+# Bounds that catch typos before they exhaust memory or threads.
 STEPS = Range(1, 10**12, integers=True)
 COPIES = FEATURES = Range(1, 2**16, integers=True)
 EPISODES = Range(0, 2**16, integers=True)
 LAYERS = Range(1, 2**8, integers=True)
 WORKERS = Range(1, 2**10, integers=True)
-"""Larger values are almost certainly typos; they are rejected before they exhaust memory or threads."""
+
+# Beyond these, weights, losses or actions soon become NaN or Inf.
 RATE = Range(0, 1, above=True)
 SCALE = Range(0, 10**6, above=True)
 WEIGHT = Range(0, 10**6)
-"""Beyond these, weights, losses or actions soon become NaN or Inf."""
+
 SECONDS = Range(0, 10**6, above=True)
 FRACTION = Range(0, 1)
 BELOW_ONE = Range(0, 1, above=True, below=True)

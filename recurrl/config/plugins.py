@@ -77,7 +77,7 @@ def key_of(group: str) -> str:
     return "env.source" if group == "env" else f"{group}.name"
 
 
-def _typed_key(group: str) -> str:
+def _override_key(group: str) -> str:
     """The key that sets a group's choice on the command line."""
     return "env.source" if group == "env" else group
 
@@ -89,7 +89,7 @@ def choice_names(group: str) -> tuple[str, ...]:
 
 
 def yaml_names(group: str) -> tuple[str, ...]:
-    """The package's yamls of a group, in alphabetical order."""
+    """The package's YAML files of a group, in alphabetical order."""
     return _stems(f"configs/{group}", ".yaml")
 
 
@@ -172,7 +172,7 @@ def check_name(group: str, name: str) -> None:
         ConfigError: the name is neither; the message lists the choices.
     """
     if name not in choice_names(group) and not is_custom(name):
-        raise unknown_choice(group, _typed_key(group), name, choice_names(group))
+        raise unknown_choice(group, _override_key(group), name, choice_names(group))
 
 
 def nearest(name: str, known: Sequence[str]) -> str | None:
@@ -204,7 +204,7 @@ def factory(group: str, name: str) -> Callable[..., Any]:
     """
     check_name(group, name)
     target = name if is_custom(name) else f"{GROUPS[group]}.{name}:make"
-    return load(target, f"{_typed_key(group)}={name}")
+    return load(target, f"{_override_key(group)}={name}")
 
 
 def load(target: str, setting: str) -> Any:
@@ -218,7 +218,7 @@ def load(target: str, setting: str) -> Any:
         ConfigError: there is no such module, or no such name in it, or importing it fails.
     """
     if _CUSTOM.fullmatch(target) is None:
-        raise ConfigError(f"{setting} is not of the form package.module:Name, such as my_package.elman_cell:Elman.")
+        raise ConfigError(f"{setting} must have the form package.module:Name, such as my_package.elman_cell:Elman.")
     module_name, _, name = target.partition(":")
     module = import_custom(module_name, setting)
     try:
@@ -277,7 +277,7 @@ def options_class(group: str, name: str) -> type:
     Raises:
         ConfigError: there is no such choice, or its factory is not annotated with a dataclass of the group's options.
     """
-    base, setting = base_options(group), f"{_typed_key(group)}={name}"
+    base, setting = base_options(group), f"{_override_key(group)}={name}"
     check_name(group, name)
     if not is_custom(name):
         return PACKAGED_OPTIONS[group].get(name, base)

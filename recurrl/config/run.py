@@ -75,7 +75,9 @@ class WandbConfig(LoggerConfig):
 class PolicyConfig:
     """The network around the cell."""
 
-    initial_std: float = option("initial σ of continuous actions, in half ranges", SCALE, only_with=CONTINUOUS)
+    initial_std: float = option(
+        "initial σ of continuous actions, relative to half the range if they are bounded", SCALE, only_with=CONTINUOUS
+    )
     noise_correlation: float = option(
         "correlation between the noise of successive actions; higher values explore farther", Range(0, 1, below=True)
     )
@@ -153,7 +155,7 @@ class TrainConfig:
         only_with=A_CELL,
     )
     compile: str = option(
-        "loss: compile the loss by torch.compile (a slow start, then faster or slower, by the cell); cudagraphs: on "
+        "loss: compile the loss with torch.compile (a slow start, then faster or slower, by the cell); cudagraphs: on "
         "a GPU, also replay loss, gradient and the policy's steps as CUDA graphs",
         choices=("none", "loss", "cudagraphs"),
     )
@@ -201,10 +203,11 @@ class TrainConfig:
         return self.total_frames // self.frames_per_batch
 
     def progress(self, frames: int) -> float:
-        """The progress of schedules after ``frames``, from 0 to below 1; constant from their last iteration on.
+        """The progress of schedules after ``frames``, from 0 to below 1.
 
-        Their last iteration is the last one that is wholly within their frames. It stays below 1 so that a run that
-        continues longer still learns, where the learning rate would be zero at the end.
+        It is constant from the last iteration that lies wholly within ``schedule_frames`` (null: ``total_frames``). It
+        stays below 1 so that a run that continues longer still learns, where the learning rate would be zero at the
+        end.
         """
         over = self.schedule_frames or self.total_frames
         last = (over // self.frames_per_batch - 1) * self.frames_per_batch

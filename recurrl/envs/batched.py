@@ -60,7 +60,7 @@ class BatchedEnv(EnvBase):
         require(
             OBSERVATION in keys,
             f"{type(self).__name__} must have the entry {OBSERVATION!r}, which the policy sees (got {keys}). Rename "
-            "the one that it is.",
+            "the entry that the policy should see.",
         )
         self.full_action_spec = Composite(action=action, shape=self.batch_size, device=device)
         self.reward_spec = Unbounded(shape=(num_envs, 1), dtype=torch.float32, device=device)
@@ -124,7 +124,7 @@ class BatchedEnv(EnvBase):
         """What holds the state that lasts beyond episodes, such as a curriculum's level, for checkpoints."""
         return self
 
-    def episodes(self) -> dict[str, Any]:
+    def save_episodes(self) -> dict[str, Any]:
         """The state of the unfinished episodes, as plain values and tensors.
 
         Raises:
@@ -224,12 +224,12 @@ class TorchRLEnv(BatchedEnv):
         observed = TensorDict({name: self._current[key].clone() for name, key in self._keys.items()}, self.batch_size)
         entries: Tensors = dict(observed.items(True, True))
         for key, shape in self._shapes.items():
-            given = list(entries[key].shape)
-            if given != shape:
-                raise UnnamedEnvError(f"returned {path_of(key)[-1]!r} of shape {given}; its spec has {shape}.")
+            actual = list(entries[key].shape)
+            if actual != shape:
+                raise UnnamedEnvError(f"returned {path_of(key)[-1]!r} of shape {actual}; its spec has {shape}.")
         return entries
 
-    def episodes(self) -> dict[str, Any]:
+    def save_episodes(self) -> dict[str, Any]:
         """Raises, because environments of TorchRL do not expose their state."""
         raise UnsavableError(f"TorchRL's {type(self._env).__name__} does not expose the state of its environments")
 

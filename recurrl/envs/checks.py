@@ -15,7 +15,7 @@ from tensordict import NestedKey
 from torch import Tensor
 from torchrl.data import Composite, TensorSpec
 
-from recurrl.envs.spaces import Space, is_text, named, parts_of, spec_of
+from recurrl.envs.spaces import Space, is_text, parts_of, spec_of, tuples_to_dicts
 from recurrl.errors import ConfigError, EnvError, RunError, message_of
 from recurrl.keys import ACTION_MASK, OBSERVATION
 from recurrl.specs import choices
@@ -158,7 +158,7 @@ class Observations:
     """
 
     def __init__(self, space: Space) -> None:
-        zeros = Composite({OBSERVATION: spec_of(named(space, text=False), 1)}, shape=[1])[0].zero()
+        zeros = Composite({OBSERVATION: spec_of(tuples_to_dicts(space, text=False), 1)}, shape=[1])[0].zero()
         self._space, arrays = space, {key: value.numpy() for key, value in zeros.items(True, True)}
         self._entries = {key: (each.dtype, each.shape) for key, each in arrays.items()}
 
@@ -174,8 +174,8 @@ class Observations:
         """
         entries = [as_array(value) for value in _leaves_in(self._space, observation)]
         read = dict(zip(self._entries, entries, strict=True))
-        for key, (dtype, of_one) in self._entries.items():
-            shape = (*batch, *of_one)
+        for key, (dtype, single_shape) in self._entries.items():
+            shape = (*batch, *single_shape)
             if read[key].dtype != dtype or read[key].shape != shape:
                 read[key] = _fitted(key, read[key], shape, dtype)
         return read
@@ -236,10 +236,10 @@ def _fitted(key: NestedKey, entry: Array, shape: tuple[int, ...], dtype: np.dtyp
     )
 
 
-def is_castable(dtype: np.dtype[Any], of_space: np.dtype[Any]) -> bool:
+def is_castable(dtype: np.dtype[Any], declared: np.dtype[Any]) -> bool:
     """True if an entry of an observation may have this dtype rather than that of its space."""
     # Bytes instead of floats are usually an image that was not divided by 255.
-    return np.can_cast(dtype, of_space, "same_kind") and not (dtype == np.uint8 and of_space.kind == "f")
+    return np.can_cast(dtype, declared, "same_kind") and not (dtype == np.uint8 and declared.kind == "f")
 
 
 @contextmanager

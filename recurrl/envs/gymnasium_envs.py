@@ -18,11 +18,11 @@ from recurrl.config.env import DISABLED, NEXT_STEP, SAME_STEP
 from recurrl.envs.batched import BatchedEnv, Tensors
 from recurrl.envs.checks import Array, EnvChecks, Observations, UnnamedEnvError, mask_in, unpacked
 from recurrl.envs.saved_state import restore, state_of
-from recurrl.envs.spaces import parts_of, raw_specs, without_names
+from recurrl.envs.spaces import dicts_to_tuples, parts_of, raw_specs
 from recurrl.envs.vec_env import VecEnv
 from recurrl.errors import ConfigError, require
 from recurrl.keys import ACTION_MASK
-from recurrl.runtime.seeds import hashed, seeds
+from recurrl.runtime.seeds import derive_seed, seeds
 
 _RESETS = {AutoresetMode.SAME_STEP: SAME_STEP, AutoresetMode.DISABLED: DISABLED, AutoresetMode.NEXT_STEP: NEXT_STEP}
 
@@ -74,14 +74,14 @@ class InlineEnv(BatchedEnv):
             self.checks.at = i
             seed = None
             if self._groups_N4 is not None:
-                seed = hashed(self._groups_N4[i].tolist())
+                seed = derive_seed(self._groups_N4[i].tolist())
                 self._groups_N4[i, 3] += 1
             self._store(i, *unpacked("reset", self.envs[i].reset(seed=seed)))
         return self.observed()
 
     def step_tensors(self, action: Tensor | TensorDictBase) -> Tensors:
         """Steps the environments one by one."""
-        batch = action.numpy() if isinstance(action, Tensor) else without_names(self._action_space, action.numpy())
+        batch = action.numpy() if isinstance(action, Tensor) else dicts_to_tuples(self._action_space, action.numpy())
         actions = iterate(self._actions_space, batch)
         rewards: list[Any] = []
         terminated_N: list[Any] = []
@@ -100,15 +100,15 @@ class InlineEnv(BatchedEnv):
             store(i, observation, info)
         return self.observed() | checks.results(rewards, terminated_N, truncated_N)
 
-    def episodes(self) -> dict[str, Any]:
+    def save_episodes(self) -> dict[str, Any]:
         """The state of each environment, and the last observations."""
         groups = {} if self._groups_N4 is None else {"groups": torch.from_numpy(self._groups_N4.copy())}
         return {"environments": [state_of(env) for env in self.envs], "observed": self.observed(), **groups}
 
     def restore_episodes(self, state: dict[str, Any]) -> None:
         """Restores the state of each environment."""
-        for env, of_one in zip(self.envs, state["environments"], strict=True):
-            restore(env, of_one)
+        for env, saved in zip(self.envs, state["environments"], strict=True):
+            restore(env, saved)
         for key, values in self._last.items():
             values[...] = state["observed"][key].numpy()
         if self._groups_N4 is not None:
@@ -183,7 +183,7 @@ class GymnasiumVectorEnv(VecEnv):
             )
         return super().reset_tensors(mask)
 
-    def episodes(self) -> dict[str, Any]:
+    def save_episodes(self) -> dict[str, Any]:
         """The state of the vector environment, and what this class keeps from one step to the next."""
         lasting = {"observed": dict(self._observed), "inserted_next": self._inserted_next}
         return {"environment": state_of(self._env), **lasting}

@@ -40,7 +40,7 @@ class Entry(nn.Module):
     def of(self, raw: Mapping[NestedKey, Tensor]) -> Tensor:
         """The entry ``[N, ...]``, from the environment's entries."""
         value = raw[self.raw]
-        # Not the buffer itself, because finding one in a module takes longer than all the rest.
+        # Tests columns, because looking up a buffer takes longer than all the rest.
         return value if self.columns is None else value.index_select(-1, self.indices)
 
 
@@ -100,7 +100,7 @@ class Interface(nn.Module):
         require(
             masked == gives,
             f"env.action_mask_from_info must be {str(gives).lower()} (got {str(masked).lower()}): env.id={self.env.id} "
-            f"gives {'a' if gives else 'no'} mask of actions beside its observation.",
+            f"returns {'an' if gives else 'no'} action mask outside its observation.",
         )
         extra = [ACTION_MASK] * masked + [HIDDEN] * (hidden and HIDDEN in present)
         specs = {name: observation[name] for name in extra}

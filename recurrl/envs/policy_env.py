@@ -125,10 +125,10 @@ class PolicyEnv(BatchedEnv):
             self.checks.steps += t + steps
             raise self.checks.error(n, f"returned a non-finite value of {name!r}: {values_NT[n, t].tolist()}.")
 
-    def episodes(self) -> dict[str, Any]:
+    def save_episodes(self) -> dict[str, Any]:
         """The state of the environments, and the previous rewards."""
         with limited():
-            return {"raw": self.raw.episodes(), "previous": dict(self._previous)}
+            return {"raw": self.raw.save_episodes(), "previous": dict(self._previous)}
 
     def restore_episodes(self, state: dict[str, Any]) -> None:
         """Restores what :meth:`episodes` returned."""

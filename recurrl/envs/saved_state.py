@@ -188,10 +188,10 @@ def _restore_attributes(owner: object, state: Mapping[str, Any], path: str, know
 
 def _member(module: str, kind: str, name: str) -> enum.Enum | None:
     """A member of an enumeration in a module that is already imported."""
-    found: Any = sys.modules.get(module)
+    value: Any = sys.modules.get(module)
     for part in (*kind.split("."), name):
-        found = getattr(found, part, None)
-    return found if isinstance(found, enum.Enum) else None
+        value = getattr(value, part, None)
+    return value if isinstance(value, enum.Enum) else None
 
 
 def _decoded(encoded: Any, known: dict[int, Any]) -> Any:

@@ -34,7 +34,8 @@ class Source(ABC):
 
     Attributes:
         options: the environment's options.
-        supported_options: the options of ``env=gym`` that this source supports. Others are rejected.
+        supported_options: which of ``packages``, ``wrappers``, ``max_episode_steps``, ``action_mask_from_info`` and
+            ``kwargs`` this source supports. Every source supports the other options of ``env=gym``.
         is_simulator: true if :meth:`make` returns the process's only simulator, with ``env.num_envs`` environments.
     """
 
@@ -146,8 +147,8 @@ def source_of(config: EnvConfig) -> Source:
     source = factory("env", config.source)(config)
     if not isinstance(source, Source):
         raise ConfigError(
-            f"env.source={config.source} made a {type(source).__name__}, which is not a recurrl.envs.Source. Derive "
-            "from recurrl.envs.GymnasiumSource or recurrl.envs.Source."
+            f"env.source={config.source} must make a recurrl.envs.Source (got a {type(source).__name__}). Derive from "
+            "recurrl.envs.GymnasiumSource or recurrl.envs.Source."
         )
     return source
 

@@ -23,7 +23,7 @@ OBSERVATIONS = (
 ACTIONS = "Discrete, MultiDiscrete, MultiBinary and continuous actions, and dicts and tuples of these"
 
 
-_log_once = cache(partial(logging.getLogger(__name__).info, "%s: what the policy sees leaves out text: %s"))
+_log_once = cache(partial(logging.getLogger(__name__).info, "%s: text hidden from the policy: %s"))
 
 
 def parts_of(space: Space) -> dict[str, Space]:
@@ -33,7 +33,7 @@ def parts_of(space: Space) -> dict[str, Space]:
     return dict(space.spaces) if isinstance(space, spaces.Dict) else {}
 
 
-def named(space: Space, text: bool = True) -> Space:
+def tuples_to_dicts(space: Space, text: bool = True) -> Space:
     """The space with tuples replaced by dicts; the order of entries is kept. Text is left out if ``text`` is False.
 
     A dict or tuple of nothing but text keeps it.
@@ -43,7 +43,7 @@ def named(space: Space, text: bool = True) -> Space:
     parts = parts_of(space)
     chosen = parts if text else {key: part for key, part in parts.items() if not is_text(part)}
     # As pairs: Gymnasium sorts the keys of a dict.
-    return spaces.Dict([(key, named(part, text)) for key, part in (chosen or parts).items()])
+    return spaces.Dict([(key, tuples_to_dicts(part, text)) for key, part in (chosen or parts).items()])
 
 
 def is_text(space: Space) -> bool:
@@ -75,11 +75,11 @@ def raw_specs(
     Raises:
         ConfigError: policies do not support these spaces; the message lists the supported ones.
     """
-    seen, acted = named(observation, text=False), named(action)
+    seen, acted = tuples_to_dicts(observation, text=False), tuples_to_dicts(action)
     _check_supported(f"{env_id} has unsupported observations", seen, _unsupported_observation, OBSERVATIONS)
     _check_supported(f"{env_id} has unsupported actions", acted, _unsupported_action, ACTIONS)
     visible = dict(leaves(seen))
-    if text := [".".join(path) for path, _ in leaves(named(observation)) if path not in visible]:
+    if text := [".".join(path) for path, _ in leaves(tuples_to_dicts(observation)) if path not in visible]:
         _log_once(env_id, ", ".join(text))
     specs = {OBSERVATION: spec_of(seen, count)}
     if masked:
@@ -143,12 +143,12 @@ def space_of(spec: TensorSpec) -> Space:
     return spaces.Box(low, high, dtype=low.dtype.type)
 
 
-def without_names(space: Space, value: Any) -> Any:
+def dicts_to_tuples(space: Space, value: Any) -> Any:
     """The action, with dicts turned back into tuples where ``space`` has tuples."""
     if isinstance(space, spaces.Tuple):
-        return tuple(without_names(part, value[str(i)]) for i, part in enumerate(space.spaces))
+        return tuple(dicts_to_tuples(part, value[str(i)]) for i, part in enumerate(space.spaces))
     if isinstance(space, spaces.Dict):
-        return {key: without_names(part, value[key]) for key, part in space.spaces.items()}
+        return {key: dicts_to_tuples(part, value[key]) for key, part in space.spaces.items()}
     return value
 
 

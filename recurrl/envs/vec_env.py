@@ -19,7 +19,7 @@ from recurrl.config.env import DISABLED, NEXT_STEP, SAME_STEP, VecEnvConfig
 from recurrl.envs.arguments import parameters_of
 from recurrl.envs.batched import BatchedEnv, Tensors
 from recurrl.envs.checks import UnnamedEnvError, unpacked
-from recurrl.envs.spaces import Space, named, raw_specs, without_names
+from recurrl.envs.spaces import Space, dicts_to_tuples, raw_specs, tuples_to_dicts
 from recurrl.errors import ConfigError, require
 from recurrl.keys import FINAL_UNKNOWN, HIDDEN, INSERTED, OBSERVATION, path_of
 from recurrl.runtime.serialization import Stateful
@@ -100,7 +100,7 @@ class VecEnv(BatchedEnv):
         """Steps all environments in one call."""
         before = self._observed
         values = action.numpy() if self._is_array else action
-        observation, results, info = self._results(self._env.step(without_names(self._action_space, values)))
+        observation, results, info = self._results(self._env.step(dicts_to_tuples(self._action_space, values)))
         self._observed = self._read(observation, info)
         step = {**self._observed, **results}
         if self._resets == SAME_STEP:
@@ -170,7 +170,7 @@ class SimulatorEnv(VecEnv):
         first = next(_leaves((), observation))[1]
         count, is_dict = len(first), _is_dict(observation)
         actor, privileged = _groups(options, list(observation.keys()) if is_dict else [])
-        seen = _policy_groups(named(_observation_space(env, observation)), actor)
+        seen = _policy_groups(tuples_to_dicts(_observation_space(env, observation)), actor)
         action = _action_space(env)
         specs = raw_specs(options.id, spaces.Dict(seen) if isinstance(seen, dict) else seen, action, count)
         device, is_array = torch.as_tensor(first).device, isinstance(first, np.ndarray)

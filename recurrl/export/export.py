@@ -113,13 +113,13 @@ def export(
 def _check_request(formats: Collection[str], sampled: bool, layout: str | None) -> None:
     """Rejects formats and layouts that do not exist or do not go together, and missing packages."""
     for name in formats:
-        require(name in FORMATS, f"--format {name} does not exist. Choose one of: {', '.join(FORMATS)}.")
+        require(name in FORMATS, f"--format must be one of {', '.join(FORMATS)} (got {name}).")
         missing = [package for package in _NEEDED[name] if importlib.util.find_spec(package) is None]
         require(
             not missing,
             f"Exporting to {name} needs {' and '.join(missing)}. Install them with: pip install 'recurrl[export]'",
         )
-    require(layout in (None, RSL_RL), f"--layout {layout} does not exist. Choose {RSL_RL}, or leave it out.")
+    require(layout in (None, RSL_RL), f"--layout must be {RSL_RL} (got {layout}). Leave it out otherwise.")
     require(
         layout is None or (set(formats) == {ONNX} and not sampled),
         f"--layout {layout} is for ONNX files with the most probable actions. Use --format onnx, without --sampled.",
@@ -194,16 +194,16 @@ def recorded_inputs(agent: Agent, sampled: bool = False) -> Tensors:
     state = agent.initial_state()
     rows: list[Tensors] = []
     reward: Any = 0.0
-    begins = True
+    is_init = True
     with closing(agent.make_env()) as env:
         observation, info = env.reset(seed=0)
         for _ in range(STEPS):
             extra: dict[str, Any] = {"reward": reward, "action_mask": info.get(ACTION_MASK)}
-            rows.append(agent.inputs(observation, state, begins, **extra))
-            action, state = agent.act(observation, state, begins, **extra)
+            rows.append(agent.inputs(observation, state, is_init, **extra))
+            action, state = agent.act(observation, state, is_init, **extra)
             observation, reward, terminated, truncated, info = env.step(action)
-            begins = terminated or truncated
-            if begins:
+            is_init = terminated or truncated
+            if is_init:
                 observation, info = env.reset()
     inputs = {name: torch.cat([row[name] for row in rows]) for name in rows[0]}
     generator = torch.Generator().manual_seed(0)
@@ -238,7 +238,7 @@ def largest_difference(step: Call, call: Call, batches: Iterable[Tensors]) -> fl
             scale = ours[ours > torch.finfo(ours.dtype).min].abs().max().clamp(min=1.0)
             difference = max(difference, float(off / scale))
     if difference <= TOLERANCE and wrong > choices / 1000:
-        raise ConfigError(f"{wrong} of {choices} actions are not the policy's.")
+        raise ConfigError(f"{wrong} of {choices} discrete actions differ from the policy's. Use the other --format.")
     return difference
 
 

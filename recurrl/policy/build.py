@@ -73,7 +73,7 @@ def _without(observation: TensorSpec, names: Collection[str]) -> TensorSpec:
     """The spec of an observation without the entries that only the critic sees.
 
     Raises:
-        ConfigError: an entry does not exist, is the mask of actions, or none would be left.
+        ConfigError: an entry does not exist, is the action mask, or none would be left.
     """
     if not names:
         return observation
@@ -98,7 +98,7 @@ def cell_from_options(options: CellConfig) -> Cell | None:
         return None
     make = factory("cell", options.name)
     missing = ", ".join(sorted(getattr(make, "__abstractmethods__", ())))
-    require(not missing, f"cell.name={options.name} must define {missing} (got a class without). Add what is missing.")
+    require(not missing, f"cell.name={options.name} must define {missing} (got none). Add what is missing.")
     with user_code(f"cell.name={options.name} cannot be made: it fails", "Look at its constructor."):
         cell = make(options)
     size = getattr(cell, "hidden_size", None) if isinstance(cell, Cell) else None
@@ -123,8 +123,8 @@ def make_backend(options: BackendConfig) -> str | Backend:
     missing = [name for name in ("controls_matmul_precision", "supports", "sequence") if not hasattr(backend, name)]
     require(
         not missing,
-        f"backend.name={options.name} makes a {type(backend).__name__} without {' and '.join(missing)}. Add what "
-        "recurrl.recurrent.backends.Backend describes.",
+        f"backend.name={options.name} must make a recurrl.recurrent.backends.Backend (got a {type(backend).__name__} "
+        f"without {' and '.join(missing)}). Add what is missing.",
     )
     return backend
 

@@ -32,7 +32,7 @@ class LazyCategorical(Categorical):
     """
 
     def __init__(self, unnormalized: Tensor, mask: Tensor | None = None) -> None:
-        self.unnormalized = self._param = unnormalized = allowed(unnormalized, mask)
+        self.unnormalized = self._param = unnormalized = mask_logits(unnormalized, mask)
         self.logits, self._num_events = functional.log_softmax(unnormalized, -1), unnormalized.shape[-1]
         Distribution.__init__(self, unnormalized.shape[:-1], validate_args=False)
 
@@ -41,7 +41,7 @@ class LazyCategorical(Categorical):
         return self.logits.expand(*value.shape, -1).gather(-1, value.long().unsqueeze(-1)).squeeze(-1)
 
     def entropy(self) -> Tensor:
-        """Entropies ``[B]``, in nats. Log-probabilities must be finite, as :func:`allowed` leaves them."""
+        """Entropies ``[B]``, in nats. Log-probabilities must be finite, as :func:`mask_logits` leaves them."""
         return -(self.logits.exp() * self.logits).sum(-1)
 
     def action_from_noise(self, noise: Tensor) -> Tensor:
@@ -60,7 +60,7 @@ class LazyCategorical(Categorical):
         return self.unnormalized.argmax(-1)
 
 
-def allowed(logits: Tensor, mask: Tensor | None = None) -> Tensor:
+def mask_logits(logits: Tensor, mask: Tensor | None = None) -> Tensor:
     """Logits that give probability zero to the choices where ``mask`` is zero."""
     # Not −∞, whose product with a probability of zero is NaN.
     return logits if mask is None else logits.masked_fill(mask == 0, torch.finfo(logits.dtype).min)
@@ -99,7 +99,7 @@ def multi_categorical(sizes: Sequence[int], logits: Tensor, mask: Tensor | None 
     # One distribution over choices of equal size, with the values that do not exist masked.
     parts = [
         functional.pad(part, (0, widest - size), value=lowest)
-        for size, part in zip(sizes, allowed(logits, mask).split(list(sizes), -1), strict=True)
+        for size, part in zip(sizes, mask_logits(logits, mask).split(list(sizes), -1), strict=True)
     ]
     return Entries(LazyCategorical(torch.stack(parts, -2)))
 

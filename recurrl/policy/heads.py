@@ -126,8 +126,8 @@ def _make_head(options: PolicyConfig, width: int, action: TensorSpec, masked: bo
     finite, squashes = torch.stack(bounds_of(action)).isfinite(), options.bounded_action == "tanh"
     if squashes and finite.any() and not finite.all():
         raise ConfigError(
-            f"policy.bounded_action=tanh squashes all {count} entries of an action, but some are "
-            "unbounded. Set policy.bounded_action=clip, or have the environment bound all of them."
+            "policy.bounded_action must be clip for partly unbounded actions (got tanh). Set it, or have the "
+            f"environment bound all {count} entries."
         )
     bounded: Any = distributions.SquashedGaussian if squashes else distributions.ClippedGaussian
     kind = bounded if finite.all() else distributions.Gaussian

@@ -70,8 +70,8 @@ class ObservationNormalizer(nn.Module):
         shape: the shape of an observation; each of its entries has separate statistics.
 
     Attributes:
-        MAX_GROWTH: the network is not rescaled for entries whose deviation has grown by more than this factor. That
-            happens early, and weights multiplied by as much can keep a policy from learning
+        MAX_GROWTH: the network is not rescaled for entries whose standard deviation has grown by more than this factor.
+            That happens early, and weights multiplied by as much can keep a policy from learning
             (docs/decisions/0002-statistics-change-between-iterations.md).
     """
 
@@ -130,7 +130,7 @@ class RunningScale(nn.Module):
     def update(self, samples: Tensor) -> None:
         """Adds a batch to the average, unless it holds NaN or Inf: gradient steps on such a batch are skipped too."""
         squares = samples.double().square()
-        total, count = world().gathered(torch.stack([squares.sum(), squares.new_tensor(squares.numel())])).sum(0)
+        total, count = world().all_gather(torch.stack([squares.sum(), squares.new_tensor(squares.numel())])).sum(0)
         square = total / count
         rate = torch.where(square.isfinite(), self.RATE, 0.0)
         self.square.lerp_(square.nan_to_num(), rate)
@@ -148,14 +148,14 @@ class RewardScaler(nn.Module):
 
     The divisor is at least 1, so only ``scale`` makes rewards larger. Divided rewards are clipped to ±10.
 
-    Dividing by the deviation of ``Σ γᵏ r`` rather than of ``r`` keeps the value target near unit scale for any
+    Dividing by the standard deviation of ``Σ γᵏ r`` rather than of ``r`` keeps the value target near unit scale for any
     discount (Engstrom et al. 2020, https://arxiv.org/abs/2005.12729, appendix A).
 
     Args:
         num_envs: number of environments, N.
         gamma: discount per step.
         scale: the constant.
-        running: also divide by the running deviation.
+        running: also divide by the running standard deviation.
     """
 
     def __init__(self, num_envs: int, gamma: float, scale: float, running: bool) -> None:

@@ -322,8 +322,8 @@ class Policy(nn.Module):
 def correlated(last_BZ: Tensor, drawn_BZ: Tensor, correlation: float) -> Tensor:
     """Autoregressive noise ``[B, Z]``: the standard normal numbers that make an action from its distribution.
 
-    What independent noise tries cancels out within a few steps: it moves neither a heavy system nor a walker on a grid
-    far from where it starts. Correlated noise persists, yet each number is marginally standard normal, so
+    Independent noise averages out within a few steps: it moves neither a heavy system nor a walker on a grid far from
+    where it starts. Correlated noise persists, yet each number is marginally standard normal, so
     log-probabilities, entropies and losses are those of the policy's distribution (Hollenstein et al. 2024,
     https://arxiv.org/abs/2312.11091).
 

@@ -20,7 +20,7 @@ BACKENDS = cast(
 """The backends of the package by name."""
 RECOMPUTE = ("none", "full")
 
-_log_once = cache(partial(logging.getLogger(__name__).info, "backend auto is %s%s"))
+_log_once = cache(partial(logging.getLogger(__name__).info, "backend=auto chose %s%s"))
 _warn_once = cache(warnings.warn)
 
 
@@ -45,7 +45,7 @@ def name_of(backend: str | Backend) -> str:
 def unsupported_reason(backend: str | Backend, cell: Cell, options: Options, device: torch.device | None) -> str | None:
     """Why the backend does not support the cell and the options on a device, or None if it does.
 
-    Precision and dtype are checked elsewhere, see :func:`uses_torch_precision`.
+    For a backend whose precision torch's settings decide, :func:`resolve` warns about precision and compute dtype.
     """
     if options.recompute not in RECOMPUTE:
         return f"Unknown recompute={options.recompute!r}. Choose one of: {', '.join(RECOMPUTE)}."
@@ -109,7 +109,7 @@ def resolve(
 
 def _choose(cell: Cell, options: Options, device: torch.device, dtype: torch.dtype) -> tuple[str, str | None]:
     """The backend for ``auto``; if it is ``scan``, which supports every layer, also why no faster one runs this one."""
-    # Only native and scan compile without graph breaks. triton is left out until it has been run on a GPU.
+    # pad and reference do not compile without graph breaks. triton does, but has not been run on a GPU.
     name = "native" if torch.compiler.is_compiling() or device.type == "cpu" else "pad"
     reason = unsupported_reason(name, cell, options, device)
     if name == "native" and dtype not in native.DTYPES:

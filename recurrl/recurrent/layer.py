@@ -45,9 +45,9 @@ class StackedParameters(nn.Module):
         written = [name for name in vars(type(cell)) if name[0] != "_" or name == "__init__"]
         advice = f"Look at its {', '.join(written)}."
         with user_code(f"The cell {cell.name} fails in a first step", advice):
-            for layer, of_directions in enumerate(weight_names(cell, self)):
+            for layer, direction_names in enumerate(weight_names(cell, self)):
                 shapes = cell.parameters(input_size if layer == 0 else directions(self) * cell.hidden_size)
-                for name, attribute in chain.from_iterable(names.items() for names in of_directions):
+                for name, attribute in chain.from_iterable(names.items() for names in direction_names):
                     parameter = nn.Parameter(torch.zeros(shapes[name], device=device))
                     with torch.no_grad():
                         cell.initialize(name, parameter)
@@ -99,7 +99,7 @@ def _check_step(cell: Cell, parameters: Parameters) -> None:
         raise ConfigError(
             f"A step of the cell {cell.name} returns an output of shape {returned[0]} and states of shapes "
             f"{returned[1:]}, batch dimension aside. Its hidden_size and states declare {declared[0]} and "
-            f"{declared[1:]}."
+            f"{declared[1:]}. Make them agree."
         )
 
 
@@ -162,11 +162,11 @@ def all_steps(backend: Backend, cell: Cell, segments: Segments, options: Options
             raise ValueError(f"The layer is on {device}, but its input is on {x_BTI.device}. Move one of them.")
         if backwards:
             x_BTI = segments.mirrored(x_BTI)
-        of_backend = partial(backend.sequence, cell, x_BTI, segments, stored, weights, options)
+        run_backend = partial(backend.sequence, cell, x_BTI, segments, stored, weights, options)
         if options.recompute == "none":
-            output, states = of_backend()
+            output, states = run_backend()
         else:
-            output, states = checkpoint(of_backend, use_reentrant=False, preserve_rng_state=False)
+            output, states = checkpoint(run_backend, use_reentrant=False, preserve_rng_state=False)
         return segments.mirrored(output) if backwards else output, states
 
     return run
@@ -188,10 +188,10 @@ def run_layers(run: LayerRun, parameters: Parameters, names: Names, x: Tensor, s
     dim = x.ndim - 1
     entering = list(zip(*[state.unbind(dim) for state in states], strict=True))
     new_states: list[States] = []
-    for layer, of_directions in enumerate(names):
+    for layer, direction_names in enumerate(names):
         outputs = []
-        for backwards, of_weights in zip((False, True), of_directions, strict=False):
-            weights = {name: getattr(parameters, attribute) for name, attribute in of_weights.items()}
+        for backwards, attributes in zip((False, True), direction_names, strict=False):
+            weights = {name: getattr(parameters, attribute) for name, attribute in attributes.items()}
             output, new = run(x, entering[len(new_states)], weights, backwards)
             outputs.append(output)
             new_states.append(new)

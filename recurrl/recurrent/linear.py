@@ -76,8 +76,8 @@ class LinearCell(ParallelCell):
 class StateSpaceCell(LinearCell):
     """A linear cell with one complex state, which ``B·input`` enters and ``D·input`` bypasses.
 
-    Its parameters are ``weight_in``, with B ``[2N, I]`` (its real part first) above D ``[H, I]``; ``weight_out``, which
-    is C with its real part first; and ``weight_gate``, the matrix of the output's gate.
+    Its parameters are ``weight_in``, with B ``[2N, I]`` (its real part first) above D ``[H, I]``; ``weight_out``,
+    ``[Re C, −Im C]``; and ``weight_gate``, the matrix of the output's gate.
 
     Args:
         hidden_size: features of the output, H.

@@ -17,7 +17,7 @@ from __future__ import annotations
 import torch
 
 from recurrl.errors import require
-from recurrl.runtime.environment import RNN_PRECISION, rnn_precision
+from recurrl.runtime.env_vars import RNN_PRECISION, rnn_precision
 
 AUTO = "auto"
 PRESETS = {"fast": "tf32", "high-prec": "tf32x3"}
@@ -60,7 +60,7 @@ def check(mode: str, source: str = "recurrent_matmul_precision") -> None:
         ConfigError: there is no such mode; the message names its source.
     """
     choices = (AUTO, *MODES)
-    require(mode in choices, f"{source} is not a precision: {mode!r}. Choose one of: {', '.join(choices)}.")
+    require(mode in choices, f"{source} must be one of {', '.join(choices)} (got {mode!r}).")
 
 
 # Process-wide settings cannot be traced; the compiler uses their values at compile time.
@@ -90,9 +90,9 @@ def auto_mode() -> str:
     return _default(_TORCH_AT_IMPORT)
 
 
-def _default(of_torch: str) -> str:
+def _default(torch_precision: str) -> str:
     if _override is None:
-        return _FROM_TORCH[of_torch]
+        return _FROM_TORCH[torch_precision]
     # Only a value from the environment can be wrong here: others were checked when they were set.
     check(_override, RNN_PRECISION)
     return _override
@@ -102,15 +102,15 @@ def unsupported_by_torch(backend: str, mode: str, compute_dtype: torch.dtype, de
     """For a backend that uses torch's matmuls: why ``mode`` is not available on ``device``, or None if it is."""
     if compute_dtype not in (torch.float32, torch.float64):
         return (
-            f"recurrent_compute_dtype={compute_dtype} is not possible with backend={backend}, which computes in the "
-            "dtype of its weights. Choose gru or lstm by backend=triton, or leave it at torch.float32."
+            f"recurrent_compute_dtype={compute_dtype} is not supported by backend={backend}, which computes in the "
+            "dtype of its weights. Choose gru or lstm with backend=triton, or leave it at torch.float32."
         )
     if mode == AUTO:
         return None
     concrete = resolve(mode, device)
     if concrete in ("tf32x3", "bf16"):
-        advice = "it needs gru or lstm by backend=triton, on a GPU."
-        return f"precision={mode} is not possible with backend={backend}: {advice}"
+        advice = "it needs gru or lstm with backend=triton, on a GPU."
+        return f"precision={mode} is not supported by backend={backend}: {advice}"
     if concrete == "tf32" and device.type == "cpu":
         return f"precision={mode} needs a GPU, and device={device} has no such format. Choose precision=ieee."
     return None

@@ -1,4 +1,4 @@
-"""The figures of a report, by plotly."""
+"""The figures of a report, drawn with plotly."""
 
 from collections.abc import Sequence
 from itertools import cycle
@@ -8,7 +8,7 @@ import numpy as np
 import plotly.graph_objects as go  # type: ignore[import-untyped]
 
 from recurrl.reporting.results import Group
-from recurrl.returns import deviation, return_format
+from recurrl.returns import return_format, sample_std
 
 # Distinct for colour-blind readers (Paul Tol, https://personal.sron.nl/~pault/), on a light and on a dark page.
 _COLORS = ("#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377")
@@ -45,7 +45,7 @@ def memory_bars(groups: Sequence[Group]) -> go.Figure | None:
     for color, (suffix, label) in zip(_COLORS, _BARS.items(), strict=False):
         values = {group.name: returns for group in groups if (returns := group.numbers(f"eval_return_mean{suffix}"))}
         if values:
-            spreads = {"type": "data", "array": [deviation(returns) for returns in values.values()], "color": "#808080"}
+            spreads = {"type": "data", "array": [*map(sample_std, values.values())], "color": "#808080"}
             means = [fmean(returns) for returns in values.values()]
             figure.add_bar(x=list(values), y=means, name=label, marker_color=color, error_y=spreads)
     return figure if len(figure.data) > 1 else None

@@ -59,10 +59,10 @@ def run(
         callbacks: the user's callbacks.
         env: what makes the environments, if it was passed as an object.
         strict: reject values of the command line that have no effect.
-        config: the dataclasses of ``composed``, of a run that resumes none, if they are made already.
+        config: ``composed`` as dataclasses, if already converted; only for a run that does not resume.
 
     Raises:
-        ConfigError: the configuration is not possible.
+        ConfigError: the configuration is invalid.
         RunError: the run failed; the message says why.
     """
     logging.getLogger("torchrl").setLevel(logging.WARNING)
@@ -111,7 +111,7 @@ def _recorded(summary: RunSummary, run_dir: Path) -> Iterator[None]:
         logger.info(_stopped_line(str(stop) or "interrupted", summary, run_dir))
         raise
     except Exception as error:
-        world().failed(error)
+        world().publish_failure(error)
         summary.error = f"{type(error).__name__}: {error}"
         rejected = isinstance(error, ConfigError) and not summary.has_begun
         if summary.has_begun:
@@ -160,10 +160,10 @@ def _resume_command(settings: DictConfig, run_dir: Path, callbacks: Sequence[Cal
     unknown = code if code and not remember(settings, run_dir) else ()
     overrides = [f"resume={text_of(run_dir)}", *as_overrides(settings, unknown)]
     passed = ["env"] * str(value_of(settings, "env.id")).startswith("<") + ["callbacks"] * bool(callbacks)
-    of_program = ["code of __main__"] * any(text.startswith("__main__:") for texts in code.values() for text in texts)
-    if passed or of_program:
+    main_code = ["code of __main__"] * any(text.startswith("__main__:") for texts in code.values() for text in texts)
+    if passed or main_code:
         call = ", ".join([str(overrides), *(f"{name}=..." for name in passed)])
-        return f"recurrl.train({call}), because {' and '.join(passed + of_program)} can only be passed from Python"
+        return f"recurrl.train({call}), because {' and '.join(passed + main_code)} can only be passed from Python"
     # Modules of the user are found from the folder in which the run was started.
     return (f"cd {shlex.quote(str(Path.cwd()))} && " if code else "") + shlex.join(["recurrl-train", *overrides])
 
@@ -172,7 +172,7 @@ def run_rank() -> None:
     """Takes part in the run of rank 0 as another rank; logs only errors.
 
     Raises:
-        ConfigError: the run is not possible on this machine.
+        ConfigError: this machine cannot take part in the run.
         RunError: the run failed; the message says why.
     """
     rank = launched_rank()

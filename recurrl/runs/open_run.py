@@ -147,14 +147,14 @@ def open_run(
             available here, or an override does not fit.
     """
     saved = checkpoint.Checkpoint(checkpoint.find(path, which))
-    found = config_of(saved)
+    saved_config = config_of(saved)
     # Before the overrides: what the command line names is trusted, what the file names is not.
-    check_trusted(found, trust_packages)
-    _change(found.config, overrides if env is None else [f"env.id={text_of(id_of(env))}", *overrides])
-    with naming(f"{found.source} with {' '.join(overrides)}" if overrides else found.source):
-        config = typed(found.config)
-    # The run's backend may not be available here, and acting does not need it. On a GPU that has tf32, fast is tf32 for
-    # the other layers too.
+    check_trusted(saved_config, trust_packages)
+    _change(saved_config.config, overrides if env is None else [f"env.id={text_of(id_of(env))}", *overrides])
+    with naming(f"{saved_config.source} with {' '.join(overrides)}" if overrides else saved_config.source):
+        config = typed(saved_config.config)
+    # The run's backend may not be available here, and acting does not need it. fast keeps tf32 in the other layers, on
+    # a GPU that has it.
     config = replace(
         resolved(replace(config, device=device or config.device)),
         backend=replace(config.backend, name="reference"),
@@ -165,7 +165,7 @@ def open_run(
         env=with_maker(config.env, env),
     )
     check_config(config)
-    return OpenedRun(saved, config, found.config)
+    return OpenedRun(saved, config, saved_config.config)
 
 
 def _change(settings: DictConfig, overrides: Sequence[str]) -> None:

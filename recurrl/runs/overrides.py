@@ -146,7 +146,7 @@ def compose(overrides: Sequence[str], config_dir: str | Path | None = None, is_r
 
     Args:
         overrides: as for ``recurrl-train``.
-        config_dir: a folder with yamls of the user.
+        config_dir: a folder with YAML files of the user.
         is_run: the configuration is run, not only shown.
 
     Raises:
@@ -213,8 +213,8 @@ def job_overrides(of: str = "task") -> list[str]:
     Args:
         of: ``task`` for keys of the run, ``hydra`` for Hydra's own.
     """
-    of_hydra: Any = HydraConfig.get()
-    return list(plain(of_hydra.overrides, resolve=False)[of])
+    hydra_config: Any = HydraConfig.get()
+    return list(plain(hydra_config.overrides, resolve=False)[of])
 
 
 def overridden_keys(overrides: Sequence[str]) -> set[str]:

@@ -31,7 +31,7 @@ def with_resumed(composed: DictConfig, run_dir: Path) -> tuple[TrainConfig, chec
     """
     resume, overrides = value_of(composed, "resume"), job_overrides()
     with naming(f"resume={resume}"):
-        start = None if resume is None else checkpoint.to_resume(resume, run_dir)
+        start = None if resume is None else checkpoint.find_to_resume(resume, run_dir)
     if resume is not None:
         outcome = f"resuming from {start.path}" if start else f"{run_dir} holds no checkpoint, starting a new run"
         logger.info("resume=%s: %s", resume, outcome)
@@ -111,6 +111,5 @@ def _check_changes(config: TrainConfig, changes: Mapping[str, tuple[Any, Any]], 
     was, now = changes.get("policy.noise_correlation", (0, 0))
     require(  # episodes under way and replayed rows have an entry for the noise, or have none
         bool(was) == bool(now),
-        f"policy.noise_correlation must be {'above 0' if was else '0'} in a resumed run that began so (got {now}). "
-        + advice,
+        f"policy.noise_correlation must stay {'above 0' if was else '0'} in a resumed run (got {now}). " + advice,
     )

@@ -1,1 +1,3 @@
-"""Files, signals, time limits, resources, and the directory of a run with its lock."""
+"""What runs need from the process and the machine: ranks, seeds, statistics over ranks, files, locks, signals, time
+limits, compilation.
+"""

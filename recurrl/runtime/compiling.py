@@ -38,7 +38,7 @@ def compiled(function: Function, device: torch.device, cuda_graph: bool = False)
     return replayed if cuda_graph else graph
 
 
-def unsupported(device: torch.device) -> str | None:
+def unsupported_reason(device: torch.device) -> str | None:
     """The reason why code for a device cannot be compiled here, and what to do; None if it can."""
     compiler = os.environ.get("CXX", "g++")
     if device.type != "cpu" or shutil.which(compiler) is not None:

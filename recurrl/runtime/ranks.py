@@ -51,14 +51,14 @@ class World:
         self.has_joined = False
         self._lost: RankLostError | None = None
 
-    def sum_(self, tensor: Tensor) -> Tensor:
+    def all_reduce_(self, tensor: Tensor) -> Tensor:
         """Replaces a tensor by its sum over ranks, which is bitwise the same on all of them, and returns it."""
         if self.size > 1:
             with self._lost_rank_named():
                 self._dist.all_reduce(tensor, group=self._gradients)
         return tensor
 
-    def gathered(self, tensor: Tensor) -> Tensor:
+    def all_gather(self, tensor: Tensor) -> Tensor:
         """Gathers a small tensor from each rank, as ``[ranks, ...]`` on all of them."""
         if self.size == 1:
             return tensor.unsqueeze(0)
@@ -70,9 +70,9 @@ class World:
 
     def averaged(self, metrics: Mapping[str, float]) -> dict[str, float]:
         """The mean of each metric over the ranks that have it, on all of them, as floats."""
-        return dict(self.broadcast(means(self.gather(floats(metrics)))))
+        return dict(self.broadcast(means(self.gather_objects(floats(metrics)))))
 
-    def gather(self, values: Values) -> list[Values]:
+    def gather_objects(self, values: Values) -> list[Values]:
         """Gathers plain values from each rank on rank 0. Other ranks get only their own."""
         if self.size == 1:
             return [values]
@@ -91,7 +91,7 @@ class World:
         return message[0]
 
     def join(self) -> None:
-        """Connects this process to the other ranks by gloo, with torch's time limits."""
+        """Connects this process to the other ranks over gloo, with torch's time limits."""
         from torch import distributed
 
         dist: Any = distributed  # typed in part only
@@ -154,7 +154,7 @@ class World:
         """True once torchrun has ended without ending this process."""
         return self.size > 1 and os.getppid() != self._parent
 
-    def failed(self, error: BaseException) -> None:
+    def publish_failure(self, error: BaseException) -> None:
         """Publishes why this rank ends, unless the reason is another rank."""
         if self.size > 1 and not isinstance(error, RankLostError):
             process = f"process {os.getpid()} on {socket.gethostname()}"
@@ -176,9 +176,9 @@ class World:
             ignore_signals()
             # A rank that failed has published its reason before it ended.
             reason = self._publish(
-                f"The ranks lost touch with one another ({message_of(error)}). If torchrun says that one was killed, "
-                "perhaps because memory ran out (see dmesg), resume=auto in the same hydra.run.dir continues the run. "
-                "If one took long, in an evaluation for example, set a larger ranks.timeout_s."
+                f"A rank was lost ({message_of(error)}). If torchrun reports that it was killed, perhaps out of memory "
+                "(see dmesg), resume=auto in the same hydra.run.dir continues the run. If it took long, in an "
+                "evaluation for example, set a larger ranks.timeout_s."
             )
             self._lost = RankLostError(reason)
             raise self._lost from error

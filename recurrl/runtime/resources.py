@@ -4,7 +4,7 @@ import errno
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from recurrl.errors import RunError
+from recurrl.errors import RunError, message_of
 
 _DIRECTORY = "Set a writable directory with hydra.run.dir=..., hydra.sweep.dir=..., --output or --video."
 _FREE = "Earlier checkpoints are intact. Free some space, then continue with resume=auto in the same hydra.run.dir."
@@ -37,8 +37,8 @@ def resource_errors_as_messages() -> Iterator[None]:
 
 def os_error_message(error: OSError) -> str:
     """The message for an error of the operating system, with what to do."""
-    what, advice = "The operating system says", _DIRECTORY if error.filename else "HYDRA_FULL_ERROR=1 shows where."
+    where, advice = (f": {error.filename}", _DIRECTORY) if error.filename else ("", "HYDRA_FULL_ERROR=1 shows where.")
+    reason = error.strerror or message_of(error)
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        what, advice = "The disk is full", _FREE
-    where = f" for {error.filename}" if error.filename else ""
-    return f"{what}: {error.strerror or error}{where}. {advice}"
+        reason, advice = f"The disk is full ({reason})", _FREE
+    return f"{reason}{where}. {advice}"

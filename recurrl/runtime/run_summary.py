@@ -37,7 +37,7 @@ class RunSummary:
         status: ``completed``, ``stopped`` by a callback, ``interrupted`` or ``failed``.
         error: the error of a failed run.
         frames: environment steps summed over environments, including those before a resume.
-        frames_here: frames of this process; not part of the summary.
+        frames_here: frames since this process started, over all ranks; not part of the summary.
         has_begun: true once configuration, policy and checkpoint are accepted; not part of the summary.
         resume_command: the command that resumes the run, for messages; not part of the summary.
         startup_time_s: time before the first iteration.

@@ -13,7 +13,7 @@ def seeds(seed: int, count: int) -> list[int]:
     """The first ``count`` seeds of a chain that begins with ``seed``, in which each seed determines the next."""
     chain = [seed]
     for _ in range(count - 1):
-        chain.append(hashed(chain[-1]))
+        chain.append(derive_seed(chain[-1]))
     return chain
 
 
@@ -24,10 +24,10 @@ def seed_of_rank(seed: int, frames: int, rank: int = 0) -> int:
     """
     if frames == rank == 0:
         return seed
-    return hashed(seed, *((frames, rank) if rank else (frames,)))
+    return derive_seed(seed, *((frames, rank) if rank else (frames,)))
 
 
-def hashed(seed: int | list[int], *spawn_key: int) -> int:
+def derive_seed(seed: int | list[int], *spawn_key: int) -> int:
     """A seed that is determined by other numbers."""
     # 31 bits, because some environments keep their seed in a signed integer.
     return int(np.random.SeedSequence(seed, spawn_key=spawn_key).generate_state(1)[0] >> 1)

@@ -29,12 +29,12 @@ def summary(samples: Tensor) -> Summary:
     if not count:
         return Summary(*[math.nan] * 4)
     ends = torch.stack([samples.min(), -samples.max()]) if samples.numel() else samples.new_full((2,), math.inf)
-    lowest, highest = world().gathered(ends).amin(0)
+    lowest, highest = world().all_gather(ends).amin(0)
     return Summary(*torch.stack([mean, (square / count).sqrt(), lowest.double(), -highest.double()]).tolist())
 
 
 def mean_and_std(samples: Tensor) -> tuple[Tensor, Tensor]:
-    """The mean and the unbiased standard deviation of the samples of all ranks; of a single one the latter is 0."""
+    """The mean and the sample standard deviation (n − 1; 0 for a single sample) of the samples of all ranks."""
     count, mean, square = moments(samples.reshape(-1))
     return mean.to(samples.dtype), (square / (count - 1).clamp(min=1)).sqrt().to(samples.dtype)
 
@@ -54,7 +54,7 @@ def moments(samples: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     count = batch.new_tensor(len(batch))
     mean = batch.sum(0) / count.clamp(min=1)
     own = torch.stack([count.expand_as(mean), mean, (batch - mean).square().sum(0)])
-    counts, means, squares = world().gathered(own).unbind(1)
+    counts, means, squares = world().all_gather(own).unbind(1)
     total = counts.sum(0)
     mean = (counts * means).sum(0) / total.clamp(min=1)
     square = (squares + counts * (means - mean).square()).sum(0)

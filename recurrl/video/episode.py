@@ -17,7 +17,7 @@ from recurrl.envs.batched import Tensors
 from recurrl.envs.checks import Array
 from recurrl.envs.policy_env import PolicyEnv
 from recurrl.envs.source import GymnasiumSource, source_of
-from recurrl.envs.spaces import without_names
+from recurrl.envs.spaces import dicts_to_tuples
 from recurrl.errors import ConfigError, message_of, require
 from recurrl.keys import OBSERVATION, nested, path_of
 from recurrl.policy import Policy
@@ -83,7 +83,7 @@ class Recorder:
             return
         parts = env.interface.env_action(output.action.to(env.device))
         first = {path: part[0].numpy()[()] for path, part in parts.items()}
-        action = first[()] if () in first else without_names(shown.action_space, nested(first))
+        action = first[()] if () in first else dicts_to_tuples(shown.action_space, nested(first))
         value = None if output.value is None else output.value[0].item()
         states = [output.state[key][0].flatten().numpy(force=True).copy() for key in self._keys]
         self._steps.append((action, after["reward"][0].item(), value, *states))

@@ -42,20 +42,20 @@ def played(agent, seed, episodes):
     for i, (env, start) in enumerate(zip(envs, seeds(seed + SEED_OFFSET, episodes), strict=True)):
         env.reset(seed=start)
         observed[i], infos[i] = env.reset()
-    state, begins = agent.initial_state(episodes), np.zeros(episodes, bool)
+    state, is_init = agent.initial_state(episodes), np.zeros(episodes, bool)
     rewards, totals, running = np.zeros(episodes, np.float32), np.zeros(episodes), np.ones(episodes, bool)
     has_masks = agent.step.interface.env.action_mask_from_info
     seen, done = agent.observation_space, batch_space(agent.action_space, episodes)
     while running.any():
         masks = np.stack([info["action_mask"] for info in infos]) if has_masks else None
         batch = concatenate(seen, observed, create_empty_array(seen, episodes))
-        actions, state = agent.act(batch, state, begins, reward=rewards, action_mask=masks)
+        actions, state = agent.act(batch, state, is_init, reward=rewards, action_mask=masks)
         for i, (env, action) in enumerate(zip(envs, iterate(done, actions), strict=True)):
             observed[i], rewards[i], ended, cut, infos[i] = env.step(action)
             totals[i] += float(rewards[i]) if running[i] else 0.0
             running[i] &= not (ended or cut)
-            begins[i] = ended or cut
-            if begins[i]:
+            is_init[i] = ended or cut
+            if is_init[i]:
                 observed[i], infos[i] = env.reset()
     return totals.tolist()
 
@@ -86,7 +86,7 @@ def test_an_agent_says_what_it_is_and_plays_episodes(agent_of):
     agent, config = agent_of("CartPole-v1", "env.mask=[1,3]")
     assert re.fullmatch(r"Agent\(CartPole-v1, Box\(.*\) to Discrete\(2\), [\d,]+ parameters on cpu\)", repr(agent))
     for batch, rows in ((None, 1), (5, 5)):
-        held = f"recurrent_state [{rows}, 1, 8], previous_action [{rows}, 2], begins [{rows}], batch={batch}"
+        held = f"recurrent_state [{rows}, 1, 8], previous_action [{rows}, 2], is_init [{rows}], batch={batch}"
         assert repr(agent.initial_state(batch)) == f"AgentState({held})"
     assert agent.evaluate(3, seed=7) == evaluate(config.env, agent.policy, 3, 7)
     assert agent.evaluate(3, seed=7, deterministic=False) != agent.evaluate(3, seed=7)

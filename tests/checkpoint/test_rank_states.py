@@ -47,7 +47,7 @@ def restored(run_dir, changed):
     if world().rank == 0:
         checkpoint.Checkpoint(path).load(parts, settings | {changed: "now"})
     else:
-        rank_states.share(parts)
+        rank_states.broadcast_states(parts)
     return {name: part.state for name, part in parts.items()}
 
 

@@ -38,7 +38,8 @@ def test_a_wrong_environment_is_rejected_alone_and_before_a_run_learns(check, tr
 
 def test_a_loss_that_is_not_finite_is_rejected(check, tiny, monkeypatch):
     monkeypatch.setattr(PPO, "_critic_loss", lambda _, value, *__: (value.mean() * float("nan"), {}))
-    assert check(*tiny).failed().error == "algorithm=ppo: loss or gradient is not finite."
+    advice = "Set a smaller lr, or look for NaN in observations and rewards."
+    assert check(*tiny).failed().error == f"algorithm=ppo: loss or gradient is not finite. {advice}"
 
 
 WRONG = [

@@ -141,5 +141,5 @@ def test_a_yaml_that_cannot_be_read_is_rejected_with_the_place(train, yamls, tmp
 
 def test_an_unknown_precision_in_the_environment_is_an_error_message(rejected, monkeypatch):
     monkeypatch.setattr("recurrl.recurrent.precision._override", "fp16")  # what the environment named at the import
-    error = "TORCHRL_RNN_PRECISION is not a precision: 'fp16'. Choose one of: auto, ieee,"
+    error = "TORCHRL_RNN_PRECISION must be one of auto, ieee, tf32, tf32x3, bf16, fast, high-prec (got 'fp16')."
     assert rejected("device=cpu").startswith(error)

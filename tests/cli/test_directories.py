@@ -9,7 +9,7 @@ from run_files import contents, ended, metrics
 @pytest.mark.parametrize(("options", "key"), [([], "hydra.run.dir"), (["-m"], "hydra.sweep.dir")])
 def test_a_directory_that_cannot_be_made_is_an_error_with_a_remedy(train, options, key):
     assert train(*options, "seed=1", f"{key}=/proc/nope").error == (
-        "The operating system says: No such file or directory for /proc/nope. Set a writable directory with "
+        "No such file or directory: /proc/nope. Set a writable directory with "
         "hydra.run.dir=..., hydra.sweep.dir=..., --output or --video."
     )
 

@@ -17,7 +17,7 @@ from recurrl.runs import job
 from recurrl.runtime.atomic import unfinished
 
 PROGRAM = Path(__file__).parents[1] / "support/full_disk.py"
-FULL = "The disk is full: No space left on device"
+FULL = "The disk is full (No space left on device)"
 EVERY = ("checkpoint.every_frames=32", "total_frames=96", "resume=auto", "backend=pad")
 
 

@@ -142,15 +142,15 @@ def test_torchrun_trains_two_ranks_as_the_readme_says(tiny, tmp_path, arguments)
 
 
 def test_a_signal_that_comes_while_ranks_agree_ends_all_one_iteration_later(ranks, tmp_path, monkeypatch):
-    gathered, signals = World.gathered, [signal.SIGTERM]
+    all_gather, signals = World.all_gather, [signal.SIGTERM]
 
     def late(self, tensor):
         # The requests of a rank are the first integers that it sends.
         if self.rank == 1 and signals and not tensor.is_floating_point():
             os.kill(os.getpid(), signals.pop())
-        return gathered(self, tensor)
+        return all_gather(self, tensor)
 
-    monkeypatch.setattr(World, "gathered", late)
+    monkeypatch.setattr(World, "all_gather", late)
     (code, _, err), (other, _, other_err) = ranks(2, "hydra.run.dir=run")
     assert (code, other) == (143, 0), err + other_err
     assert ended(tmp_path / "run", "frames") == ("interrupted", 96)

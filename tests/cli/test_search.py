@@ -70,7 +70,7 @@ def test_a_failed_trial_fails_alone(search, tmp_path):
     assert 0 < len(failed) < 3, "another seed is needed"
     assert outcome.code == 1
     assert [trial.number for trial in trials if trial.state == TrialState.FAIL] == failed
-    assert outcome.error == f"{len(failed)} of 3 trials failed or have no return: {failed}."
+    assert outcome.error == f"{len(failed)} of 3 trials failed or have no return: {failed}. See their logs."
     assert "The best of 3 trials is " in outcome.out
 
 
@@ -111,7 +111,7 @@ IMPOSSIBLE = [
     ((), "hydra/sweeper=optuna has nothing to search. Use hparams_search=ppo"),
     (("lr=1e-3,1e-4", "hydra.sweeper.n_trials=null"), "hydra.sweeper.n_trials must be a positive integer (got None)."),
     (("lr=1e-3,1e-4", "hydra.sweeper.n_jobs=-1"), "hydra.sweeper.n_jobs or hydra.launcher.n_jobs must be a positive"),
-    (("lr=interval(1e-2,1e-4)",), "The search space is not possible: `low <= high` must hold"),
+    (("lr=interval(1e-2,1e-4)",), "The search space is invalid: `low <= high` must hold"),
 ]
 
 

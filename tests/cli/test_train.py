@@ -23,8 +23,8 @@ def test_the_console_command_writes_a_run_directory_below_its_folder(console_run
 def test_a_run_says_what_it_runs_and_what_came_out(console_call, console_run):
     _, out = console_call
     result = summary(console_run)
-    assert "CartPole-v1, 4 environments; lstm 8 by backend auto on cpu" in out
-    assert f"backend auto is {result['backend']}" in out
+    assert "CartPole-v1, 4 environments; lstm 8, backend=auto, on cpu" in out
+    assert f"backend=auto chose {result['backend']}" in out
     mean, std = result["eval_return_mean"], result["eval_return_std"]
     form = return_format(mean, std)
     assert f"evaluation return {mean:{form}} ± {std:{form}} over 2 episodes, " in out

@@ -21,7 +21,7 @@ def state_of(run, frames=64):
 def test_the_new_run_starts_with_all_weights_and_statistics_and_nothing_else(small, finished_run):
     policy = make_policy_for(small("cell=lstm", "seed=5"))
     (line,) = copy_weights(policy, finished_run)
-    assert line.startswith(f"init_from: taken from {finished_run / 'checkpoints' / LAST}: trunk.preprocess, ")
+    assert line.startswith(f"init_from: copied from {finished_run / 'checkpoints' / LAST}: trunk.preprocess, ")
     saved = state_of(finished_run)
     assert saved["trunk.preprocess.moments.count"] == 64
     assert policy.state_dict().keys() == saved.keys()
@@ -33,8 +33,8 @@ def test_a_run_starts_at_no_frames_from_a_run_directory_or_a_checkpoint(train, t
     first = finished_run / "checkpoints" / "frames_000000000032"
     for source, name in ((finished_run, LAST), (first, first.name)):
         outcome = train(*tiny, "cell=lstm", *PREDICTING, f"init_from={source}", f"hydra.run.dir={name}").succeeded()
-        assert f"init_from: taken from {finished_run / 'checkpoints' / name}: " in outcome.out
-        assert "of the algorithm, and stays as initialised: predictor.weight, predictor.bias" in outcome.out
+        assert f"init_from: copied from {finished_run / 'checkpoints' / name}: " in outcome.out
+        assert "the algorithm's own, left as initialised: predictor.weight, predictor.bias" in outcome.out
         assert [row["frames"] for row in metrics(tmp_path / name)] == ["32", "64"]
         assert settings(tmp_path / name)["init_from"] == str(source)
     assert metrics(tmp_path / LAST)[0]["policy/entropy"] != metrics(tmp_path / first.name)[0]["policy/entropy"]
@@ -49,10 +49,10 @@ def test_what_does_not_fit_stays_as_initialised_and_is_named_with_both_shapes(sm
     before = {name: value.clone() for name, value in policy.state_dict().items()}
     loaded, differing, lacking = copy_weights(policy, source)
     assert loaded.endswith("frames_000000000064: trunk.core.lstm, critic_head")
-    assert "does not fit, and stays as initialised: trunk.preprocess (" in differing
+    assert "does not fit, left as initialised: trunk.preprocess (" in differing
     assert "trunk.encoder.1.weight is 8×2 there and 8×4 here" in differing
     assert "actor_head.network.weight is 2×8 there and 3×8 here" in differing
-    assert "is not in the checkpoint, and stays as initialised: critic_trunk." in lacking
+    assert "init_from: not in the checkpoint, left as initialised: critic_trunk." in lacking
     saved = state_of(source)
     for name, value in policy.state_dict().items():
         expected = saved if name.startswith(("trunk.core.", "critic_head.")) else before
@@ -64,9 +64,9 @@ def test_what_is_in_the_checkpoint_only_is_named_by_parameter_if_its_layer_is_ta
     more = dict.fromkeys(("trunk.core.lstm.peephole_l0", "auxiliary.weight", "auxiliary.bias"), torch.ones(3))
     saved = state_of(finished_run) | more
     monkeypatch.setattr(files, "state", lambda *_: saved)
-    taken, lacking = copy_weights(make_policy_for(small("cell=lstm")), finished_run)
-    assert "trunk.core.lstm" in taken
-    assert lacking == "init_from: is in the checkpoint only: trunk.core.lstm.peephole_l0, auxiliary"
+    copied, lacking = copy_weights(make_policy_for(small("cell=lstm")), finished_run)
+    assert "trunk.core.lstm" in copied
+    assert lacking == "init_from: in the checkpoint only: trunk.core.lstm.peephole_l0, auxiliary"
 
 
 def test_a_run_that_nothing_fits_is_rejected(train, tiny, finished_run, tmp_path):
@@ -81,8 +81,8 @@ def test_an_explicit_initial_std_is_kept(train, tiny):
     task = (*tiny, "env=pendulum_no_velocity")
     train(*task, "hydra.run.dir=source").succeeded()
     explicit = train(*task, "init_from=source", "policy.initial_std=0.2", "hydra.run.dir=explicit")
-    assert "stays as initialised: actor_head.network (policy.initial_std was given)" in explicit.out, explicit.err
-    assert "stays as initialised" not in train(*task, "init_from=source", "hydra.run.dir=loaded").out
+    assert "left as initialised: actor_head.network (policy.initial_std was given)" in explicit.out, explicit.err
+    assert "left as initialised" not in train(*task, "init_from=source", "hydra.run.dir=loaded").out
 
 
 def test_a_resumed_run_does_not_take_the_weights_again(train, tiny, run, tmp_path, signalled):
@@ -91,7 +91,7 @@ def test_a_resumed_run_does_not_take_the_weights_again(train, tiny, run, tmp_pat
     signalled(signal.SIGTERM)
     stopped = train(*arguments, "hydra.run.dir=parts")
     assert stopped.code == 143
-    assert "init_from: taken from" in stopped.out
+    assert "init_from: copied from" in stopped.out
     shutil.rmtree(run)
     assert "init_from: " not in train(*arguments, "hydra.run.dir=parts").succeeded().out
     assert summary(tmp_path / "parts")["frames"] == 96

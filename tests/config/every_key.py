@@ -154,7 +154,7 @@ def observed(composed, run_dir, explicit=()):
             config = typed(composed)
             check_config(config, explicit)
             if config.resume is not None:
-                checkpoint.to_resume(config.resume, run_dir)
+                checkpoint.find_to_resume(config.resume, run_dir)
             with time_limit.time_limit(config.collector.timeout_s):
                 seen["limit"] = time_limit._limit.seconds
                 build.make_trainer(config, run_dir, plain(composed), summary, StopRequest(), None, explicit).fit()
@@ -191,7 +191,7 @@ def _spy(patch, seen):
         return loss
 
     patch.setattr(algorithm, "compiled", compiled)
-    patch.setattr(ppo, "CRITIC_EXPLAINS", -1.0)  # a run is too short for a critic to explain returns
+    patch.setattr(ppo, "MIN_EXPLAINED_VARIANCE", -1.0)  # a run is too short for a critic to explain returns
     patch.setattr(os, "fsync", lambda _: None)
 
 

@@ -84,7 +84,7 @@ UNUSABLE = [
     ("own_package.elman:plain", "derived from recurrl.config.CellConfig, its options (got int)."),
     ("own_package.elman:unknown", "reading the parameters of its factory fails with NameError: name 'Nonesuch' is not"),
     ("own_package.elman:NUMBER", "reading the parameters of its factory fails with "),
-    *((name, "is not of the form package.module:Name") for name in NO_NAMES),
+    *((name, "must have the form package.module:Name") for name in NO_NAMES),
 ]
 
 

@@ -48,7 +48,7 @@ def test_a_torch_module_can_be_wrapped(name):
 
 EXCLUSIVE = [
     ({"input_size": 3}, True, "takes sizes or a .* to wrap, not both"),
-    ({}, False, "batch_first=False is not possible"),
+    ({}, False, "batch_first=False is not supported by"),
     ({"input_size": 3}, None, "needs input_size and hidden_size"),
 ]
 
@@ -76,7 +76,7 @@ def test_converting_the_submodule_keeps_its_parameters(name):
 
 def test_a_projection_is_rejected_by_layers_without_one():
     for cell in ("gru", "mingru"):
-        with pytest.raises(ValueError, match=f"proj_size=2 is not possible for cell '{cell}'"):
+        with pytest.raises(ValueError, match=f"proj_size=2 is not supported by cell '{cell}'"):
             RecurrentModule(cell, 3, 5, proj_size=2, in_key="x", out_key="y")
 
 

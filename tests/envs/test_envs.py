@@ -112,7 +112,7 @@ def test_text_is_left_out_of_an_observation_and_the_log_names_it(space, left_out
         env = make_env(config, 2, seed=0)
     observed = env.rollout(5, break_when_any_done=False)["observation"]
     assert sorted(map(name_of, observed.keys(include_nested=True, leaves_only=True))) == kept
-    assert f"leaves out text: {left_out}" in caplog.text
+    assert f"text hidden from the policy: {left_out}" in caplog.text
     assert [entry.name for entry in NamedInterface(config).observed] == [f"observation.{name}" for name in kept]
     env.close()
 

@@ -228,7 +228,7 @@ FLATTEN = "gymnasium.wrappers:FlattenObservation"
 REJECTED = {
     "an environment itself": (gymnasium.make("CartPole-v1"), "", f"{NEEDS}(got the environment TimeLimit). A run"),
     "a number": (3, "", f"{NEEDS}(got a int)."),
-    "no environment": (dict, "", "env.id=builtins:dict makes a dict. Have it return an environment of Gymnasium or"),
+    "no environment": (dict, "", "env.id=builtins:dict must make an environment of Gymnasium or TorchRL (got a dict)."),
     "one environment": (cache(lambda: gymnasium.make("CartPole-v1")), "", "must make a new environment at each call"),
     "a missing argument": (takes_size, "", ":takes_size requires env.kwargs.size, which is not given."),
     "a single one of several": (single_of_several, "", "takes num_envs but makes a single TimeLimit. Have it make a"),
@@ -253,7 +253,7 @@ def test_what_makes_no_environments_is_rejected_in_a_sentence(env, settings, err
 
 def test_what_cannot_be_sent_to_workers_is_rejected_in_a_sentence(mine, tiny, tmp_path):
     workers = [*tiny, "collector=multi_sync", "collector.num_workers=2"]
-    with (tmp_path / "open.txt").open("w") as file, pytest.raises(ConfigError, match="cannot be pickled for worker"):
+    with (tmp_path / "open.txt").open("w") as file, pytest.raises(ConfigError, match="policy must be picklable"):
         recurrl.train(workers, env=lambda: (mine.Plain(), file)[0])
 
 

@@ -116,7 +116,7 @@ MISTAKES = [
     ("env=gym env.source=memory env.id=mine:Recall env.kwargs.values=x", "=mine:Recall cannot be made: it raised"),
     ("env=mine:Nothing", "as one of batch size [1] (got a NoneType)."),
     ("env=mine:Renamed", "env.observation_keys must name what the environment has: pixels (got observation). Choose"),
-    ("env=mine:no_source", "made a str, which is not a recurrl.envs.Source. Derive from"),
+    ("env=mine:no_source", "must make a recurrl.envs.Source (got a str). Derive from"),
     ("env=mine:OnTensors env.sise=3", "Unknown configuration key 'env.sise'. Did you mean env.size"),
     ("env=gym env.id=mine:Gym env.xyzzy=3", "An argument of the environment is env.kwargs.xyzzy."),
     ("env=gymnasium.envs.classic_control:CartPoleEnv", "is env=gym env.id=gymnasium.envs.classic_control:CartPoleEnv"),

@@ -133,7 +133,7 @@ def test_wrong_choices_are_noticed(agent_of):
         outputs = step(inputs)
         return {**outputs, "action": (outputs["action"] + 1) % 4}
 
-    assert "are not the policy's" in error_of(largest_difference, step, wrong, [recorded_inputs(agent)])
+    assert "actions differ from the policy's" in error_of(largest_difference, step, wrong, [recorded_inputs(agent)])
 
 
 def test_missing_packages_are_named_with_the_command_that_installs_them(agent_of, tmp_path, monkeypatch):
@@ -143,7 +143,7 @@ def test_missing_packages_are_named_with_the_command_that_installs_them(agent_of
     error = error_of(export, agent, tmp_path, {})
     assert "needs onnxscript and onnxruntime" in error
     assert "pip install 'recurrl[export]'" in error
-    assert "Choose one of: onnx, pt2" in error_of(export, agent, tmp_path, {}, formats=["h5"])
+    assert "--format must be one of onnx, pt2 (got h5)." in error_of(export, agent, tmp_path, {}, formats=["h5"])
 
 
 @pytest.mark.slow
@@ -202,7 +202,7 @@ def test_a_layout_is_of_onnx_files_and_of_the_most_probable_actions(recurrl_expo
     only = "--layout rsl_rl is for ONNX files with the most probable actions. Use --format onnx, without --sampled."
     assert recurrl_export(finished_run, "--layout", "rsl_rl", "--sampled", cwd=tmp_path).error == only
     assert recurrl_export(finished_run, "--layout", "rsl_rl", "--format", "pt2", cwd=tmp_path).error == only
-    unknown = "--layout nope does not exist. Choose rsl_rl, or leave it out."
+    unknown = "--layout must be rsl_rl (got nope). Leave it out otherwise."
     assert recurrl_export(finished_run, "--layout", "nope", cwd=tmp_path).error == unknown
     # Of a discrete action.
     error = recurrl_export(finished_run, "--layout", "rsl_rl", cwd=tmp_path).error

@@ -49,11 +49,11 @@ WITHOUT_THE_KERNEL = [
 
 @pytest.mark.parametrize(("cell", "device", "line"), WITHOUT_THE_KERNEL)
 def test_a_choice_that_does_not_depend_on_the_kernel_compiles_none(cell, device, line, monkeypatch, caplog):
-    monkeypatch.setattr(library, "problem", lambda: pytest.fail("The kernel was compiled."))
+    monkeypatch.setattr(library, "unavailable_reason", lambda: pytest.fail("The kernel was compiled."))
     resolved = "auto", Options(), torch.device(device), torch.float32
     with caplog.at_level(logging.INFO):
         chosen = choice.resolve("here", make_cell(cell, 5), *resolved)
-    assert (caplog.messages, chosen) == ([f"backend auto is {line}"], line.partition(":")[0])
+    assert (caplog.messages, chosen) == ([f"backend=auto chose {line}"], line.partition(":")[0])
 
 
 def test_it_logs_its_choice_once_and_what_is_missing(no_compiler, caplog):
@@ -61,7 +61,7 @@ def test_it_logs_its_choice_once_and_what_is_missing(no_compiler, caplog):
         assert run("gru") == "scan"
         run("gru")
     assert caplog.messages == [
-        "backend auto is scan: backend=native needs a C compiler, and there is no no-such-compiler in PATH. Install "
+        "backend=auto chose scan: backend=native needs a C compiler, and there is no no-such-compiler in PATH. Install "
         "one (on Debian and Ubuntu: apt install gcc libc6-dev), or choose backend=scan."
     ]
 
@@ -69,7 +69,7 @@ def test_it_logs_its_choice_once_and_what_is_missing(no_compiler, caplog):
 def test_without_a_compiler_native_is_rejected_with_what_to_install(folder, monkeypatch):
     monkeypatch.delenv("CC", raising=False)
     monkeypatch.setenv("PATH", "")
-    assert library.problem() == (
+    assert library.unavailable_reason() == (
         "backend=native needs a C compiler, and there is no cc, gcc, clang in PATH. Install one (on Debian and Ubuntu: "
         "apt install gcc libc6-dev), or choose backend=scan."
     )

@@ -15,7 +15,7 @@ CPU = torch.device("cpu")
 
 def test_a_linear_cell_has_no_matmuls_of_another_precision():
     reason = unsupported_reason("triton", make_cell("mingru", 4), Options(precision="bf16"), CPU)
-    assert re.search("precision=bf16 is not possible .* it needs gru or lstm", str(reason))
+    assert re.search("precision=bf16 is not supported by .* it needs gru or lstm", str(reason))
 
 
 def test_without_a_gpu_and_the_interpreter_the_backend_says_so(monkeypatch):

@@ -82,7 +82,7 @@ def test_layers_directions_and_no_bias(cell, options):
 
 
 def test_a_projection_is_not_possible():
-    with pytest.raises(ValueError, match=r"proj_size=3 is not possible with backend=triton, .* Choose backend=pad"):
+    with pytest.raises(ValueError, match=r"proj_size=3 is not supported by backend=triton, .* Choose backend=pad"):
         make("lstm", 17, proj_size=3)
 
 

@@ -57,9 +57,9 @@ ERRORS = [
         for device in ("cuda", "nonsense", "0", "cpu:x", "", "meta", "mps")
     ),
     # The recurrent layer
-    ({"backend.name": "triton", "cell.hidden_size": 2048}, "hidden_size=2048 is not possible with backend=triton"),
+    ({"backend.name": "triton", "cell.hidden_size": 2048}, "hidden_size=2048 is not supported by backend=triton"),
     ({"precision": "tf32"}, "precision=tf32 needs a GPU"),
-    ({"precision": "tf32x3"}, "precision=tf32x3 is not possible with backend=auto"),
+    ({"precision": "tf32x3"}, "precision=tf32x3 is not supported by backend=auto"),
     (
         {"cell.name": "none", "algorithm.critic": "recurrent"},
         "cell must be a recurrent one with algorithm.critic=recurrent (got none). Choose a cell, or algorithm.critic=",
@@ -211,8 +211,8 @@ def test_each_rank_has_a_gpu_unless_all_share_a_numbered_one(rejection, checked)
 
 @pytest.mark.usefixtures("three_ranks")
 def test_several_ranks_are_of_one_run_by_the_command(recurrl_train, tmp_path):
-    assert "Start torchrun once for each run" in recurrl_train("-m", "seed=0,1", cwd=tmp_path).err
+    assert "Start torchrun once per run" in recurrl_train("-m", "seed=0,1", cwd=tmp_path).err
     import recurrl
 
-    with pytest.raises(ConfigError, match="torchrun started several"):
+    with pytest.raises(ConfigError, match=r"must run in one process \(got 3 from torchrun\)"):
         recurrl.train([])

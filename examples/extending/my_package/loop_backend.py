@@ -38,14 +38,14 @@ class Loop:
     ) -> tuple[Tensor, States]:
         """The output and the states of every step."""
         x_BTX = cell.project(weights, x_BTI) if self.project_first else x_BTI
-        states, outputs, history = tuple(of_state[:, 0] for of_state in stored), [], []
+        states, outputs, history = tuple(state[:, 0] for state in stored), [], []
         for t, starts_B in enumerate(segments.starts_BT.unbind(1)):
             states = tuple(
-                torch.where(expanded(starts_B, state), of_state[:, t], state)
-                for of_state, state in zip(stored, states, strict=True)
+                torch.where(expanded(starts_B, state), stored_state[:, t], state)
+                for stored_state, state in zip(stored, states, strict=True)
             )
             x_BX = x_BTX[:, t] if self.project_first else cell.project(weights, x_BTX[:, t])
             output, states = cell.step(weights, x_BX, states)
             outputs.append(output)
             history.append(states)
-        return torch.stack(outputs, 1), tuple(torch.stack(of_state, 1) for of_state in zip(*history, strict=True))
+        return torch.stack(outputs, 1), tuple(torch.stack(steps, 1) for steps in zip(*history, strict=True))

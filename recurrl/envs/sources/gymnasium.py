@@ -123,7 +123,7 @@ class CallableSource(GymnasiumSource):
         kind = type(env).__name__
         require(
             isinstance(env, gymnasium.Env | VectorEnv | EnvBase),
-            f"{self._id} makes a {kind}. Have it return an environment of Gymnasium or TorchRL.",
+            f"{self._id} must make an environment of Gymnasium or TorchRL (got a {kind}). Return one from it.",
         )
         is_one_of_torchrl = isinstance(env, EnvBase) and not env.batch_size
         require(

@@ -61,8 +61,8 @@ make = MemoryTaskSource
 class MemoryTask(BatchedEnv):
     """The base of the tasks: a clock, a time limit, seeds, and partial resets.
 
-    It has its own random number generator. Every reset draws the same amount of numbers, whichever environments it
-    resets.
+    It has its own random number generator. Every reset draws equally many random numbers, whichever environments
+    it resets.
 
     Args:
         num_envs: environments, N.
@@ -128,7 +128,7 @@ class MemoryTask(BatchedEnv):
         results = {"reward": reward, "terminated": terminated, "truncated": truncated, "done": terminated | truncated}
         return {**self._observed(), **{name: values.unsqueeze(-1) for name, values in results.items()}}
 
-    def episodes(self) -> dict[str, Any]:
+    def save_episodes(self) -> dict[str, Any]:
         """The task's tensors, and the state of its generator."""
         tensors = {name: value.clone() for name, value in vars(self).items() if isinstance(value, Tensor)}
         return {"tensors": tensors, "generator": self._generator.get_state()}

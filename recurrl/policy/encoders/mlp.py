@@ -119,5 +119,5 @@ class OneHot(nn.Module):
         """One at each chosen value, zero elsewhere, ``[B, sum(sizes)]``."""
         # Not torch's one_hot, which checks the values first and so waits for a GPU.
         choices_BC = chosen.long().reshape(-1, self.count)
-        of_entries = choices_BC if self.count == 1 else choices_BC.index_select(1, self.place)
-        return (of_entries == self.value).to(torch.get_default_dtype())
+        entry_choices = choices_BC if self.count == 1 else choices_BC.index_select(1, self.place)
+        return (entry_choices == self.value).to(torch.get_default_dtype())

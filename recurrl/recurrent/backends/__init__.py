@@ -55,7 +55,7 @@ class Backend(Protocol):
     sequence: Callable[[Cell, Tensor, Segments, States, Weights, Options], tuple[Tensor, States]]
 
 
-def without_kernel(backend: str, cell: Cell, linear: type[Cell] | UnionType) -> str | None:
+def missing_kernel_reason(backend: str, cell: Cell, linear: type[Cell] | UnionType) -> str | None:
     """Why a backend with kernels for GRU, LSTM and ``linear`` cells cannot run a cell, or None if it can."""
     if cell.TORCH is None and not isinstance(cell, linear):
         return (
@@ -64,7 +64,7 @@ def without_kernel(backend: str, cell: Cell, linear: type[Cell] | UnionType) -> 
         )
     if cell.proj_size:
         return (
-            f"proj_size={cell.proj_size} is not possible with backend={backend}, whose kernels treat the output as the "
+            f"proj_size={cell.proj_size} is not supported by backend={backend}, whose kernels treat the output as the "
             "state. Choose backend=pad or backend=scan."
         )
     return None

@@ -38,4 +38,4 @@ def sequence(
         output, states = cell.step(weights, cell.project(weights, x_BTI[:, t]), entering)
         outputs.append(output)
         history.append(states)
-    return torch.stack(outputs, 1), tuple(torch.stack(of_state, 1) for of_state in zip(*history, strict=True))
+    return torch.stack(outputs, 1), tuple(torch.stack(steps, 1) for steps in zip(*history, strict=True))

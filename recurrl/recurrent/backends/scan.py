@@ -103,9 +103,9 @@ class ScanLayer(LayerKernel):
             self.cell.backward_step(factors_of[t], [grad.unsqueeze(1), *further], before.unsqueeze(1))
             before.addmm_(recurrent_of[t], w_hh)
         grad_x = grads[len(WEIGHTS)]
-        for grad, of_initial in zip(grads[-len(states) :], (grads_RH[:count], *carried_N1X), strict=True):
+        for grad, initial_grad in zip(grads[-len(states) :], (grads_RH[:count], *carried_N1X), strict=True):
             if len(grad):
-                grad.zero_().flatten(0, 1)[packing.starts_N] = of_initial.reshape(count, -1)
+                grad.zero_().flatten(0, 1)[packing.starts_N] = initial_grad.reshape(count, -1)
         if len(grad_x):
             grad_x.flatten(0, 1).index_copy_(0, packing.positions_P, grad_PA[:, layer.columns] @ w_ih)
         layer.write_gradients(packing.pack(layer.x_BTI), before_PX[0], grad_PA, grads)
@@ -140,8 +140,8 @@ def _compiled(cell: Cell, x_BTI: Tensor, segments: Segments, stored: States, wei
         )
     steps = x_BTI.shape[1]
 
-    def step(states: States, of_step: States) -> tuple[States, States]:
-        x_BX, starts_B, *rest = of_step
+    def step(states: States, step_inputs: States) -> tuple[States, States]:
+        x_BX, starts_B, *rest = step_inputs
         stored, values = rest[: len(states)], rest[len(states) :]
         entering = tuple(
             torch.where(expanded(starts_B > 0, state), start, state)
@@ -153,7 +153,7 @@ def _compiled(cell: Cell, x_BTI: Tensor, segments: Segments, stored: States, wei
 
     # The start flags are floats, because torch 2.14's scan cannot be differentiated with booleans among its inputs.
     rows = (cell.project(weights, x_BTI), segments.starts_BT.to(x_BTI.dtype), *stored)
-    weights_of_steps = [weight.expand(steps, *weight.shape) for weight in weights.values()]
-    of_steps = (*(each.transpose(0, 1) for each in rows), *weights_of_steps)
-    _, (output_TBO, *after) = scan(step, tuple(state[:, 0].clone() for state in stored), of_steps)
+    repeated_weights = [weight.expand(steps, *weight.shape) for weight in weights.values()]
+    inputs = (*(each.transpose(0, 1) for each in rows), *repeated_weights)
+    _, (output_TBO, *after) = scan(step, tuple(state[:, 0].clone() for state in stored), inputs)
     return output_TBO.transpose(0, 1), tuple(state.transpose(0, 1) for state in after)

@@ -34,7 +34,7 @@ def make_cell(name: str, hidden_size: int, bias: bool = True, proj_size: int = 0
     options = SimpleNamespace(hidden_size=hidden_size, bias=bias, proj_size=proj_size)
     cell: Cell = importlib.import_module(f"{__name__}.{name}").make(options)
     if proj_size and cell.TORCH is not nn.LSTM:
-        raise ValueError(f"proj_size={proj_size} is not possible for cell {name!r}, only for an LSTM. Leave it at 0.")
+        raise ValueError(f"proj_size={proj_size} is not supported by cell {name!r}, only by an LSTM. Leave it at 0.")
     if not bias and not isinstance(cell, GatedCell):
-        raise ValueError(f"bias=False is not possible for cell {name!r}, which declares its own parameters.")
+        raise ValueError(f"bias=False is not supported by cell {name!r}, which declares its own parameters.")
     return cell

@@ -41,7 +41,7 @@ class GTrXL(ParallelCell):
     def parameters(self, input_size: int) -> dict[str, tuple[int, ...]]:
         """The input's map; the attention's q, k and v in one, its distances and output; W₁ and W₂; the gates."""
         hidden, inner = self.hidden_size, self.heads * self.key_size
-        of_gate = {"weight": (3 * hidden, hidden), "recurrent": (3 * hidden, hidden), "bias": (hidden,)}
+        gate_shapes = {"weight": (3 * hidden, hidden), "recurrent": (3 * hidden, hidden), "bias": (hidden,)}
         return {
             "weight_in": (hidden, input_size),
             "weight_qkv": (3 * inner, hidden),
@@ -49,7 +49,7 @@ class GTrXL(ParallelCell):
             "weight_read": (hidden, inner),
             "weight_1": (hidden, hidden),
             "weight_2": (hidden, hidden),
-            **{f"{kind}_{part}": shape for part in PARTS for kind, shape in of_gate.items()},
+            **{f"{kind}_{part}": shape for part in PARTS for kind, shape in gate_shapes.items()},
         }
 
     def states(self) -> dict[str, tuple[int, ...]]:
@@ -98,12 +98,12 @@ class GTrXL(ParallelCell):
 
     def gate(self, weights: Weights, part: str, x: Tensor, y: Tensor) -> Tensor:
         """``g(x, relu(y))``."""
-        of_y = functional.linear(torch.relu(y), weights[f"weight_{part}"]).chunk(3, -1)
+        y_rzg = functional.linear(torch.relu(y), weights[f"weight_{part}"]).chunk(3, -1)
         u_rz, u_g = weights[f"recurrent_{part}"].split((2 * self.hidden_size, self.hidden_size))
         x_r, x_z = functional.linear(x, u_rz).chunk(2, -1)
-        r = torch.sigmoid(of_y[0] + x_r)
-        z = torch.sigmoid(of_y[1] + x_z - weights[f"bias_{part}"])
-        return torch.lerp(x, torch.tanh(of_y[2] + functional.linear(r * x, u_g)), z)
+        r = torch.sigmoid(y_rzg[0] + x_r)
+        z = torch.sigmoid(y_rzg[1] + x_z - weights[f"bias_{part}"])
+        return torch.lerp(x, torch.tanh(y_rzg[2] + functional.linear(r * x, u_g)), z)
 
 
 make = factory_of(GTrXL)

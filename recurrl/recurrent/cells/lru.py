@@ -24,8 +24,8 @@ class LRU(StateSpaceCell):
 
     def parameters(self, input_size: int) -> dict[str, tuple[int, ...]]:
         """The parameters of λ, those of the state space, and the gate's bias."""
-        of_disk = dict.fromkeys(("log_decay", "log_phase"), (self.state_size,))
-        return {**of_disk, **super().parameters(input_size), "bias_gate": (self.hidden_size,)}
+        disk_shapes = dict.fromkeys(("log_decay", "log_phase"), (self.state_size,))
+        return {**disk_shapes, **super().parameters(input_size), "bias_gate": (self.hidden_size,)}
 
     def initialize(self, name: str, parameter: Tensor) -> None:
         """λ uniform in the unit disk, as in the paper's general form; orthogonal matrices, zero biases."""

@@ -119,7 +119,7 @@ class RecurrentModule(TensorDictModuleBase):
             bias, proj_size = wrapped.bias, wrapped.proj_size
         if not batch_first:
             raise ValueError(
-                f"batch_first=False is not possible for {self._name}: a TensorDict's first dimensions are its batch."
+                f"batch_first=False is not supported by {self._name}: a TensorDict's first dimensions are its batch."
             )
         if not input_size or not (hidden_size or isinstance(cell, Cell)):
             raise ValueError(
@@ -192,13 +192,13 @@ class RecurrentModule(TensorDictModuleBase):
         raise RuntimeError("recurrent_mode cannot be set on a module. Use the context manager set_recurrent_mode.")
 
     def set_recurrent_mode(self, mode: bool = True) -> NoReturn:
-        """Not possible on a module, as in TorchRL since 0.8.
+        """Not supported on a module, as in TorchRL since 0.8.
 
         Raises:
             RuntimeError: always; the message says what to use instead.
         """
         raise RuntimeError(
-            f"{self._name}.set_recurrent_mode({mode}) is not possible. Use the context manager "
+            f"{self._name}.set_recurrent_mode({mode}) is not supported. Use the context manager "
             f"recurrl.recurrent.set_recurrent_mode({mode}), or construct the module with default_recurrent_mode={mode}."
         )
 

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from recurrl.recurrent.backends import Options, without_kernel
+from recurrl.recurrent.backends import Options, missing_kernel_reason
 from recurrl.recurrent.backends.native import library
 from recurrl.recurrent.cell import Cell, States, Weights
 from recurrl.recurrent.gated import AnalyticCell
@@ -34,11 +34,11 @@ _WORK_OF_A_THREAD = 16 << 20
 
 def supports(cell: Cell, options: Options, device: torch.device | None) -> str | None:
     """Supports GRU, LSTM without a projection, linear and matrix cells, on a CPU with a C compiler."""
-    if reason := without_kernel("native", cell, LinearCell | MatrixCell):
+    if reason := missing_kernel_reason("native", cell, LinearCell | MatrixCell):
         return reason
     if device is not None and device.type != "cpu":
         return f"backend=native needs device=cpu, and this is device={device}. Choose backend=auto."
-    return library.problem()
+    return library.unavailable_reason()
 
 
 def sequence(
@@ -72,8 +72,8 @@ class NativeLayer(LayerKernel):
 
     def backward(self, inputs: Tensors, kept: Tensors, incoming: Tensors, grads: Tensors) -> None:
         """See :meth:`~recurrl.recurrent.kernel.Kernel.backward`."""
-        *of_weights_and_x, _ = grads[:6]
-        self._run("backward", inputs, kept, *_two(incoming), *of_weights_and_x, *_two(grads[6:]))
+        *weight_and_x_grads, _ = grads[:6]
+        self._run("backward", inputs, kept, *_two(incoming), *weight_and_x_grads, *_two(grads[6:]))
 
     def _run(self, direction: str, inputs: Tensors, kept: Tensors, *memory: Any) -> None:
         """Runs the kernel on a layer's memory.
@@ -146,9 +146,9 @@ class NativeMemories(Kernel):
 
     def backward(self, inputs: Tensors, kept: Tensors, incoming: Tensors, grads: Tensors) -> None:
         """See :meth:`~recurrl.recurrent.kernel.Kernel.backward`."""
-        (_, states), (grad_read, grad_states), (*of_inputs, _, grad_stored) = kept, incoming, grads
+        (_, states), (grad_read, grad_states), (*input_grads, _, grad_stored) = kept, incoming, grads
         grad_read = torch.zeros_like(inputs[2]) if grad_read is None else grad_read
-        self._run("backward", inputs, states, None, grad_read, grad_states, *of_inputs, grad_stored)
+        self._run("backward", inputs, states, None, grad_read, grad_states, *input_grads, grad_stored)
 
     def _run(self, direction: str, inputs: Tensors, states: Tensor, *memory: Tensor | None) -> None:
         *memory_inputs, starts_BT, stored = inputs

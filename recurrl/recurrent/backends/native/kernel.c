@@ -6,7 +6,8 @@
  * independent: what is computed for a row depends neither on the others nor on the number of threads. Only the
  * gradients of the weights are sums over the rows, those of each thread first.
  *
- * To add a cell, write its maths, forwards and backwards, and add it to forward(), backward() and library.py.
+ * To add a cell, write its maths, forwards and backwards, and add it to forward(), backward() and the cell
+ * id in __init__.py.
  *
  * Compiled for float, or with -DDOUBLE for double; must not be compiled with -ffast-math: NaN and Inf are values here.
  * All memory is the caller's except packed weights and work space.
@@ -71,7 +72,7 @@ typedef struct {
     long stored_row, stored_step;                 /* strides of stored */
     const real *w_ih, *w_hh, *b_ih, *b_hh;        /* [gates * hidden, inputs or hidden], [gates * hidden] */
     const real *x;                                /* [rows, steps, inputs] */
-    const unsigned char *starts;                  /* [rows, steps], 1 where the stored state enters beside step 0 */
+    const unsigned char *starts;                  /* [rows, steps], 1 where the stored state enters besides step 0 */
     const real *stored[STATES];
     real *states[STATES];                         /* after each step */
     real *gates;                                  /* [rows, steps, memory * hidden]: what backward reads */

@@ -40,7 +40,7 @@ class NoKernelError(Exception):
 
 # Building and loading the kernel cannot be traced; the compiler takes the answer at compile time as a constant.
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
-def problem() -> str | None:
+def unavailable_reason() -> str | None:
     """Why there is no kernel on this machine; None if there is one. The first call may take two seconds to build it."""
     loaded = kernel(torch.float32)
     return loaded if isinstance(loaded, str) else None
@@ -91,7 +91,7 @@ def _cache_folder() -> Path:
     try:
         return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "recurrl"
     except RuntimeError as error:
-        raise FileNotFoundError(f"{error} RECURRL_CACHE_DIR=... names a folder for it") from error
+        raise FileNotFoundError(f"{error} Set RECURRL_CACHE_DIR to a folder for the kernel") from error
 
 
 def _load(dtype: torch.dtype) -> ctypes.CDLL:
@@ -109,7 +109,7 @@ def _load(dtype: torch.dtype) -> ctypes.CDLL:
     try:
         return _load_from(_cache_folder() / "native", name, compiled)
     except OSError as error:
-        _log.info("The kernel of backend native is compiled again in each process: %s", error)
+        _log.info("backend=native has no usable cache, so each process compiles the kernel: %s", error)
     with tempfile.TemporaryDirectory(prefix="recurrl-native-") as folder:
         return _load_from(Path(folder), name, compiled)  # stays loaded without its file
 
@@ -127,7 +127,7 @@ def _load_from(folder: Path, name: str, compiled: Callable[[], bytes]) -> ctypes
         try:
             return _loaded(path)
         except OSError as error:
-            _log.info("The kernel of backend native is compiled again: %s", error)
+            _log.info("backend=native compiles its kernel again: %s", error)
     content = compiled()
     path = folder / f"kernel-{name}-{_sha256(content)}.so"
     with replacing(path) as temporary:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from recurrl.recurrent import precision
-from recurrl.recurrent.backends import Options, without_kernel
+from recurrl.recurrent.backends import Options, missing_kernel_reason
 from recurrl.recurrent.backends.triton import tiles
 from recurrl.recurrent.cell import Cell, States, Weights
 from recurrl.recurrent.gated import AnalyticCell
@@ -31,7 +31,7 @@ def supports(cell: Cell, options: Options, device: torch.device | None) -> str |
     """Supports GRU and LSTM without a projection up to 1,024 features, and linear cells, on CUDA or under triton's
     interpreter.
     """
-    if reason := without_kernel("triton", cell, LinearCell):
+    if reason := missing_kernel_reason("triton", cell, LinearCell):
         return reason
     if isinstance(cell, LinearCell):
         mode, dtype = options.precision, options.compute_dtype
@@ -39,7 +39,7 @@ def supports(cell: Cell, options: Options, device: torch.device | None) -> str |
             return reason
     elif cell.hidden_size > tiles.MAX_HIDDEN_SIZE:
         return (
-            f"hidden_size={cell.hidden_size} is not possible with backend=triton, whose kernels are tested "
+            f"hidden_size={cell.hidden_size} is not supported by backend=triton, whose kernels are tested "
             f"up to {tiles.MAX_HIDDEN_SIZE} features: beyond, one step keeps torch's own kernels busy. {_ALTERNATIVE}"
         )
     if importlib.util.find_spec("triton") is None:
