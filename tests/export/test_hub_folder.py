@@ -14,9 +14,8 @@ from rejections import error_of
 import recurrl
 from recurrl.checkpoint import find
 from recurrl.checkpoint.files import complete, manifest
-from recurrl.cli.hub_run import write_hub_folder
+from recurrl.cli.hub_run import model_card, write_hub_folder
 from recurrl.errors import ConfigError
-from recurrl.export.card import model_card
 from recurrl.returns import summarized
 from recurrl.runs.open_run import open_run
 
@@ -161,15 +160,14 @@ def test_a_checkpoint_without_a_return_gets_the_one_found_for_it(finished_run, t
     recurrl.load(tmp_path / "made")
 
 
-def test_a_card_of_any_environment_keeps_its_header(compose):
+def test_a_card_of_any_environment_keeps_its_header(finished_run):
     env = 'mine:A "quoted": name'
-    config = compose()
-    config.env.id = env
-    facts = {"frames": 64, "evaluation_seed": 1, "version": "0.1.0", "files": ["policy.onnx"]}
-    card = model_card(config, summarized([0.5, 1.0, 1.5]), **facts, needs_trust=True)
-    assert mean_in(yaml.safe_load(card.split("---\n")[1]), env, "gru") == 1.0
+    opened = open_run(finished_run)
+    opened.config.env.id = opened.settings.env.id = env
+    card = model_card(opened, summarized([0.5, 1.0, 1.5]), 1, ["policy.onnx"])
+    assert mean_in(yaml.safe_load(card.split("---\n")[1]), env, opened.config.cell.name) == 1.0
     assert "trust_packages=True" in card
-    assert "over 1 episode;" in model_card(config, summarized([0.5]), **facts, needs_trust=True)
+    assert "over 1 episode;" in model_card(opened, summarized([0.5]), 1, ["policy.onnx"])
 
 
 def test_options_that_do_not_go_together_are_rejected(recurrl_export, finished_run, tmp_path):
