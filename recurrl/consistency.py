@@ -20,10 +20,9 @@ from recurrl.config import TrainConfig
 from recurrl.envs import make_batched_env
 from recurrl.envs.making import random_action
 from recurrl.errors import ConsistencyError
-from recurrl.keys import ACTION, HIDDEN, LOG_PROB, OBSERVATION, VALUE
+from recurrl.keys import ACTION, HIDDEN, IS_INIT, LOG_PROB, OBSERVATION, VALUE
 from recurrl.policy import Policy
 from recurrl.recurrent import precision
-from recurrl.recurrent.module.keys import IS_INIT
 
 TOLERANCE = {"ieee": 1e-4, "tf32x3": 1e-3, "tf32": 3e-2, "bf16": 2e-1}
 """By precision, the difference that rounding may cause, relative to 1 + |recorded|.

@@ -9,6 +9,8 @@ from tensordict import NestedKey
 OBSERVATION = "observation"
 """A tensor, or a nested TensorDict, which may hold ``ACTION_MASK``, ``PREVIOUS_REWARD`` and ``HIDDEN``."""
 ACTION_MASK = "action_mask"
+IS_INIT = "is_init"
+"""True where a step is the first of an episode."""
 NOISE = "action_noise"
 """The last step's noise of actions, where it is correlated from step to step."""
 PREVIOUS_ACTION = "previous_action"

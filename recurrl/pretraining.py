@@ -18,12 +18,11 @@ from torch.nn import functional
 from recurrl.agent.named_arrays import REWARD, NamedArray, NamedInterface
 from recurrl.config import EnvConfig, PretrainConfig
 from recurrl.errors import require, user_code
-from recurrl.keys import ACTION, ACTION_MASK, OBSERVATION, PREVIOUS_ACTION, PREVIOUS_REWARD
+from recurrl.keys import ACTION, ACTION_MASK, IS_INIT, OBSERVATION, PREVIOUS_ACTION, PREVIOUS_REWARD
 from recurrl.policy import Policy
 from recurrl.policy.heads import GaussianParameters
 from recurrl.policy.previous_action import PreviousAction
 from recurrl.recurrent.layer import reset_state
-from recurrl.recurrent.module.keys import IS_INIT
 
 logger = logging.getLogger(__name__)
 

@@ -21,9 +21,8 @@ from recurrl.envs.source import source_of
 from recurrl.envs.spaces import dicts_to_tuples
 from recurrl.errors import ConfigError, require
 from recurrl.evaluation import evaluate
-from recurrl.keys import ACTION_MASK, OBSERVATION, PREVIOUS_REWARD, nested
+from recurrl.keys import ACTION_MASK, IS_INIT, OBSERVATION, PREVIOUS_REWARD, nested
 from recurrl.policy import Policy
-from recurrl.recurrent.module.keys import IS_INIT
 
 _FLAG = NamedArray(IS_INIT, spaces.Discrete(2))
 _ADVICE = (

@@ -26,11 +26,10 @@ from recurrl.envs.interface import Interface
 from recurrl.envs.source import source_of
 from recurrl.envs.spaces import Space, leaves, raw_specs, spec_of, tuples_to_dicts
 from recurrl.errors import ConfigError, require
-from recurrl.keys import ACTION, ACTION_MASK, NOISE, OBSERVATION, PREVIOUS_REWARD, name_of, path_of
+from recurrl.keys import ACTION, ACTION_MASK, IS_INIT, NOISE, OBSERVATION, PREVIOUS_REWARD, name_of, path_of
 from recurrl.policy import Policy
 from recurrl.policy.distributions import Joint, LazyCategorical, SquashedGaussian
 from recurrl.recurrent.layer import reset_state
-from recurrl.recurrent.module.keys import IS_INIT
 from recurrl.specs import limit_of
 
 NOISE_INPUT = "noise"

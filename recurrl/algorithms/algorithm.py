@@ -21,11 +21,10 @@ from recurrl.algorithms.metrics import GRAD_NORM, KL, STEPS, Losses, mean_metric
 from recurrl.algorithms.states import SliceStates
 from recurrl.config import AlgorithmConfig, TrainConfig
 from recurrl.config.plugins import factory
-from recurrl.keys import INSERTED, LOSS_MASK, OBSERVATION
+from recurrl.keys import INSERTED, IS_INIT, LOSS_MASK, OBSERVATION
 from recurrl.policy import Policy
 from recurrl.policy.normalization import RewardScaler
 from recurrl.policy.policy import SequenceOutput
-from recurrl.recurrent.module.keys import IS_INIT
 from recurrl.runtime.compiling import compiled
 from recurrl.runtime.metrics import merged
 from recurrl.runtime.ranks import world

@@ -23,10 +23,9 @@ from recurrl.algorithms.importance import clipped_surrogate, kl_from_log_ratio, 
 from recurrl.algorithms.metrics import Losses
 from recurrl.config import GRPOConfig, TrainConfig
 from recurrl.errors import require
-from recurrl.keys import ACTION, ADVANTAGE, LOG_PROB, LOSS_MASK
+from recurrl.keys import ACTION, ADVANTAGE, IS_INIT, LOG_PROB, LOSS_MASK
 from recurrl.policy import Policy
 from recurrl.policy.policy import SequenceOutput
-from recurrl.recurrent.module.keys import IS_INIT
 from recurrl.runtime.ranks import world
 from recurrl.runtime.statistics import summary
 

@@ -12,9 +12,8 @@ from tensordict.utils import expand_as_right
 from torch import Tensor
 
 from recurrl.config.run import BURN_IN, REFRESH, ZERO
-from recurrl.keys import OBSERVATION
+from recurrl.keys import IS_INIT, OBSERVATION
 from recurrl.policy import Policy
-from recurrl.recurrent.module.keys import IS_INIT
 from recurrl.recurrent.segments import Segments
 from recurrl.runtime.ranks import world
 

@@ -21,10 +21,9 @@ from recurrl.config.plugins import is_custom, load
 from recurrl.envs import make_batched_env
 from recurrl.envs.batched import Tensors
 from recurrl.errors import require, user_code
-from recurrl.keys import ACTION, OBSERVATION, PREVIOUS_ACTION, name_of, nested, path_of
+from recurrl.keys import ACTION, IS_INIT, OBSERVATION, PREVIOUS_ACTION, name_of, nested, path_of
 from recurrl.policy.previous_action import PreviousAction
 from recurrl.recurrent.layer import reset_state
-from recurrl.recurrent.module.keys import IS_INIT
 
 TEACHER_ACTION = "teacher_action"
 

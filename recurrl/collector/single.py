@@ -21,10 +21,9 @@ from recurrl.envs import EPISODE_LENGTH, EPISODE_RETURN, make_batched_env
 from recurrl.envs.batched import Tensors, observation_in
 from recurrl.envs.saved_state import UnsavableError
 from recurrl.errors import NonFiniteError
-from recurrl.keys import ACTION, HIDDEN, LOG_PROB, VALUE, path_of
+from recurrl.keys import ACTION, HIDDEN, IS_INIT, LOG_PROB, VALUE, path_of
 from recurrl.policy.policy import NewState, State
 from recurrl.recurrent.linear_recurrence import scan_from_zero
-from recurrl.recurrent.module.keys import IS_INIT
 from recurrl.runtime.compiling import compiled
 from recurrl.runtime.serialization import state_copy
 

@@ -22,8 +22,7 @@ from recurrl import __version__
 from recurrl.agent import Agent
 from recurrl.agent.named_arrays import NEXT, NOISE_INPUT, Step, Tensors
 from recurrl.errors import ConfigError, require
-from recurrl.keys import ACTION, ACTION_MASK, NOISE, OBSERVATION, PREVIOUS_ACTION, PREVIOUS_REWARD
-from recurrl.recurrent.module.keys import IS_INIT
+from recurrl.keys import ACTION, ACTION_MASK, IS_INIT, NOISE, OBSERVATION, PREVIOUS_ACTION, PREVIOUS_REWARD
 from recurrl.runtime.atomic import replacing
 
 OPSET = 18

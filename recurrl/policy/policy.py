@@ -20,13 +20,12 @@ from torch.nn.functional import layer_norm
 from torchrl.data import TensorSpec, Unbounded
 from torchrl.envs import TensorDictPrimer
 
-from recurrl.keys import NOISE, OBSERVATION, PREVIOUS_ACTION
+from recurrl.keys import IS_INIT, NOISE, OBSERVATION, PREVIOUS_ACTION
 from recurrl.policy.distributions import most_probable
 from recurrl.policy.normalization import observe
 from recurrl.policy.previous_action import PreviousAction
 from recurrl.recurrent import RecurrentModule
 from recurrl.recurrent.layer import reset_state, state_shapes
-from recurrl.recurrent.module.keys import IS_INIT
 
 State = Mapping[NestedKey, Tensor]
 NewState = dict[NestedKey, Tensor]

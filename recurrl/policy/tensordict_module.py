@@ -10,10 +10,9 @@ from tensordict.nn.probabilistic import interaction_type
 from torch import Size, Tensor
 from torch.distributions import Distribution
 
-from recurrl.keys import ACTION, LOG_PROB, NOISE, OBSERVATION, VALUE
+from recurrl.keys import ACTION, IS_INIT, LOG_PROB, NOISE, OBSERVATION, VALUE
 from recurrl.policy.policy import Policy, SequenceOutput, StepOutput
 from recurrl.recurrent import recurrent_mode
-from recurrl.recurrent.module.keys import IS_INIT
 from recurrl.recurrent.segments import only_ends
 
 

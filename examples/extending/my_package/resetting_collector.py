@@ -12,7 +12,7 @@ from recurrl.collector.collector import RolloutSpec
 from recurrl.collector.single import SingleCollector
 from recurrl.config import CollectorConfig
 from recurrl.config.options import STEPS, option
-from recurrl.recurrent.module.keys import IS_INIT
+from recurrl.keys import IS_INIT
 
 
 @dataclass

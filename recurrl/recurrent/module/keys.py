@@ -7,9 +7,7 @@ from collections.abc import Sequence
 from tensordict import unravel_key_list
 from tensordict.utils import NestedKey
 
-from recurrl.keys import path_of
-
-IS_INIT = "is_init"
+from recurrl.keys import IS_INIT, path_of
 
 
 def read_keys(
