@@ -16,9 +16,8 @@ from recurrl.algorithms.gradient_signal import AVERAGE_RATE
 from recurrl.algorithms.importance import clipped_surrogate, log_range, mean_of
 from recurrl.algorithms.metrics import Losses
 from recurrl.config import PPOConfig, TrainConfig
-from recurrl.envs import EPISODE_LENGTH
 from recurrl.envs.batched import episodes_ended
-from recurrl.keys import ACTION, ADVANTAGE, LOG_PROB, LOSS_MASK, VALUE, VALUE_TARGET
+from recurrl.keys import ACTION, ADVANTAGE, EPISODE_LENGTH, LOG_PROB, LOSS_MASK, VALUE, VALUE_TARGET
 from recurrl.policy import Policy
 from recurrl.policy.normalization import RunningScale
 from recurrl.policy.policy import SequenceOutput

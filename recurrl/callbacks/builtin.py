@@ -28,10 +28,10 @@ from recurrl.checkpoint import files, rank_states
 from recurrl.collector.collector import STALENESS
 from recurrl.collector.restarts import RESTARTS
 from recurrl.config import EnvConfig
-from recurrl.envs import EPISODE_LENGTH, EPISODE_RETURN
 from recurrl.envs.batched import episodes_ended
 from recurrl.errors import ConfigError, EnvError, NonFiniteError, RunError
 from recurrl.evaluation import KEPT, StoppedError
+from recurrl.keys import EPISODE_LENGTH, EPISODE_RETURN
 from recurrl.policy import Policy
 from recurrl.returns import WINDOW, sample_std
 from recurrl.runtime.metrics import floats

@@ -17,11 +17,11 @@ from torch.nn import functional
 
 from recurrl.collector.collector import FAILED, RolloutSpec
 from recurrl.config import CollectorConfig
-from recurrl.envs import EPISODE_LENGTH, EPISODE_RETURN, make_batched_env
+from recurrl.envs import make_batched_env
 from recurrl.envs.batched import Tensors, observation_in
 from recurrl.envs.saved_state import UnsavableError
 from recurrl.errors import NonFiniteError
-from recurrl.keys import ACTION, HIDDEN, IS_INIT, LOG_PROB, VALUE, path_of
+from recurrl.keys import ACTION, EPISODE_LENGTH, EPISODE_RETURN, HIDDEN, IS_INIT, LOG_PROB, VALUE, path_of
 from recurrl.policy.policy import NewState, State
 from recurrl.recurrent.linear_recurrence import scan_from_zero
 from recurrl.runtime.compiling import compiled

@@ -5,15 +5,7 @@
 """
 
 from recurrl.envs.batched import BatchedEnv
-from recurrl.envs.making import EPISODE_LENGTH, EPISODE_RETURN, make_batched_env, make_env
+from recurrl.envs.making import make_batched_env, make_env
 from recurrl.envs.source import GymnasiumSource, Source
 
-__all__ = [
-    "EPISODE_LENGTH",
-    "EPISODE_RETURN",
-    "BatchedEnv",
-    "GymnasiumSource",
-    "Source",
-    "make_batched_env",
-    "make_env",
-]
+__all__ = ["BatchedEnv", "GymnasiumSource", "Source", "make_batched_env", "make_env"]

@@ -18,12 +18,8 @@ from recurrl.envs.checks import making
 from recurrl.envs.policy_env import PolicyEnv
 from recurrl.envs.source import source_of
 from recurrl.errors import ConfigError, require
-from recurrl.keys import ACTION, ACTION_MASK, HIDDEN, OBSERVATION
+from recurrl.keys import ACTION, ACTION_MASK, EPISODE_LENGTH, HIDDEN, OBSERVATION
 from recurrl.specs import choices
-
-# The names that TorchRL's RewardSum and StepCounter use.
-EPISODE_RETURN = "episode_reward"
-EPISODE_LENGTH = "step_count"
 
 
 def make_batched_env(

@@ -6,7 +6,7 @@ import torch
 from tensordict import TensorDict
 
 from recurrl.callbacks.builtin import EpisodeStatistics
-from recurrl.envs import EPISODE_LENGTH, EPISODE_RETURN
+from recurrl.keys import EPISODE_LENGTH, EPISODE_RETURN
 
 RETURNS_NT = torch.tensor([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]], dtype=torch.float64)
 
