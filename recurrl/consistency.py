@@ -17,8 +17,7 @@ from torch import Tensor
 
 from recurrl.algorithms.advantages import segment_ends
 from recurrl.config import TrainConfig
-from recurrl.envs import make_batched_env
-from recurrl.envs.making import random_action
+from recurrl.envs.making import make_batched_env, random_action
 from recurrl.errors import ConsistencyError
 from recurrl.keys import ACTION, HIDDEN, IS_INIT, LOG_PROB, OBSERVATION, VALUE
 from recurrl.policy import Policy

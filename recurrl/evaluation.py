@@ -13,13 +13,11 @@ import torch
 from tensordict import NestedKey
 
 from recurrl.config import EnvConfig
-from recurrl.envs import make_batched_env
 from recurrl.envs.batched import Tensors, episodes_ended, observation_in
-from recurrl.envs.making import random_action
+from recurrl.envs.making import make_batched_env, random_action
 from recurrl.envs.policy_env import PolicyEnv
 from recurrl.keys import HIDDEN
-from recurrl.policy import Policy
-from recurrl.policy.policy import State, StepOutput
+from recurrl.policy.policy import Policy, State, StepOutput
 from recurrl.returns import sample_std
 from recurrl.runtime.seeds import random_numbers_restored
 

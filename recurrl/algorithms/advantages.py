@@ -14,8 +14,7 @@ from torch import Tensor
 from recurrl.algorithms.importance import check_shapes
 from recurrl.errors import ConfigError
 from recurrl.keys import ACTION, FINAL_UNKNOWN, LOG_PROB, OBSERVATION, VALUE
-from recurrl.policy import Policy
-from recurrl.policy.policy import StepOutput
+from recurrl.policy.policy import Policy, StepOutput
 from recurrl.recurrent.linear_recurrence import scan_from_zero
 from recurrl.runtime.statistics import masked, mean_and_std, summary
 

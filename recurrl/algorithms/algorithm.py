@@ -22,9 +22,8 @@ from recurrl.algorithms.states import SliceStates
 from recurrl.config import AlgorithmConfig, TrainConfig
 from recurrl.config.plugins import factory
 from recurrl.keys import INSERTED, IS_INIT, LOSS_MASK, OBSERVATION
-from recurrl.policy import Policy
 from recurrl.policy.normalization import RewardScaler
-from recurrl.policy.policy import SequenceOutput
+from recurrl.policy.policy import Policy, SequenceOutput
 from recurrl.runtime.compiling import compiled
 from recurrl.runtime.metrics import merged
 from recurrl.runtime.ranks import world

@@ -15,9 +15,8 @@ from recurrl.algorithms.ppo import PPO
 from recurrl.algorithms.teachers import TEACHER_ACTION, Teacher
 from recurrl.config import DistillConfig, TrainConfig
 from recurrl.keys import HIDDEN
-from recurrl.policy import Policy
 from recurrl.policy.distributions import Joint, most_probable
-from recurrl.policy.policy import SequenceOutput
+from recurrl.policy.policy import Policy, SequenceOutput
 
 
 class Distill(PPO):

@@ -24,8 +24,7 @@ from recurrl.algorithms.metrics import Losses
 from recurrl.config import GRPOConfig, TrainConfig
 from recurrl.errors import require
 from recurrl.keys import ACTION, ADVANTAGE, IS_INIT, LOG_PROB, LOSS_MASK
-from recurrl.policy import Policy
-from recurrl.policy.policy import SequenceOutput
+from recurrl.policy.policy import Policy, SequenceOutput
 from recurrl.runtime.ranks import world
 from recurrl.runtime.statistics import summary
 

@@ -18,9 +18,8 @@ from recurrl.algorithms.metrics import Losses
 from recurrl.config import PPOConfig, TrainConfig
 from recurrl.envs.batched import episodes_ended
 from recurrl.keys import ACTION, ADVANTAGE, EPISODE_LENGTH, LOG_PROB, LOSS_MASK, VALUE, VALUE_TARGET
-from recurrl.policy import Policy
 from recurrl.policy.normalization import RunningScale
-from recurrl.policy.policy import SequenceOutput
+from recurrl.policy.policy import Policy, SequenceOutput
 from recurrl.runtime.statistics import masked, moments, summary, variance
 from recurrl.specs import has_continuous_action
 

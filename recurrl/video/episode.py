@@ -20,8 +20,7 @@ from recurrl.envs.source import GymnasiumSource, source_of
 from recurrl.envs.spaces import dicts_to_tuples
 from recurrl.errors import ConfigError, message_of, require
 from recurrl.keys import OBSERVATION, nested, path_of
-from recurrl.policy import Policy
-from recurrl.policy.policy import StepOutput
+from recurrl.policy.policy import Policy, StepOutput
 
 PICTURES = "rgb_array"
 """The ``render_mode`` in which Gymnasium's environments return pixels."""

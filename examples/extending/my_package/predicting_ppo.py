@@ -19,8 +19,7 @@ from recurrl.config import PPOConfig, TrainConfig
 from recurrl.config.options import WEIGHT, option
 from recurrl.errors import require
 from recurrl.keys import HIDDEN, LOSS_MASK, OBSERVATION
-from recurrl.policy import Policy
-from recurrl.policy.policy import SequenceOutput
+from recurrl.policy.policy import Policy, SequenceOutput
 
 
 @dataclass

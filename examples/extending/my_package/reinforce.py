@@ -17,8 +17,7 @@ from recurrl.algorithms.importance import mean_of
 from recurrl.config import AlgorithmConfig, TrainConfig
 from recurrl.config.options import WEIGHT, option
 from recurrl.keys import ACTION, LOSS_MASK, VALUE
-from recurrl.policy import Policy
-from recurrl.policy.policy import SequenceOutput
+from recurrl.policy.policy import Policy, SequenceOutput
 
 RETURN = "return_to_go"
 
