@@ -7,6 +7,7 @@ type. Rules that depend on other values, or on the machine, are here: one functi
 import json
 import math
 import os
+import shutil
 from collections.abc import Collection
 from typing import Any
 
@@ -27,7 +28,6 @@ from recurrl.recurrent.backends import Options
 from recurrl.recurrent.cell import Cell, ParallelCell
 from recurrl.recurrent.choice import AUTO, unsupported_reason, uses_torch_precision
 from recurrl.recurrent.precision import unsupported_by_torch
-from recurrl.runtime import compiling
 from recurrl.runtime.ranks import launched_size
 
 COMPILABLE = (AUTO, "native", "scan", "triton")
@@ -137,8 +137,12 @@ def _check_recurrence(config: TrainConfig) -> None:
     recurrent, advice = config.algorithm.critic_kind == "recurrent", "Choose a cell, or algorithm.critic=feedforward."
     _must(not recurrent or cell is not None, "cell", "a recurrent one with algorithm.critic=recurrent", NO_CELL, advice)
     if config.compile != "none":
-        reason = compiling.unsupported_reason(device)
-        require(reason is None, str(reason))
+        compiler = os.environ.get("CXX", "g++")
+        require(
+            device.type != "cpu" or shutil.which(compiler) is not None,
+            f"compile=loss needs a C++ compiler, but {compiler} is not on PATH. Install one (apt-get install g++), "
+            "name another in the environment variable CXX, or leave compile out.",
+        )
         if cell is not None:
             _check_compiled_cell(config, cell)
     if config.compile == "cudagraphs":

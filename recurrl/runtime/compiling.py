@@ -1,8 +1,6 @@
 """Compiles functions of tensors with ``torch.compile``, and captures them as CUDA graphs."""
 
 import logging
-import os
-import shutil
 from collections.abc import Callable
 from typing import Any
 
@@ -36,14 +34,3 @@ def compiled(function: Function, device: torch.device, cuda_graph: bool = False)
         return tree_map_only(Tensor, Tensor.clone, graph(*args))
 
     return replayed if cuda_graph else graph
-
-
-def unsupported_reason(device: torch.device) -> str | None:
-    """The reason why code for a device cannot be compiled here, and what to do; None if it can."""
-    compiler = os.environ.get("CXX", "g++")
-    if device.type != "cpu" or shutil.which(compiler) is not None:
-        return None
-    return (
-        f"compile=loss needs a C++ compiler, but {compiler} is not on PATH. Install one (apt-get install g++), name "
-        "another in the environment variable CXX, or leave compile out."
-    )
