@@ -7,11 +7,10 @@ import logging
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
-from functools import cache
 from typing import Any
 
 import torch
-from tensordict import NestedKey, TensorDict, TensorDictBase
+from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 from torch.nn import functional
 
@@ -98,7 +97,7 @@ class SingleCollector:
             steps.append(
                 {**observation, **state, ACTION: action, IS_INIT: is_init, LOG_PROB: log_prob}
                 | ({} if value is None else {VALUE: value})
-                | {_next(key): entry for key, entry in (*after.items(), *new_state.items())}
+                | {("next", *path_of(key)): entry for key, entry in (*after.items(), *new_state.items())}
             )
             current = {**env.reset_tensors(after["done"]), **new_state, IS_INIT: after["done"]}
         entries_NT = {key: torch.stack([step[key] for step in steps], 1).to(device) for key in steps[0]}
@@ -169,11 +168,6 @@ class SingleCollector:
 def make(options: CollectorConfig, spec: RolloutSpec) -> SingleCollector:
     """Makes the collector of this process. It reads no options: callers apply those that all collectors have."""
     return SingleCollector(spec)
-
-
-@cache
-def _next(key: NestedKey) -> tuple[str, ...]:
-    return ("next", *path_of(key))
 
 
 def _add_totals(entries_NT: Tensors, before: Tensors) -> Tensors:
