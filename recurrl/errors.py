@@ -95,3 +95,7 @@ class NonFiniteError(RunError):
 
 class EnvError(RunError):
     """An environment misbehaved; the message says which one and at which step."""
+
+
+class UnsavableError(ValueError):
+    """An environment's state is not made of plain values."""

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from tensordict import TensorDictBase
 
 from recurrl.config import EnvConfig
-from recurrl.envs.saved_state import UnsavableError
+from recurrl.errors import UnsavableError
 from recurrl.policy import Policy
 from recurrl.runtime.serialization import from_bytes, to_bytes
 

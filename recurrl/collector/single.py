@@ -18,8 +18,7 @@ from recurrl.collector.collector import FAILED, RolloutSpec
 from recurrl.config import CollectorConfig
 from recurrl.envs import make_batched_env
 from recurrl.envs.batched import Tensors, observation_in
-from recurrl.envs.saved_state import UnsavableError
-from recurrl.errors import NonFiniteError
+from recurrl.errors import NonFiniteError, UnsavableError
 from recurrl.keys import ACTION, EPISODE_LENGTH, EPISODE_RETURN, HIDDEN, IS_INIT, LOG_PROB, VALUE, path_of
 from recurrl.policy.policy import NewState, State
 from recurrl.recurrent.linear_recurrence import scan_from_zero

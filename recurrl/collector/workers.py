@@ -22,8 +22,7 @@ from torchrl.checkpoint import GlobalRNGState
 from recurrl.collector.collector import FAILED, STALENESS, RolloutSpec
 from recurrl.collector.single import SingleCollector
 from recurrl.config import WorkersConfig
-from recurrl.envs.saved_state import UnsavableError
-from recurrl.errors import ConfigError, RunError, message_of
+from recurrl.errors import ConfigError, RunError, UnsavableError, message_of
 from recurrl.runtime.metrics import floats, means
 from recurrl.runtime.seeds import seed_process, seeds
 from recurrl.runtime.serialization import from_bytes, to_bytes

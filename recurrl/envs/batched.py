@@ -18,9 +18,8 @@ from torchrl.envs import EnvBase
 from torchrl.envs.utils import step_mdp
 
 from recurrl.envs.checks import EnvChecks, UnnamedEnvError
-from recurrl.envs.saved_state import UnsavableError
 from recurrl.envs.spaces import space_of
-from recurrl.errors import ConfigError, require
+from recurrl.errors import ConfigError, UnsavableError, require
 from recurrl.keys import ACTION, ACTION_MASK, HIDDEN, INSERTED, OBSERVATION, name_of, nested, path_of
 from recurrl.runtime.serialization import Stateful
 

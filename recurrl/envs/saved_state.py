@@ -18,6 +18,8 @@ import numpy as np
 import torch
 from gymnasium.envs.registration import EnvSpec
 
+from recurrl.errors import UnsavableError
+
 Environment = gymnasium.Env[Any, Any] | gymnasium.vector.VectorEnv[Any, Any, Any]
 
 # Attributes that an episode does not change.
@@ -36,10 +38,6 @@ MAX_BYTES = 2**28
 """Limit of one environment's state: data sets that an environment reads from do not belong in every checkpoint."""
 MAX_DEPTH = 50
 _BYTES_OF_ONE = 256  # estimate for an encoded number or name
-
-
-class UnsavableError(ValueError):
-    """An environment's state is not made of plain values."""
 
 
 def state_of(env: Environment) -> dict[str, Any]:

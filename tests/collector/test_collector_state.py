@@ -13,7 +13,7 @@ from tasks import PREVIOUS, VECTOR
 from recurrl.build import make_policy_for, set_process_state
 from recurrl.collector.collector import FAILED
 from recurrl.collector.workers import WorkerError
-from recurrl.envs.saved_state import UnsavableError
+from recurrl.errors import UnsavableError
 from recurrl.runtime.serialization import from_bytes, to_bytes
 
 OPTIONS = ("frames_per_batch=64", "slice_len=8", "minibatch_slices=8", "cell.hidden_size=4")

@@ -9,7 +9,8 @@ import pytest
 import torch
 from rejections import error_of
 
-from recurrl.envs.saved_state import UnsavableError, restore, state_of
+from recurrl.envs.saved_state import restore, state_of
+from recurrl.errors import UnsavableError
 from recurrl.runtime.serialization import from_bytes, to_bytes
 
 IDS = [

@@ -17,9 +17,8 @@ from torchrl.data import Categorical, TensorSpec, Unbounded
 from recurrl.config.plugins import is_custom, load
 from recurrl.envs.arguments import check_arguments
 from recurrl.envs.batched import BatchedEnv, Tensors
-from recurrl.envs.saved_state import UnsavableError
 from recurrl.envs.source import Source
-from recurrl.errors import ConfigError, require
+from recurrl.errors import ConfigError, UnsavableError, require
 from recurrl.keys import HIDDEN, OBSERVATION
 
 
