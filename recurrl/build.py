@@ -4,7 +4,6 @@ import logging
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,6 @@ from recurrl.collector.restarts import RestartingCollector, Restarts
 from recurrl.config import TrainConfig, WorkersConfig
 from recurrl.config.cell import NO_CELL
 from recurrl.config.plugins import factory
-from recurrl.consistency import check_consistency
 from recurrl.envs import make_batched_env
 from recurrl.errors import check_method, naming, require
 from recurrl.keys import ACTION, HIDDEN, OBSERVATION
@@ -104,9 +102,7 @@ def make_callbacks(
     In this order, an interrupted evaluation already has its checkpoint, so that a resumed run repeats it.
     ``rank_config`` is this rank's part of the configuration.
     """
-    check = []
-    if config.consistency_check:
-        check.append(builtin.ConsistencyCheck(partial(check_consistency, config=rank_config)))
+    check = [builtin.ConsistencyCheck(rank_config)] if config.consistency_check else []
     if world().rank > 0:
         return Callbacks([*check, builtin.EpisodeStatistics(), builtin.Checkpoints(settings, {}, None)])
     trackers = make_trackers(config.logger, run_dir, settings, None if resume_from is None else resume_from.resumed)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import math
 from collections import deque
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from contextlib import ExitStack
 from copy import deepcopy
 from dataclasses import dataclass
@@ -27,7 +27,8 @@ from recurrl.callbacks.diagnosis import Diagnosis
 from recurrl.checkpoint import files, rank_states
 from recurrl.collector.collector import STALENESS
 from recurrl.collector.restarts import RESTARTS
-from recurrl.config import EnvConfig
+from recurrl.config import EnvConfig, TrainConfig
+from recurrl.consistency import check_consistency
 from recurrl.envs.batched import episodes_ended
 from recurrl.errors import ConfigError, EnvError, NonFiniteError, RunError
 from recurrl.evaluation import KEPT, StoppedError
@@ -55,10 +56,10 @@ class ConsistencyCheck(Callback):
     A resumed run may begin with rollouts that were collected ahead of learning, by weights that were not saved.
 
     Attributes:
-        check: takes the policy, its rollout and ``resumed``, and returns a line for the log.
+        config: this rank's part of the run's configuration.
     """
 
-    check: Callable[..., str]
+    config: TrainConfig
     _done: bool = False
     _updates: int = 0
     _first: Policy | None = None
@@ -74,7 +75,8 @@ class ConsistencyCheck(Callback):
         staleness = trainer.collector.metrics().get(STALENESS, 0.0)
         if staleness in (0, self._updates):
             policy = self._first if staleness else trainer.policy
-            logger.info(self.check(policy, rollout, resumed=trainer.frames > 0))
+            assert policy is not None
+            logger.info(check_consistency(policy, rollout, self.config, resumed=trainer.frames > 0))
             self._done, self._first = True, None
         elif self._first is None:
             self._first = deepcopy(trainer.policy)

@@ -53,18 +53,21 @@ def collector_of(config, policy, ahead):
 
 @pytest.mark.parametrize("resumed_after", [0, 1, 5])
 @pytest.mark.parametrize("ahead", [None, 0, 1, 3])
-def test_the_check_examines_the_first_rollout_of_the_weights_that_the_process_began_with(ahead, resumed_after, small):
+def test_the_check_examines_the_first_rollout_of_the_weights_that_the_process_began_with(
+    ahead, resumed_after, small, monkeypatch
+):
     config = small(*OPTIONS, "collector=single" if ahead is None else "collector=multi_sync")
     policy = make_policy(config)
     checked = []
 
     def iterate(collector, begin, count):
-        def check(acting, rollout, resumed):
+        def check(acting, rollout, _, resumed):
             (value,) = set(rollout[VALUE].flatten().tolist())
             checked.append((trainer.iteration, acting.critic_head.bias.item(), value, resumed))
             return ""
 
-        callback = ConsistencyCheck(check)
+        monkeypatch.setattr("recurrl.callbacks.builtin.check_consistency", check)
+        callback = ConsistencyCheck(config)
         trainer = SimpleNamespace(policy=policy, collector=collector)
         for trainer.iteration in range(begin, begin + count):
             trainer.frames = trainer.iteration * config.frames_per_batch
