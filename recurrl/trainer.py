@@ -88,7 +88,9 @@ class Trainer:
                 seen = self.callbacks.on_rollout(self, rollout)
                 with self.summary.timing("learn"):
                     learned = self.algorithm.update(rollout, self.progress)
-                self.metrics = merged(learned, self._count_iteration(), seen)
+                self.summary.backend = self.policy.backend_in_use
+                times = self.summary.add_iteration(self.config.frames_per_batch, self.algorithm.compile_time_s)
+                self.metrics = merged(learned, times, world().averaged(self.collector.metrics()), seen)
                 self.callbacks.on_iteration(self, self.metrics)
             self.callbacks.on_end(self)
         self.summary.status = "stopped" if self.stopped else "completed"
@@ -139,12 +141,6 @@ class Trainer:
             self.request.record(number)
         self.stopped = bool(stopped)
         return self.is_last or number > 0
-
-    def _count_iteration(self) -> dict[str, float]:
-        """Counts an iteration, and returns the metrics of its times and of the collector. Collective."""
-        self.summary.backend = self.policy.backend_in_use
-        times = self.summary.add_iteration(self.config.frames_per_batch, self.algorithm.compile_time_s)
-        return merged(times, world().averaged(self.collector.metrics()))
 
     @contextmanager
     def _ending_on_failure(self) -> Iterator[None]:
