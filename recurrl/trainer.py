@@ -107,11 +107,16 @@ class Trainer:
 
     @property
     def progress(self) -> float:
-        """The fraction of the schedules completed before this iteration.
+        """The fraction of the schedules completed before this iteration, from 0 to below 1.
 
-        Schedules run over ``schedule_frames``, or over ``total_frames`` if that is not set.
+        Schedules run over ``schedule_frames``, or over ``total_frames`` if that is not set. From the last iteration
+        that lies wholly within these frames on, the fraction is constant. It stays below 1 so that a run that continues
+        longer still learns, where the learning rate would be zero at the end.
         """
-        return self.config.progress(self.frames)
+        config = self.config
+        over = config.schedule_frames or config.total_frames
+        last = (over // config.frames_per_batch - 1) * config.frames_per_batch
+        return min(self.frames, last) / over
 
     @property
     def is_last(self) -> bool:

@@ -50,7 +50,7 @@ class Ours:
 
     def learn(self) -> None:
         """Learns from the rollout."""
-        self.algorithm.update(self.rollout, progress=self.config.progress(self.frames))
+        self.algorithm.update(self.rollout, progress=self.frames / self.config.total_frames)
         self.frames += self.config.frames_per_batch
 
 

@@ -201,14 +201,3 @@ class TrainConfig:
     def iterations(self) -> int:
         """Iterations in ``total_frames``, rounded down."""
         return self.total_frames // self.frames_per_batch
-
-    def progress(self, frames: int) -> float:
-        """The progress of schedules after ``frames``, from 0 to below 1.
-
-        It is constant from the last iteration that lies wholly within ``schedule_frames`` (null: ``total_frames``). It
-        stays below 1 so that a run that continues longer still learns, where the learning rate would be zero at the
-        end.
-        """
-        over = self.schedule_frames or self.total_frames
-        last = (over // self.frames_per_batch - 1) * self.frames_per_batch
-        return min(frames, last) / over
