@@ -15,7 +15,7 @@ from tensordict import TensorDict, TensorDictBase, pad_sequence
 from torch import Tensor, nn
 from torch.nn import functional
 
-from recurrl.agent.named_arrays import REWARD, NamedArray, NamedInterface
+from recurrl.agent import REWARD, NamedArray, NamedInterface
 from recurrl.config import EnvConfig, PretrainConfig
 from recurrl.errors import require, user_code
 from recurrl.keys import ACTION, ACTION_MASK, IS_INIT, OBSERVATION, PREVIOUS_ACTION, PREVIOUS_REWARD

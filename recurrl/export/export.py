@@ -19,8 +19,7 @@ import torch
 from torch import nn
 
 from recurrl import __version__
-from recurrl.agent import Agent
-from recurrl.agent.named_arrays import NEXT, NOISE_INPUT, Step, Tensors
+from recurrl.agent import NEXT, NOISE_INPUT, Agent, Step, Tensors
 from recurrl.errors import ConfigError, require
 from recurrl.keys import ACTION, ACTION_MASK, IS_INIT, NOISE, OBSERVATION, PREVIOUS_ACTION, PREVIOUS_REWARD
 from recurrl.runtime.atomic import replacing
@@ -57,7 +56,7 @@ def export(
 ) -> dict[str, Any]:
     """Writes ``policy.onnx``, ``policy.pt2`` and ``policy.json`` into a folder, and returns the content of the last.
 
-    Each file is one step of :class:`recurrl.agent.named_arrays.Step`, in float32 and for any batch size.
+    Each file is one step of :class:`recurrl.agent.Step`, in float32 and for any batch size.
 
     Args:
         agent: the policy to export, on the CPU.

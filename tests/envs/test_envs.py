@@ -11,7 +11,7 @@ from gymnasium import spaces
 from tensordict import TensorDict
 from torchrl.envs.utils import check_env_specs
 
-from recurrl.agent.named_arrays import NamedInterface
+from recurrl.agent import NamedInterface
 from recurrl.envs import make_env
 from recurrl.errors import ConfigError
 from recurrl.keys import name_of

@@ -17,7 +17,7 @@ from recurrl.policy import make_policy
 def test_what_is_not_allowed_is_not_done_at_random_or_to_find_out_whether_reset_seeds_are_heeded(
     where, action, configure
 ):
-    """The task rejects it; so it does in training (``test_every_kind.py``) and in use (``tests/agent``)."""
+    """The task rejects it; so it does in training (``test_every_kind.py``) and in use (``test_agent.py``)."""
     config = configure(MASKED, f"env.action_mask_from_info={where == 'info'}".lower(), mask_in=where, action=action)
     random_metrics(config.env, episodes=5, seed=1)
     make_batched_env(config.env, 2, seed=0, group_size=2).close()
