@@ -21,7 +21,7 @@ from recurrl.errors import require, user_code
 from recurrl.keys import ACTION, ACTION_MASK, IS_INIT, OBSERVATION, PREVIOUS_ACTION, PREVIOUS_REWARD
 from recurrl.policy import Policy
 from recurrl.policy.heads import GaussianParameters
-from recurrl.policy.previous_action import PreviousAction
+from recurrl.policy.preprocessing import PreviousAction
 from recurrl.recurrent.layer import reset_state
 
 logger = logging.getLogger(__name__)

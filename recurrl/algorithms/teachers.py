@@ -22,7 +22,7 @@ from recurrl.envs import make_batched_env
 from recurrl.envs.batched import Tensors
 from recurrl.errors import require, user_code
 from recurrl.keys import ACTION, IS_INIT, OBSERVATION, PREVIOUS_ACTION, name_of, nested, path_of
-from recurrl.policy.previous_action import PreviousAction
+from recurrl.policy.preprocessing import PreviousAction
 from recurrl.recurrent.layer import reset_state
 
 TEACHER_ACTION = "teacher_action"

@@ -16,8 +16,7 @@ from recurrl.policy.encoders.images import image_network
 from recurrl.policy.heads import make_actor
 from recurrl.policy.initialization import HEAD_GAIN, TANH_GAIN, linear
 from recurrl.policy.policy import Policy, Trunk
-from recurrl.policy.preprocessing import make_preprocessing
-from recurrl.policy.previous_action import INITIAL_GAIN, PreviousAction
+from recurrl.policy.preprocessing import PREVIOUS_ACTION_GAIN, PreviousAction, make_preprocessing
 from recurrl.recurrent import RecurrentModule
 from recurrl.recurrent.backends import Backend
 from recurrl.recurrent.cell import Cell, orthogonal
@@ -190,7 +189,7 @@ def _make_trunk(
     core = _feedforward(config.cell, width) if cell is None else _recurrent(config, width, cell, prefix)
     if previous is not None:
         for columns in _columns(core, cell, width, previous.size):
-            columns.mul_(INITIAL_GAIN)
+            columns.mul_(PREVIOUS_ACTION_GAIN)
     # Not for continuous actions, because HalfCheetah's return then falls by half (docs/measurements/recipe.md).
     return Trunk(encoder, core, preprocess, sees_action=previous is not None, normalizes=discrete)
 

@@ -23,7 +23,7 @@ from torchrl.envs import TensorDictPrimer
 from recurrl.keys import IS_INIT, NOISE, OBSERVATION, PREVIOUS_ACTION
 from recurrl.policy.distributions import most_probable
 from recurrl.policy.normalization import observe
-from recurrl.policy.previous_action import PreviousAction
+from recurrl.policy.preprocessing import PreviousAction
 from recurrl.recurrent import RecurrentModule
 from recurrl.recurrent.layer import reset_state, state_shapes
 

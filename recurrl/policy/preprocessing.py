@@ -1,6 +1,8 @@
 """What happens to each entry of an observation: conversion to floating point and normalisation, then a network.
 
-Shape legend: B batch.
+A policy that sees its previous action gets it as one vector, see :class:`PreviousAction`.
+
+Shape legend: B batch, A numbers of an action.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -15,9 +17,13 @@ from torchrl.data import Binary, Categorical, Composite, TensorSpec, Unbounded
 from recurrl.errors import naming, require
 from recurrl.keys import ACTION_MASK, PREVIOUS_REWARD, name_of, nested
 from recurrl.policy.normalization import ObservationNormalizer, observe
-from recurrl.specs import is_image, leaves_of
+from recurrl.specs import bounds_of, choices, is_image, leaves_of
 
 Path = tuple[str, ...]
+PREVIOUS_ACTION_GAIN = 0.01
+"""Factor on the initial weights of the previous action: a policy starts as if it hardly saw it, because tasks that can
+be learned without it would otherwise take longer (docs/measurements/recipe.md)."""
+FLOAT32 = torch.finfo(torch.float32)
 
 
 def make_preprocessing(observation: TensorSpec, normalize: bool) -> tuple[nn.Module, TensorSpec]:
@@ -129,3 +135,58 @@ class ToFloat(nn.Module):
     def forward(self, observation: Tensor) -> Tensor:
         """The values in the default floating-point type."""
         return observation.to(torch.get_default_dtype())
+
+
+class OneHot(nn.Module):
+    """Converts choices ``[B]`` or ``[B, len(sizes)]`` to concatenated one-hot vectors.
+
+    Args:
+        sizes: the number of values of each choice.
+    """
+
+    def __init__(self, sizes: tuple[int, ...]) -> None:
+        super().__init__()
+        self.count = len(sizes)
+        # For each entry of the output: the index of its choice, and the value that it stands for.
+        self.place = nn.Buffer(torch.arange(self.count).repeat_interleave(torch.tensor(sizes)), persistent=False)
+        self.value = nn.Buffer(torch.cat([torch.arange(size) for size in sizes]), persistent=False)
+
+    def forward(self, chosen: Tensor) -> Tensor:
+        """One at each chosen value, zero elsewhere, ``[B, sum(sizes)]``."""
+        # Not torch's one_hot, which checks the values first and so waits for a GPU.
+        choices_BC = chosen.long().reshape(-1, self.count)
+        entry_choices = choices_BC if self.count == 1 else choices_BC.index_select(1, self.place)
+        return (entry_choices == self.value).to(torch.get_default_dtype())
+
+
+class PreviousAction(DictEncoder):
+    """Encodes what a policy did in its last step, which it cannot infer from observations if its actions are sampled.
+
+    The parts of an action are concatenated: numbers clipped to their bounds, choices one-hot. The encoded action
+    ``[B, A]`` is passed from step to step like a recurrent state, and is zero where an episode begins.
+
+    Args:
+        spec: the spec of one environment's action, as the policy chooses it.
+
+    Attributes:
+        size: the number of entries of the encoded action, A.
+    """
+
+    def __init__(self, spec: TensorSpec) -> None:
+        parts = [(path, part, choices(part)) for path, part in leaves_of(spec)]
+        super().__init__({path: Numbers(part) if sizes is None else OneHot(sizes) for path, part, sizes in parts})
+        self.size = self(spec.zero([1])).shape[-1]
+
+
+class Numbers(nn.Module):
+    """Flattens the numbers or bits of an action, and clips them to their bounds."""
+
+    def __init__(self, spec: TensorSpec) -> None:
+        super().__init__()
+        numbers = spec if spec.dtype.is_floating_point else Unbounded(spec.shape)
+        bounds = [bound.flatten().float() for bound in bounds_of(numbers)]
+        self.bounds = nn.Buffer(torch.stack(bounds).clamp(FLOAT32.min, FLOAT32.max), persistent=False)
+
+    def forward(self, chosen: Tensor) -> Tensor:
+        """The numbers ``[B, entries]``, in float32."""
+        return chosen.flatten(1).float().maximum(self.bounds[0]).minimum(self.bounds[1])

@@ -13,7 +13,7 @@ from recurrl.envs.gymnasium_envs import InlineEnv
 from recurrl.envs.interface import ActionPart
 from recurrl.envs.policy_env import PolicyEnv
 from recurrl.envs.spaces import spec_of
-from recurrl.policy.previous_action import PreviousAction
+from recurrl.policy.preprocessing import PreviousAction
 
 
 @st.composite

@@ -58,7 +58,7 @@ def test_by_default_a_recurrent_policy_sees_an_action_that_is_discrete(kind, cel
 @pytest.mark.parametrize("cell", [*cell_names(), "none", "mingru cell.highway=true"])
 def test_the_weights_of_the_action_are_small_at_first(configure, monkeypatch, cell):
     def parameters(gain):
-        monkeypatch.setattr(build, "INITIAL_GAIN", gain)
+        monkeypatch.setattr(build, "PREVIOUS_ACTION_GAIN", gain)
         torch.manual_seed(0)
         policy = make_policy_for(
             configure(CUE, "policy.previous_action=true", *f"cell={cell}".split(), action="discrete")

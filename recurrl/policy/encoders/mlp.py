@@ -15,6 +15,7 @@ from recurrl.errors import require
 from recurrl.policy.encoders import per_entry
 from recurrl.policy.encoders.images import image_network, make_image_network
 from recurrl.policy.initialization import TANH_GAIN, linear
+from recurrl.policy.preprocessing import OneHot
 from recurrl.specs import choices, is_image
 
 ONE_HOT_LIMIT = 1024
@@ -99,25 +100,3 @@ class Embedding(nn.Embedding):
     def forward(self, chosen: Tensor) -> Tensor:
         """The vectors ``[B, width]`` of choices ``[B]``."""
         return super().forward(chosen.long())
-
-
-class OneHot(nn.Module):
-    """Converts choices ``[B]`` or ``[B, len(sizes)]`` to concatenated one-hot vectors.
-
-    Args:
-        sizes: the number of values of each choice.
-    """
-
-    def __init__(self, sizes: tuple[int, ...]) -> None:
-        super().__init__()
-        self.count = len(sizes)
-        # For each entry of the output: the index of its choice, and the value that it stands for.
-        self.place = nn.Buffer(torch.arange(self.count).repeat_interleave(torch.tensor(sizes)), persistent=False)
-        self.value = nn.Buffer(torch.cat([torch.arange(size) for size in sizes]), persistent=False)
-
-    def forward(self, chosen: Tensor) -> Tensor:
-        """One at each chosen value, zero elsewhere, ``[B, sum(sizes)]``."""
-        # Not torch's one_hot, which checks the values first and so waits for a GPU.
-        choices_BC = chosen.long().reshape(-1, self.count)
-        entry_choices = choices_BC if self.count == 1 else choices_BC.index_select(1, self.place)
-        return (entry_choices == self.value).to(torch.get_default_dtype())
