@@ -25,7 +25,7 @@ from recurrl.errors import check_method, naming, require
 from recurrl.keys import ACTION, HIDDEN, OBSERVATION
 from recurrl.policy import Policy, make_policy
 from recurrl.policy.build import conditions_met
-from recurrl.policy.heads import GaussianParameters
+from recurrl.policy.distributions import GaussianParameters
 from recurrl.pretraining import pretrain
 from recurrl.recurrent import precision
 from recurrl.runtime.ranks import World, world

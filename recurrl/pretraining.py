@@ -20,7 +20,7 @@ from recurrl.config import EnvConfig, PretrainConfig
 from recurrl.errors import require, user_code
 from recurrl.keys import ACTION, ACTION_MASK, IS_INIT, OBSERVATION, PREVIOUS_ACTION, PREVIOUS_REWARD
 from recurrl.policy import Policy
-from recurrl.policy.heads import GaussianParameters
+from recurrl.policy.distributions import GaussianParameters
 from recurrl.policy.preprocessing import PreviousAction
 from recurrl.recurrent.layer import reset_state
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from recurrl.checkpoint import Checkpoint, files, find
 from recurrl.errors import require
 from recurrl.policy import Policy
-from recurrl.policy.heads import GaussianParameters
+from recurrl.policy.distributions import GaussianParameters
 from recurrl.policy.normalization import ObservationNormalizer
 
 

@@ -12,8 +12,8 @@ from recurrl.config.options import BOUNDED, CONTINUOUS, IMAGES, NO_IMAGES, NUMBE
 from recurrl.config.plugins import factory, is_custom
 from recurrl.errors import require, user_code
 from recurrl.keys import ACTION_MASK, HIDDEN, OBSERVATION, PREVIOUS_REWARD
+from recurrl.policy.distributions import make_actor
 from recurrl.policy.encoders.images import image_network
-from recurrl.policy.heads import make_actor
 from recurrl.policy.initialization import HEAD_GAIN, TANH_GAIN, linear
 from recurrl.policy.policy import Policy, Trunk
 from recurrl.policy.preprocessing import PREVIOUS_ACTION_GAIN, PreviousAction, make_preprocessing

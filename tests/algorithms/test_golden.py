@@ -12,7 +12,7 @@ from torch.distributions import Categorical, Independent, Normal
 
 from recurrl.build import make_algorithm
 from recurrl.policy import Policy, Trunk
-from recurrl.policy.heads import ActionHead
+from recurrl.policy.distributions import ActionHead
 from recurrl.recurrent import RecurrentModule
 
 B, T, H = 4, 6, 4

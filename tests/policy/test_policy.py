@@ -16,7 +16,7 @@ from recurrl.consistency import check_consistency
 from recurrl.envs import make_env
 from recurrl.evaluation import evaluate
 from recurrl.policy import Policy, PolicyModule, Trunk, make_policy
-from recurrl.policy.heads import ActionHead
+from recurrl.policy.distributions import ActionHead
 from recurrl.recurrent import GRUModule
 
 B, H = 5, 6
