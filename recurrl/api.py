@@ -19,14 +19,13 @@ from recurrl.callbacks import Callback, IterationCallback
 from recurrl.checkpoint import AUTO, BEST
 from recurrl.config.composed import value_of
 from recurrl.envs.passed_env import id_of
-from recurrl.errors import ConfigError, message_of, require
+from recurrl.errors import ConfigError, message_of, require, resource_errors_as_messages
 from recurrl.runs.directories import run_directory
 from recurrl.runs.job import run as run_job
 from recurrl.runs.launcher import launch
 from recurrl.runs.open_run import open_run
 from recurrl.runs.overrides import compose, overridden_keys, overrides_of, parsed, text_of
 from recurrl.runtime.ranks import launched_size
-from recurrl.runtime.resources import resource_errors_as_messages
 from recurrl.runtime.run_summary import read_summary
 from recurrl.runtime.seeds import random_numbers_restored
 

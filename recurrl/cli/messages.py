@@ -7,8 +7,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from recurrl.errors import ConfigError, RunError
-from recurrl.runtime.resources import resource_errors_as_messages
+from recurrl.errors import ConfigError, RunError, resource_errors_as_messages
 from recurrl.runtime.signals import Interrupted
 
 TRUST_HELP = "import the packages that the run's configuration names, which runs their code"

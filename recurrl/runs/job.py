@@ -21,7 +21,7 @@ from recurrl.config import TrainConfig
 from recurrl.config.composed import resolved, typed, value_of
 from recurrl.config.plugins import factory
 from recurrl.envs.passed_env import with_maker
-from recurrl.errors import ConfigError, RunError
+from recurrl.errors import ConfigError, RunError, os_error_message, resource_errors_as_messages
 from recurrl.returns import return_format
 from recurrl.runs.overrides import job_overrides, overridden_keys, text_of
 from recurrl.runs.own_runs import remember
@@ -29,7 +29,6 @@ from recurrl.runs.resume import as_overrides, with_resumed
 from recurrl.runs.saved_config import code_named
 from recurrl.runtime.atomic import atomic_write, remove_unfinished
 from recurrl.runtime.ranks import launched_rank, launched_size, world
-from recurrl.runtime.resources import os_error_message, resource_errors_as_messages
 from recurrl.runtime.run_directory import CONFIG_FILE, METRICS, SUMMARY, run_directory_of
 from recurrl.runtime.run_summary import RunSummary, read_summary, write_summary
 from recurrl.runtime.signals import Interrupted, stop_request
