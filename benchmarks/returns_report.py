@@ -82,11 +82,9 @@ def report(selection: Mapping[str, Sequence[Task]], results: Mapping[Job, Result
         "",
         "- *Return* comes from the last evaluation, which plays the most probable actions; *sampled* from the last 100 "
         "episodes of training. Both are interquartile means over seeds, with 95% bootstrap intervals.",
-        "- *Solved* is how many seeds reached the threshold in an evaluation; frames and seconds to it are medians "
-        "over seeds.",
+        "- *Solved*: seeds that reached the threshold in an evaluation; frames and seconds to it are medians over all.",
         "- *At most* bounds any policy's expected return; a measured mean can exceed it by chance.",
-        "- *Published*: POPGym's figures are of sampled actions, the highest mean return of a training iteration. "
-        "Those of its Medium tasks are left out.",
+        "- *Published*: POPGym's are the highest mean of a training iteration, sampled; Medium tasks' are left out.",
     ]
     for suite, tasks in selection.items():
         lines += [
