@@ -204,7 +204,7 @@ def _feedforward(options: CellConfig, width: int) -> nn.Module:
 
 
 def _recurrent(config: TrainConfig, width: int, cell: Cell, prefix: str) -> RecurrentModule:
-    states = [f"{prefix}recurrent_state{suffix}" for suffix in cell.states()]
+    states = [f"{prefix}recurrent_state{suffix}" for suffix in cell.state_shapes()]
     module = RecurrentModule(
         cell,
         width,
@@ -228,8 +228,8 @@ def _columns(core: nn.Module, cell: Cell | None, width: int, count: int) -> Iter
     if cell is None:
         yield next(core.parameters()).data[:, -count:]
         return
-    without = cell.parameters(width - count)
-    for name, shape in cell.parameters(width).items():
+    without = cell.parameter_shapes(width - count)
+    for name, shape in cell.parameter_shapes(width).items():
         for axis, (size, fewer) in enumerate(zip(shape, without[name], strict=True)):
             if (size, fewer) == (width, width - count):
                 yield getattr(core.layers, f"{name}_l0").data.narrow(axis, size - count, count)

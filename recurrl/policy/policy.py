@@ -25,7 +25,7 @@ from recurrl.policy.distributions import most_probable
 from recurrl.policy.normalization import observe
 from recurrl.policy.previous_action import PreviousAction
 from recurrl.recurrent import RecurrentModule
-from recurrl.recurrent.layer import reset_state, state_shapes
+from recurrl.recurrent.layer import reset_state, stacked_state_shapes
 from recurrl.recurrent.module.keys import IS_INIT
 
 State = Mapping[NestedKey, Tensor]
@@ -67,7 +67,7 @@ class Trunk(nn.Module):
         self.core = nn.Identity() if core is None else core
         self.state_shapes: dict[NestedKey, tuple[int, ...]] = {}
         if isinstance(core, RecurrentModule):
-            self.state_shapes = dict(zip(core.state_keys, state_shapes(core.cell, core.layers), strict=True))
+            self.state_shapes = dict(zip(core.state_keys, stacked_state_shapes(core.cell, core.layers), strict=True))
         self.state_keys = list(self.state_shapes)
 
     def run(self, observation: Any, state: State, is_init: Tensor | None, sequence: bool) -> tuple[Tensor, NewState]:
