@@ -22,7 +22,7 @@ from torchrl.envs import TensorDictPrimer
 
 from recurrl.keys import NOISE, OBSERVATION, PREVIOUS_ACTION
 from recurrl.policy.distributions import most_probable
-from recurrl.policy.normalization import observe
+from recurrl.policy.normalization import update_statistics
 from recurrl.policy.previous_action import PreviousAction
 from recurrl.recurrent import RecurrentModule
 from recurrl.recurrent.layer import reset_state, stacked_state_shapes
@@ -37,12 +37,12 @@ class Trunk(nn.Module):
 
     Args:
         encoder: any module that maps observations ``[B, ...]`` to vectors ``[B, width]``. Sequences are flattened to
-            one batch dimension. Its method ``observe``, if it has one, is called with each rollout after the update,
-            for running statistics.
+            one batch dimension. Its method ``update_statistics``, if it has one, is called with each rollout after the
+            update, for running statistics.
         core: maps these vectors to features: a :class:`RecurrentModule`, or any other module, which then has no states.
             None to use the vectors as features.
-        preprocess: applied to observations before the encoder; None for nothing. Its method ``observe``, if it has
-            one, is called with each rollout and with the encoder.
+        preprocess: applied to observations before the encoder; None for nothing. Its method ``update_statistics``, if
+            it has one, is called with each rollout and with the encoder.
         sees_action: true if the core reads the previous action together with the encoder's vectors.
         normalizes: true to shift and scale each vector of features to zero mean and unit variance.
 
@@ -97,10 +97,10 @@ class Trunk(nn.Module):
             features = layer_norm(features, features.shape[-1:])
         return features, dict(zip(self.state_keys, new_state, strict=True))
 
-    def observe(self, observation: Any) -> None:
+    def update_statistics(self, observation: Any) -> None:
         """Adds observations ``[B, T, ...]`` to the running statistics, if there are any."""
-        observe(self.preprocess, observation, self.encoder)
-        observe(self.encoder, _flatten(self.preprocess(observation))[0])
+        update_statistics(self.preprocess, observation, self.encoder)
+        update_statistics(self.encoder, _flatten(self.preprocess(observation))[0])
 
 
 class StepOutput(NamedTuple):
@@ -313,10 +313,10 @@ class Policy(nn.Module):
         return SequenceOutput(distribution, value, new_state, features)
 
     @torch.no_grad()
-    def observe(self, observation: Any) -> None:
+    def update_statistics(self, observation: Any) -> None:
         """Adds observations ``[B, T, ...]`` to the running statistics, if the policy has any."""
         for trunk in self.trunks:
-            trunk.observe(observation)
+            trunk.update_statistics(observation)
 
 
 def correlated(last_BZ: Tensor, drawn_BZ: Tensor, correlation: float) -> Tensor:
