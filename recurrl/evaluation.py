@@ -17,7 +17,7 @@ from recurrl.envs import make_batched_env
 from recurrl.envs.batched import Tensors, episodes_ended, observation_in
 from recurrl.envs.making import random_action
 from recurrl.envs.policy_env import PolicyEnv
-from recurrl.keys import HIDDEN
+from recurrl.keys import PRIVILEGED
 from recurrl.policy import Policy
 from recurrl.policy.policy import State, StepOutput
 from recurrl.returns import sample_std
@@ -80,7 +80,7 @@ def evaluate(
         RunError: an environment failed.
     """
     copies = max(min(episodes, MAX_COPIES), 2 if states == SHUFFLED else 1)
-    privileged = policy is not None and HIDDEN in policy.critic_only
+    privileged = policy is not None and PRIVILEGED in policy.critic_only
     torch.manual_seed(seed)
     with closing(make_batched_env(config, copies, seed + SEED_OFFSET, privileged=privileged)) as env:
         count, device = env.batch_size[0], env.device

@@ -21,7 +21,7 @@ from recurrl.envs import EPISODE_LENGTH, EPISODE_RETURN, make_batched_env
 from recurrl.envs.batched import Tensors, observation_in
 from recurrl.envs.saved_state import UnsavableError
 from recurrl.errors import NonFiniteError
-from recurrl.keys import ACTION, HIDDEN, LOG_PROB, VALUE, path_of
+from recurrl.keys import ACTION, LOG_PROB, PRIVILEGED, VALUE, path_of
 from recurrl.policy.policy import NewState, State
 from recurrl.recurrent.linear_recurrence import scan_from_zero
 from recurrl.recurrent.module.keys import IS_INIT
@@ -52,7 +52,7 @@ class SingleCollector:
         self._start()
 
     def _start(self) -> None:
-        spec, privileged = self.spec, HIDDEN in self.policy.critic_only
+        spec, privileged = self.spec, PRIVILEGED in self.policy.critic_only
         self.env = make_batched_env(spec.env, spec.env.num_envs, spec.seed, spec.group_size, privileged)
         self.begin_episodes()
 

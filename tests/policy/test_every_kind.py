@@ -19,7 +19,7 @@ from recurrl.keys import INSERTED, OBSERVATION
 from recurrl.policy import make_policy
 from recurrl.policy.normalization import ObservationNormalizer
 
-SEES = "algorithm.critic_observation=[hidden]"
+SEES = "algorithm.critic_observation=[privileged]"
 
 REPLAYED = [
     *(pytest.param(CUE, {"observation": kind}, (), id=f"sees {kind}") for kind in OBSERVATIONS),
