@@ -73,7 +73,7 @@ def _parts(rollout: SingleCollector, algorithm: Algorithm) -> list[tuple[Any, st
         (algorithm, "backward", "learn/losses and gradients"),
         (nn.utils, "clip_grad_norm_", "learn/gradient clipping"),
         (algorithm.optimizer, "step", "learn/optimizer"),
-        (algorithm.policy, "observe", "learn/observation statistics"),
+        (algorithm.policy, "update_statistics", "learn/observation statistics"),
     ]
 
 

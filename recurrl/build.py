@@ -22,7 +22,7 @@ from recurrl.config.cell import NO_CELL
 from recurrl.config.plugins import factory
 from recurrl.envs import make_batched_env
 from recurrl.errors import check_method, naming, require
-from recurrl.keys import ACTION, HIDDEN, OBSERVATION
+from recurrl.keys import ACTION, OBSERVATION, PRIVILEGED
 from recurrl.policy import Policy, make_policy
 from recurrl.policy.build import conditions_met
 from recurrl.policy.distributions import GaussianParameters
@@ -162,7 +162,7 @@ def make_policy_for(config: TrainConfig, explicit_keys: Collection[str] = ()) ->
         ConfigError: the policy cannot be made for these specs, or an explicit value has no effect with them.
     """
     with closing(
-        make_batched_env(config.env, 1, config.seed, privileged=HIDDEN in config.algorithm.critic_only)
+        make_batched_env(config.env, 1, config.seed, privileged=PRIVILEGED in config.algorithm.critic_only)
     ) as env:
         observation, action = env.observation_spec[0], env.full_action_spec[0][ACTION]
         check_effects(config, explicit_keys, conditions_met(config.algorithm, observation[OBSERVATION], action))

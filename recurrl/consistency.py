@@ -19,7 +19,7 @@ from recurrl.algorithms.advantages import segment_ends
 from recurrl.config import TrainConfig
 from recurrl.envs.making import make_batched_env, random_action
 from recurrl.errors import ConsistencyError
-from recurrl.keys import ACTION, HIDDEN, IS_INIT, LOG_PROB, OBSERVATION, VALUE
+from recurrl.keys import ACTION, IS_INIT, LOG_PROB, OBSERVATION, PRIVILEGED, VALUE
 from recurrl.policy import Policy
 from recurrl.recurrent import precision
 
@@ -138,7 +138,7 @@ def _forced_resets(config: TrainConfig, keys: Sequence[Any]) -> tuple[TensorDict
     # As many as a worker has, because games of several agents come in whole rows of agents.
     count = config.env.num_envs // getattr(config.collector, "num_workers", 1)
     before, after = [], []
-    with closing(make_batched_env(config.env, count, config.seed, privileged=(OBSERVATION, HIDDEN) in keys)) as env:
+    with closing(make_batched_env(config.env, count, config.seed, privileged=(OBSERVATION, PRIVILEGED) in keys)) as env:
         observed = env.reset_tensors(None)
         for _ in range(MIN_RESETS):
             last = env.step_tensors(random_action(env, observed))

@@ -16,7 +16,7 @@ from recurrl.config import EnvConfig
 from recurrl.envs.batched import Tensors, episodes_ended, observation_in
 from recurrl.envs.making import make_batched_env, random_action
 from recurrl.envs.policy_env import PolicyEnv
-from recurrl.keys import HIDDEN
+from recurrl.keys import PRIVILEGED
 from recurrl.policy.policy import Policy, State, StepOutput
 from recurrl.returns import sample_std
 from recurrl.runtime.seeds import random_numbers_restored
@@ -78,7 +78,7 @@ def evaluate(
         RunError: an environment failed.
     """
     copies = max(min(episodes, MAX_COPIES), 2 if states == SHUFFLED else 1)
-    privileged = policy is not None and HIDDEN in policy.critic_only
+    privileged = policy is not None and PRIVILEGED in policy.critic_only
     torch.manual_seed(seed)
     with closing(make_batched_env(config, copies, seed + SEED_OFFSET, privileged=privileged)) as env:
         count, device = env.batch_size[0], env.device

@@ -7,7 +7,7 @@ from typing import Any
 from tensordict import NestedKey
 
 OBSERVATION = "observation"
-"""A tensor, or a nested TensorDict, which may hold ``ACTION_MASK``, ``PREVIOUS_REWARD`` and ``HIDDEN``."""
+"""A tensor, or a nested TensorDict, which may hold ``ACTION_MASK``, ``PREVIOUS_REWARD`` and ``PRIVILEGED``."""
 ACTION_MASK = "action_mask"
 IS_INIT = "is_init"
 """True where a step is the first of an episode."""
@@ -15,7 +15,7 @@ NOISE = "action_noise"
 """The last step's noise of actions, where it is correlated from step to step."""
 PREVIOUS_ACTION = "previous_action"
 PREVIOUS_REWARD = "previous_reward"
-HIDDEN = "hidden"
+PRIVILEGED = "privileged"
 """What the environment hides from the policy, for a critic that sees it."""
 
 ACTION = "action"

@@ -58,7 +58,7 @@ def pretrain(policy: Policy, env: EnvConfig, options: PretrainConfig, lr: float,
     assert options.folder is not None
     episodes = read_episodes(Path(options.folder), policy, env)
     whole = TensorDict.cat(list(episodes)).unsqueeze(0).to(policy.device)
-    (policy.actor() if policy.critic_only else policy).observe(whole[OBSERVATION])
+    (policy.actor() if policy.critic_only else policy).update_statistics(whole[OBSERVATION])
     logger.info("pretraining: %d steps in %d episodes of %s", whole.numel(), len(episodes), options.folder)
     fixed = {id(module.log_std) for module in policy.modules() if isinstance(module, GaussianParameters)}
     learned = [p for part in (policy.trunk, policy.actor_head) for p in part.parameters() if id(p) not in fixed]

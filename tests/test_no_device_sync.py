@@ -126,7 +126,7 @@ KINDS = {
     **{f"sees {kind}": (CUE, (), {"observation": kind}) for kind in OBSERVATIONS},
     **{f"does {kind}": (CUE, PREVIOUS, {"action": kind}) for kind in ACTIONS},
     **{f"does {kind}, squashed": (CUE, SQUASHED, {"action": kind}) for kind in ("bounded", "dict")},
-    "critic that sees": (CUE, ("env.mask=[1]", "algorithm.critic_observation=[hidden]"), {}),
+    "critic that sees": (CUE, ("env.mask=[1]", "algorithm.critic_observation=[privileged]"), {}),
     "masked in info": (MASKED, ("env.action_mask_from_info=true",), {"mask_in": "info", "action": "discrete"}),
     "masked in observation": (MASKED, (), {"mask_in": "observation", "action": "discrete"}),
 }

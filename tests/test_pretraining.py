@@ -130,7 +130,7 @@ def test_states_are_carried_from_slice_to_slice(cell, learns, small, tmp_path):
 
 
 def test_a_critic_that_sees_more_is_left_alone(small, tmp_path):
-    config = small("algorithm.critic=feedforward", "algorithm.critic_observation=[hidden]")
+    config = small("algorithm.critic=feedforward", "algorithm.critic_observation=[privileged]")
     policy = make_policy_for(config)
     record(Agent(policy, config.env), tmp_path, episodes=2)
     pretrain(policy, config.env, options(tmp_path), 2e-3, 8, 4)

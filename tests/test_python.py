@@ -119,10 +119,10 @@ def test_a_callback_sees_each_iteration_and_does_not_change_the_run(tiny):
     seen = []
 
     class Acting:
-        def on_iteration(self, metrics, policy):
+        def on_iteration(self, metrics, agent):
             seen.append(dict(metrics))
-            env, state = policy.make_env(), policy.initial_state()
-            action, _ = policy.act(env.reset(seed=0)[0], state, deterministic=False)  # draws random numbers
+            env, state = agent.make_env(), agent.initial_state()
+            action, _ = agent.act(env.reset(seed=0)[0], state, deterministic=False)  # draws random numbers
             assert env.action_space.contains(action)
 
     watched = recurrl.train(config, run_dir="watched", callbacks=[Acting()])

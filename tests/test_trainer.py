@@ -34,7 +34,7 @@ def test_what_is_due_by_frames_is_due_at_each_multiple_and_at_the_end():
 
 
 def callback(name="Mine", base=recurrl.Callback, **methods):
-    """A callback with these methods. With another base it sees metrics and policy."""
+    """A callback with these methods. With another base it sees metrics and an agent."""
     return type(name, (base,), methods)()
 
 
@@ -44,7 +44,7 @@ class Counter:
     def __init__(self):
         self.seen = []
 
-    def on_iteration(self, metrics, policy):
+    def on_iteration(self, metrics, agent):
         self.seen.append(metrics["frames"])
 
     def state_dict(self):
@@ -174,7 +174,7 @@ def test_no_callback_is_called_for_an_iteration_whose_evaluation_a_signal_stoppe
 simple, derived, of_none = Counter.on_iteration, RecordingCallback.on_iteration, Counter.state_dict
 
 
-def of_three(self, metrics, policy, frames):
+def of_three(self, metrics, agent, frames):
     pass
 
 
@@ -186,9 +186,9 @@ BOTH = {"on_iteration": simple, "state_dict": of_none}
 NOT_CALLED = [
     (recurrl.Callback, {"on_iterations": derived}, r"Mine must define only close, .* \(got on_iterations\)"),
     (Counter, {"on_start": of_none}, r"Mine must define only .* \(got on_start\)\. Derive it from recurrl"),
-    (object, {"on_iteration": of_three}, r"on_iteration\(metrics, policy\): missing a required argument: 'frames'"),
-    (object, {}, r"Mine must have on_iteration\(metrics, policy\)"),
-    (object, {"on_iteration": derived}, r"on_iteration\(metrics, policy\), because it does not derive from recurrl"),
+    (object, {"on_iteration": of_three}, r"on_iteration\(metrics, agent\): missing a required argument: 'frames'"),
+    (object, {}, r"Mine must have on_iteration\(metrics, agent\)"),
+    (object, {"on_iteration": derived}, r"on_iteration\(metrics, agent\), because it does not derive from recurrl"),
     (recurrl.Callback, {"on_iteration": simple}, r"on_iteration\(trainer, metrics\), because it derives from recurrl"),
     (recurrl.Callback, {"close": of_none}, r"Mine must have close\(failed\): too many positional arguments"),
     (recurrl.Callback, {"on_iteration": coroutine}, r"\(trainer, metrics\), and not as a coroutine. Remove async"),

@@ -144,7 +144,8 @@ class Algorithm(nn.Module):
             mask_NT1 = rollout_NT[LOSS_MASK] = ~rollout_NT["next", INSERTED]
             mask_NT = mask_NT1.squeeze(-1)
             metrics["collect/inserted_fraction"] = 1.0 - float(mask_NT.double().mean())
-        self.reward_scaler.observe(rollout_NT["next", "reward"].squeeze(-1), rollout_NT[IS_INIT].squeeze(-1), mask_NT)
+        reward_NT, is_init_NT = rollout_NT["next", "reward"].squeeze(-1), rollout_NT[IS_INIT].squeeze(-1)
+        self.reward_scaler.update_statistics(reward_NT, is_init_NT, mask_NT)
         self.rows = rows_NT = self.buffer.extend(rollout_NT, self.gradient_signal.share)
         metrics["optim/replay_ratio"] = len(rows_NT) / len(rollout_NT)
         reward_NT = self.reward_scaler(rows_NT["next", "reward"].squeeze(-1))
@@ -157,7 +158,7 @@ class Algorithm(nn.Module):
         metrics = merged(metrics, self.states.norms(rows_NT), prepared, self._run_epochs(rows_NT))
         # Last, because rollout and update must normalise observations by the same statistics.
         seen_NT = rollout_NT[OBSERVATION]
-        self.policy.observe(seen_NT if mask_NT is None else seen_NT[mask_NT].unsqueeze(0))
+        self.policy.update_statistics(seen_NT if mask_NT is None else seen_NT[mask_NT].unsqueeze(0))
         return world().averaged(metrics)
 
     def _run_epochs(self, rows_NT: TensorDictBase) -> dict[str, float]:

@@ -14,7 +14,7 @@ from recurrl.algorithms.metrics import Losses
 from recurrl.algorithms.ppo import PPO
 from recurrl.algorithms.teachers import TEACHER_ACTION, Teacher
 from recurrl.config import DistillConfig, TrainConfig
-from recurrl.keys import HIDDEN
+from recurrl.keys import PRIVILEGED
 from recurrl.policy.distributions import Joint, most_probable
 from recurrl.policy.policy import Policy, SequenceOutput
 
@@ -39,7 +39,7 @@ class Distill(PPO):
 
     def __init__(self, options: DistillConfig, policy: Policy, config: TrainConfig) -> None:
         super().__init__(options, policy, config)
-        self.teacher = Teacher(options.teacher, config.env, HIDDEN in options.critic_only, policy.device)
+        self.teacher = Teacher(options.teacher, config.env, PRIVILEGED in options.critic_only, policy.device)
         # A tensor, because a compiled loss treats Python numbers as constants.
         self.weight = nn.Buffer(torch.tensor(options.weight), persistent=False)
 

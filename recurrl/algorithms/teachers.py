@@ -42,7 +42,7 @@ class Teacher:
     Args:
         target: a run, ``module:function``, an ONNX file, or a TorchScript file with the ending ``.pt``.
         env: the student's environment options.
-        privileged: true if the student's rollouts have the entry ``hidden``.
+        privileged: true if the student's rollouts have the entry ``privileged``.
         device: the device of the rollouts.
 
     Raises:
@@ -128,8 +128,8 @@ def _policy_of_run(path: Path, device: torch.device) -> tuple[Act, Shapes]:
         require(
             seen.keys() >= set(interface.added) and shapes.items() <= seen.items(),
             f"algorithm.teacher={path} observes {shapes} and {list(interface.added)}, but the student's environment "
-            f"gives {seen}. Set env.mask and algorithm.critic_observation=[hidden] for what only the teacher sees, or "
-            "another teacher.",
+            f"gives {seen}. Set env.mask and algorithm.critic_observation=[privileged] for what only the teacher sees, "
+            "or another teacher.",
         )
         outputs = step({**state, **named, IS_INIT: is_init_N})
         action = nested({entry.path: outputs[entry.name] for entry in interface.actions if entry.path})

@@ -86,12 +86,12 @@ class IterationCallback(Protocol):
     If it has ``state_dict()`` and ``load_state_dict(state)``, checkpoints hold its state, of tensors and plain values.
     """
 
-    def on_iteration(self, metrics: Mapping[str, float], policy: Agent) -> bool | None:
+    def on_iteration(self, metrics: Mapping[str, float], agent: Agent) -> bool | None:
         """Called after each iteration, before it is logged. Random numbers drawn here do not affect training.
 
         Args:
             metrics: the iteration's metrics, with ``frames``, and those of the evaluation if one was due.
-            policy: an agent with the parameters after this iteration.
+            agent: the policy with the parameters after this iteration, as an agent.
 
         Returns:
             True to stop: the run is saved and evaluated as if it had finished, with the status ``stopped``, and can be
@@ -152,7 +152,7 @@ def check_callbacks(callbacks: Sequence[Any]) -> None:
         )
         for method in known:
             check_method(f"The callback {name}", each, base, method)
-        arguments, why = ("trainer, metrics", "derives") if derives else ("metrics, policy", "does not derive")
+        arguments, why = ("trainer, metrics", "derives") if derives else ("metrics, agent", "does not derive")
         require(
             next(iter(inspect.signature(each.on_iteration).parameters)) != others,
             f"The callback {name} must have on_iteration({arguments}), because it {why} from recurrl.Callback.",

@@ -19,7 +19,7 @@ from recurrl.config import CollectorConfig
 from recurrl.envs import make_batched_env
 from recurrl.envs.batched import Tensors, observation_in
 from recurrl.errors import NonFiniteError, UnsavableError
-from recurrl.keys import ACTION, EPISODE_LENGTH, EPISODE_RETURN, HIDDEN, IS_INIT, LOG_PROB, VALUE, path_of
+from recurrl.keys import ACTION, EPISODE_LENGTH, EPISODE_RETURN, IS_INIT, LOG_PROB, PRIVILEGED, VALUE, path_of
 from recurrl.policy.policy import NewState, State
 from recurrl.recurrent.linear_recurrence import scan_from_zero
 from recurrl.runtime.compiling import compiled
@@ -49,7 +49,7 @@ class SingleCollector:
         self._start()
 
     def _start(self) -> None:
-        spec, privileged = self.spec, HIDDEN in self.policy.critic_only
+        spec, privileged = self.spec, PRIVILEGED in self.policy.critic_only
         self.env = make_batched_env(spec.env, spec.env.num_envs, spec.seed, spec.group_size, privileged)
         self.begin_episodes()
 

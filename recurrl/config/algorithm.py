@@ -82,7 +82,7 @@ class PPOConfig(ClippedConfig):
         choices=("shared", "recurrent", "feedforward"),
     )
     critic_observation: list[str] = option(
-        "what only the critic sees: entries of the observation; hidden: what env.mask or a memory task hides",
+        "what only the critic sees: entries of the observation; privileged: what env.mask or a memory task hides",
         only_with=OWN_CRITIC,
     )
     lmbda: float = option("λ of the advantages", FRACTION, only_with=DISCOUNT)
@@ -120,8 +120,8 @@ class DistillConfig(PPOConfig):
     """Imitation of a teacher that sees more, alone or combined with PPO (Ross et al. 2011, https://arxiv.org/abs/1011.0686)."""
 
     critic_observation: list[str] = option(
-        "what only the teacher and a critic on its own trunk see: entries of the observation; hidden: what env.mask or "
-        "a memory task hides"
+        "what only the teacher and a critic on its own trunk see: entries of the observation; privileged: what "
+        "env.mask or a memory task hides"
     )
     entropy_coeff: float = option(
         "weight of the entropy bonus, in units of the advantages' running RMS", WEIGHT, only_with=PPO_ACTIVE

@@ -48,7 +48,7 @@ class VecEnvConfig(EnvConfig):
     actor_groups: list[str] = option(
         "the groups of observations that the policy sees; []: policy or actor; without them, all but the critic's"
     )
-    critic_groups: list[str] = option("the groups that algorithm.critic_observation=[hidden] adds; []: critic")
+    critic_groups: list[str] = option("the groups that algorithm.critic_observation=[privileged] adds; []: critic")
 
 
 @dataclass

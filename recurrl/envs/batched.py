@@ -20,7 +20,7 @@ from torchrl.envs.utils import step_mdp
 from recurrl.envs.checks import EnvChecks, UnnamedEnvError
 from recurrl.envs.spaces import space_of
 from recurrl.errors import ConfigError, UnsavableError, require
-from recurrl.keys import ACTION, ACTION_MASK, HIDDEN, INSERTED, OBSERVATION, name_of, nested, path_of
+from recurrl.keys import ACTION, ACTION_MASK, INSERTED, OBSERVATION, PRIVILEGED, name_of, nested, path_of
 from recurrl.runtime.serialization import Stateful
 
 Tensors = dict[NestedKey, Tensor]
@@ -110,12 +110,12 @@ class BatchedEnv(EnvBase):
         """What the environments logged since the last call."""
         return {}
 
-    def show_hidden(self) -> None:
-        """From now on, adds the entry ``hidden`` to observations: what the policy does not see, if that is known."""
+    def show_privileged(self) -> None:
+        """From now on, adds the entry ``privileged`` to observations: what the policy does not see, if known."""
 
-    def add_hidden(self, hidden: Tensor) -> None:
-        """Adds an entry ``hidden`` like this one ``[N, ...]`` to the spec of observations."""
-        entries = {**self.observation_spec, HIDDEN: Unbounded(hidden.shape, device=self.device)}
+    def add_privileged(self, privileged: Tensor) -> None:
+        """Adds an entry ``privileged`` like this one ``[N, ...]`` to the spec of observations."""
+        entries = {**self.observation_spec, PRIVILEGED: Unbounded(privileged.shape, device=self.device)}
         self.observation_spec = Composite(entries, shape=self.batch_size)
 
     @property
@@ -186,7 +186,7 @@ class TorchRLEnv(BatchedEnv):
                     f"{name or 'none'}). Choose env=torchrl to name its keys, with dots in a nested one; or rename "
                     "them, for example with torchrl.envs.RenameTransform.",
                 )
-        extra = {key: key for key in (ACTION_MASK, HIDDEN) if key in env.observation_spec.keys()}  # noqa: SIM118
+        extra = {key: key for key in (ACTION_MASK, PRIVILEGED) if key in env.observation_spec.keys()}  # noqa: SIM118
         self._keys, self._action, self._reward = {**observed, **extra}, action, reward
         device = env.device or torch.device("cpu")
         entries = {name: env.observation_spec[key].clone().to(device) for name, key in self._keys.items()}

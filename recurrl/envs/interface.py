@@ -15,7 +15,7 @@ from recurrl.config import EnvConfig
 from recurrl.envs.batched import Tensors
 from recurrl.envs.spaces import box_spec, space_of
 from recurrl.errors import ConfigError, require
-from recurrl.keys import ACTION_MASK, HIDDEN, OBSERVATION, PREVIOUS_REWARD
+from recurrl.keys import ACTION_MASK, OBSERVATION, PREVIOUS_REWARD, PRIVILEGED
 from recurrl.specs import bounds_of, leaves_of
 
 Path = tuple[str, ...]
@@ -47,16 +47,16 @@ class Entry(nn.Module):
 class Interface(nn.Module):
     """Turns raw observations into what a policy observes, and the policy's actions into the environment's.
 
-    Raw entries are ``observation`` or the leaves within it, ``action_mask`` and ``hidden`` if the environment has them,
-    and the previous reward. ``env.mask`` names entries of a vector or of a dict to hide. The policy's observation is a
-    dict if the environment's is one or if entries are added to it, else a tensor. ``action_mask`` has one number per
-    choice; the choices of several discrete actions are concatenated.
+    Raw entries are ``observation`` or the leaves within it, ``action_mask`` and ``privileged`` if the environment has
+    them, and the previous reward. ``env.mask`` names entries of a vector or of a dict to hide. The policy's observation
+    is a dict if the environment's is one or if entries are added to it, else a tensor. ``action_mask`` has one number
+    per choice; the choices of several discrete actions are concatenated.
 
     Args:
         env: the environment's options.
         observation: the spec of one environment's raw entries, with the entry ``observation``.
         action: the spec of one environment's action; composite if it has several parts.
-        privileged: add the entry ``hidden``: the entries of a vector that ``env.mask`` hides, or without a mask the
+        privileged: add the entry ``privileged``: the entries of a vector that ``env.mask`` hides, or without a mask the
             environment's own entry of that name.
         without: entries of the policy's observation to leave out.
 
@@ -93,7 +93,7 @@ class Interface(nn.Module):
         self._modules_of_entries = nn.ModuleList(self.entries.values())
         self.observation_spec = Composite({key: entry.spec for key, entry in self.entries.items()})
 
-    def _added_entries(self, observation: Composite, own: Collection[Path], hidden: bool) -> dict[Path, Entry]:
+    def _added_entries(self, observation: Composite, own: Collection[Path], adds_privileged: bool) -> dict[Path, Entry]:
         """What the policy sees in addition to the environment's own observation."""
         masked, present = self.env.action_mask_from_info, set(observation.keys())
         gives = ACTION_MASK in present
@@ -102,7 +102,7 @@ class Interface(nn.Module):
             f"env.action_mask_from_info must be {str(gives).lower()} (got {str(masked).lower()}): env.id={self.env.id} "
             f"returns {'an' if gives else 'no'} action mask outside its observation.",
         )
-        extra = [ACTION_MASK] * masked + [HIDDEN] * (hidden and HIDDEN in present)
+        extra = [ACTION_MASK] * masked + [PRIVILEGED] * (adds_privileged and PRIVILEGED in present)
         specs = {name: observation[name] for name in extra}
         if self.env.previous_reward:
             specs[PREVIOUS_REWARD] = Unbounded((1,))
@@ -207,7 +207,7 @@ def _own_entries(observation: TensorSpec, mask: Collection[int | str], privilege
     low, high = bounds_of(observation)
     columns = {OBSERVATION: [i for i in range(size) if i not in mask]}
     if privileged:
-        columns[HIDDEN] = [i for i in range(size) if i in mask]
+        columns[PRIVILEGED] = [i for i in range(size) if i in mask]
     return {(name,): Entry(OBSERVATION, box_spec(low[each], high[each]), each) for name, each in columns.items()}
 
 
@@ -221,7 +221,7 @@ def _own_entries_of_dict(observation: Composite, mask: Collection[int | str], pr
         )
     if hidden and privileged:
         raise ConfigError(
-            "algorithm.critic_observation must name the entries of a dict that only the critic sees (got hidden). "
+            "algorithm.critic_observation must name the entries of a dict that only the critic sees (got privileged). "
             f"Use [{', '.join(map(str, mask))}], and leave env.mask out."
         )
     visible = {path: spec for path, spec in leaves_of(observation) if path[0] not in hidden}

@@ -18,7 +18,7 @@ from recurrl.envs.checks import making
 from recurrl.envs.policy_env import PolicyEnv
 from recurrl.envs.source import source_of
 from recurrl.errors import ConfigError, require
-from recurrl.keys import ACTION, ACTION_MASK, EPISODE_LENGTH, HIDDEN, OBSERVATION
+from recurrl.keys import ACTION, ACTION_MASK, EPISODE_LENGTH, OBSERVATION, PRIVILEGED
 from recurrl.specs import choices
 
 
@@ -36,7 +36,7 @@ def make_batched_env(
         num_envs: the number of copies.
         seed: the first copy's seed.
         group_size: the number of neighbours whose episodes start from the same states; None for independent copies.
-        privileged: add the entry ``hidden`` to observations: what the policy does not see, for the critic.
+        privileged: add the entry ``privileged`` to observations: what the policy does not see, for the critic.
 
     Raises:
         ConfigError: the environment cannot be made, or cannot start episodes in groups.
@@ -53,10 +53,10 @@ def make_env(config: EnvConfig, num_envs: int, seed: int, policy: nn.Module | No
     """Like :func:`make_batched_env`, for TorchRL's collectors and ``env.rollout``.
 
     Adds ``is_init``, the episode's running return and length, and, with a policy, a primer for each entry that the
-    policy passes from step to step. Observations have the entry ``hidden`` if the policy's critic reads it.
+    policy passes from step to step. Observations have the entry ``privileged`` if the policy's critic reads it.
     """
     modules: list[Any] = [] if policy is None else list(policy.modules())
-    privileged = any(HIDDEN in getattr(module, "critic_only", ()) for module in modules)
+    privileged = any(PRIVILEGED in getattr(module, "critic_only", ()) for module in modules)
     primers = None if policy is None else get_primers_from_module(policy, warn=False)
     transforms = [InitTracker(), StepCounter(step_count_key=EPISODE_LENGTH), RewardSum()]
     env = make_batched_env(config, num_envs, seed, privileged=privileged)

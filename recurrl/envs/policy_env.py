@@ -34,7 +34,7 @@ class PolicyEnv(BatchedEnv):
     Args:
         raw: the environments, with their own observations and actions.
         options: the environment's options.
-        privileged: add the entry ``hidden`` to observations: what the policy does not see, for the critic.
+        privileged: add the entry ``privileged`` to observations: what the policy does not see, for the critic.
 
     Attributes:
         raw: the environments behind the interface.
@@ -49,7 +49,7 @@ class PolicyEnv(BatchedEnv):
     def __init__(self, raw: BatchedEnv, options: EnvConfig, privileged: bool = False) -> None:
         count = raw.batch_size[0]
         if privileged and not options.mask:
-            raw.show_hidden()
+            raw.show_privileged()
         interface = Interface(options, raw.observation_spec[0], raw.full_action_spec[0][ACTION], privileged)
         observation, action = interface.observation_spec, interface.action_spec
         specs = Composite({OBSERVATION: observation[OBSERVATION], ACTION: action}).expand(count)

@@ -21,7 +21,7 @@ from recurrl.envs.batched import BatchedEnv, Tensors
 from recurrl.envs.checks import UnnamedEnvError, unpacked
 from recurrl.envs.spaces import Space, dicts_to_tuples, raw_specs, tuples_to_dicts
 from recurrl.errors import ConfigError, require
-from recurrl.keys import FINAL_UNKNOWN, HIDDEN, INSERTED, OBSERVATION, path_of
+from recurrl.keys import FINAL_UNKNOWN, INSERTED, OBSERVATION, PRIVILEGED, path_of
 from recurrl.runtime.serialization import Stateful
 
 logger = logging.getLogger(__name__)
@@ -169,24 +169,24 @@ class SimulatorEnv(VecEnv):
         observation, _ = _start_episodes(env)
         first = next(_leaves((), observation))[1]
         count, is_dict = len(first), _is_dict(observation)
-        actor, privileged = _groups(options, list(observation.keys()) if is_dict else [])
+        actor, critic = _groups(options, list(observation.keys()) if is_dict else [])
         seen = _policy_groups(tuples_to_dicts(_observation_space(env, observation)), actor)
         action = _action_space(env)
         specs = raw_specs(options.id, spaces.Dict(seen) if isinstance(seen, dict) else seen, action, count)
         device, is_array = torch.as_tensor(first).device, isinstance(first, np.ndarray)
         super().__init__(env, options.resets, action, count, *specs, device, is_array=is_array)
-        self._actor_groups, self._privileged = actor, privileged
+        self._actor_groups, self._critic_groups = actor, critic
         self._expected = {key: (spec.dtype, spec.shape) for key, spec in self.observation_spec.items(True, True)}
         self._logged: dict[str, list[Tensor]] = {}
         # Where an episode was ever truncated without its last observation, and whether the user was told.
         self._cut_unknown, self._warned = self._inserted_next, False
 
-    def show_hidden(self) -> None:
-        """Adds the concatenated groups of the critic, if there are any, to observations, as the entry ``hidden``."""
-        if self._privileged and HIDDEN not in self._expected:
-            hidden = self._hidden(_start_episodes(self._env)[0])
-            self.add_hidden(hidden)
-            self._expected[HIDDEN] = (hidden.dtype, hidden.shape)
+    def show_privileged(self) -> None:
+        """Adds the concatenated groups of the critic, if there are any, to observations, as entry ``privileged``."""
+        if self._critic_groups and PRIVILEGED not in self._expected:
+            privileged = self._privileged(_start_episodes(self._env)[0])
+            self.add_privileged(privileged)
+            self._expected[PRIVILEGED] = (privileged.dtype, privileged.shape)
 
     def _final_observations(self, before: Tensors, step: Tensors, info: Any) -> Tensors:
         """Ended episodes' last observations, in place of the next episodes' first ones, and where they are unknown."""
@@ -217,8 +217,8 @@ class SimulatorEnv(VecEnv):
     def _entries(self, observation: Any) -> Tensors:
         groups = _policy_groups(observation, self._actor_groups)
         entries: Tensors = {key: torch.as_tensor(value).clone() for key, value in _leaves((OBSERVATION,), groups)}
-        if HIDDEN in self._expected:
-            entries[HIDDEN] = self._hidden(observation)
+        if PRIVILEGED in self._expected:
+            entries[PRIVILEGED] = self._privileged(observation)
         for key, (dtype, shape) in self._expected.items():
             if key not in entries:
                 raise UnnamedEnvError(f"returned an observation without the entry {path_of(key)[-1]!r}.")
@@ -230,8 +230,8 @@ class SimulatorEnv(VecEnv):
                 )
         return {key: entries[key] for key in self._expected}
 
-    def _hidden(self, observation: Any) -> Tensor:
-        parts = [torch.as_tensor(observation[name]) for name in self._privileged]
+    def _privileged(self, observation: Any) -> Tensor:
+        parts = [torch.as_tensor(observation[name]) for name in self._critic_groups]
         return torch.cat([part.flatten(1).float() for part in parts], 1)
 
     def _results(self, returned: Any) -> tuple[Any, Tensors, Any]:

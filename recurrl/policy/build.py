@@ -11,7 +11,7 @@ from recurrl.config.cell import NO_CELL, BackendConfig
 from recurrl.config.options import BOUNDED, CONTINUOUS, IMAGES, NO_IMAGES, NUMBERS, Condition
 from recurrl.config.plugins import factory, is_custom
 from recurrl.errors import require, user_code
-from recurrl.keys import ACTION_MASK, HIDDEN, OBSERVATION, PREVIOUS_REWARD
+from recurrl.keys import ACTION_MASK, OBSERVATION, PREVIOUS_REWARD, PRIVILEGED
 from recurrl.policy.distributions import make_actor
 from recurrl.policy.encoders.images import image_network
 from recurrl.policy.initialization import HEAD_GAIN, TANH_GAIN, linear
@@ -62,9 +62,9 @@ def make_policy(config: TrainConfig, observation_spec: Composite, action_spec: T
     return policy.to(torch.device(config.device))
 
 
-_ADVICE_ON_HIDDEN = (
-    " For hidden, also set env.mask=[...], what the policy may not see; or name a simulator's groups, "
-    "env.critic_groups=[...]; or define the method hidden of a memory task."
+_ADVICE_ON_PRIVILEGED = (
+    " For privileged, also set env.mask=[...], what the policy may not see; or name a simulator's groups, "
+    "env.critic_groups=[...]; or define the method privileged of a memory task."
 )
 
 
@@ -78,7 +78,7 @@ def _without(observation: TensorSpec, names: Collection[str]) -> TensorSpec:
         return observation
     entries = dict(observation.items()) if isinstance(observation, Composite) else {}
     allowed = {name for name in entries if name != ACTION_MASK}
-    advice = _ADVICE_ON_HIDDEN if HIDDEN in names else ""
+    advice = _ADVICE_ON_PRIVILEGED if PRIVILEGED in names else ""
     require(
         set(names) < allowed,
         "algorithm.critic_observation must name some, but not all, of the observation's entries "
@@ -203,7 +203,7 @@ def _feedforward(options: CellConfig, width: int) -> nn.Module:
 
 
 def _recurrent(config: TrainConfig, width: int, cell: Cell, prefix: str) -> RecurrentModule:
-    states = [f"{prefix}recurrent_state{suffix}" for suffix in cell.states()]
+    states = [f"{prefix}recurrent_state{suffix}" for suffix in cell.state_shapes()]
     module = RecurrentModule(
         cell,
         width,
@@ -227,8 +227,8 @@ def _columns(core: nn.Module, cell: Cell | None, width: int, count: int) -> Iter
     if cell is None:
         yield next(core.parameters()).data[:, -count:]
         return
-    without = cell.parameters(width - count)
-    for name, shape in cell.parameters(width).items():
+    without = cell.parameter_shapes(width - count)
+    for name, shape in cell.parameter_shapes(width).items():
         for axis, (size, fewer) in enumerate(zip(shape, without[name], strict=True)):
             if (size, fewer) == (width, width - count):
                 yield getattr(core.layers, f"{name}_l0").data.narrow(axis, size - count, count)

@@ -16,10 +16,9 @@ from recurrl.runtime import statistics
 from recurrl.runtime.ranks import world
 
 
-def observe(module: nn.Module, *arguments: Any) -> None:
-    """Calls a module's method ``observe``, which adds observations to running statistics, if it has one."""
-    own: Any = getattr(module, "observe", None)
-    if own is not None:
+def update_statistics(module: nn.Module, *arguments: Any) -> None:
+    """Calls a module's method ``update_statistics``, which adds observations to running statistics, if it has one."""
+    if (own := getattr(module, "update_statistics", None)) is not None:
         own(*arguments)
 
 
@@ -85,7 +84,7 @@ class ObservationNormalizer(nn.Module):
         self.replaced_at = nn.Buffer(torch.zeros((), dtype=torch.float64))
 
     @torch.no_grad()
-    def observe(self, observations: Tensor, reader: nn.Module | None = None) -> None:
+    def update_statistics(self, observations: Tensor, reader: nn.Module | None = None) -> None:
         """Adds observations ``[B, *shape]``. They take effect once the total number has doubled.
 
         Args:
@@ -166,7 +165,7 @@ class RewardScaler(nn.Module):
         self.discounted_return = nn.Buffer(torch.zeros(num_envs))
 
     @torch.no_grad()
-    def observe(self, reward_NT: Tensor, is_init_NT: Tensor, mask_NT: Tensor | None = None) -> None:
+    def update_statistics(self, reward_NT: Tensor, is_init_NT: Tensor, mask_NT: Tensor | None = None) -> None:
         """Adds an iteration to the statistics.
 
         Args:

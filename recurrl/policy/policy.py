@@ -22,10 +22,10 @@ from torchrl.envs import TensorDictPrimer
 
 from recurrl.keys import IS_INIT, NOISE, OBSERVATION, PREVIOUS_ACTION
 from recurrl.policy.distributions import most_probable
-from recurrl.policy.normalization import observe
+from recurrl.policy.normalization import update_statistics
 from recurrl.policy.preprocessing import PreviousAction
 from recurrl.recurrent import RecurrentModule
-from recurrl.recurrent.layer import reset_state, state_shapes
+from recurrl.recurrent.layer import reset_state, stacked_state_shapes
 
 State = Mapping[NestedKey, Tensor]
 NewState = dict[NestedKey, Tensor]
@@ -36,12 +36,12 @@ class Trunk(nn.Module):
 
     Args:
         encoder: any module that maps observations ``[B, ...]`` to vectors ``[B, width]``. Sequences are flattened to
-            one batch dimension. Its method ``observe``, if it has one, is called with each rollout after the update,
-            for running statistics.
+            one batch dimension. Its method ``update_statistics``, if it has one, is called with each rollout after the
+            update, for running statistics.
         core: maps these vectors to features: a :class:`RecurrentModule`, or any other module, which then has no states.
             None to use the vectors as features.
-        preprocess: applied to observations before the encoder; None for nothing. Its method ``observe``, if it has
-            one, is called with each rollout and with the encoder.
+        preprocess: applied to observations before the encoder; None for nothing. Its method ``update_statistics``, if
+            it has one, is called with each rollout and with the encoder.
         sees_action: true if the core reads the previous action together with the encoder's vectors.
         normalizes: true to shift and scale each vector of features to zero mean and unit variance.
 
@@ -66,7 +66,7 @@ class Trunk(nn.Module):
         self.core = nn.Identity() if core is None else core
         self.state_shapes: dict[NestedKey, tuple[int, ...]] = {}
         if isinstance(core, RecurrentModule):
-            self.state_shapes = dict(zip(core.state_keys, state_shapes(core.cell, core.layers), strict=True))
+            self.state_shapes = dict(zip(core.state_keys, stacked_state_shapes(core.cell, core.layers), strict=True))
         self.state_keys = list(self.state_shapes)
 
     def run(self, observation: Any, state: State, is_init: Tensor | None, sequence: bool) -> tuple[Tensor, NewState]:
@@ -96,10 +96,10 @@ class Trunk(nn.Module):
             features = layer_norm(features, features.shape[-1:])
         return features, dict(zip(self.state_keys, new_state, strict=True))
 
-    def observe(self, observation: Any) -> None:
+    def update_statistics(self, observation: Any) -> None:
         """Adds observations ``[B, T, ...]`` to the running statistics, if there are any."""
-        observe(self.preprocess, observation, self.encoder)
-        observe(self.encoder, _flatten(self.preprocess(observation))[0])
+        update_statistics(self.preprocess, observation, self.encoder)
+        update_statistics(self.encoder, _flatten(self.preprocess(observation))[0])
 
 
 class StepOutput(NamedTuple):
@@ -312,10 +312,10 @@ class Policy(nn.Module):
         return SequenceOutput(distribution, value, new_state, features)
 
     @torch.no_grad()
-    def observe(self, observation: Any) -> None:
+    def update_statistics(self, observation: Any) -> None:
         """Adds observations ``[B, T, ...]`` to the running statistics, if the policy has any."""
         for trunk in self.trunks:
-            trunk.observe(observation)
+            trunk.update_statistics(observation)
 
 
 def correlated(last_BZ: Tensor, drawn_BZ: Tensor, correlation: float) -> Tensor:

@@ -16,7 +16,7 @@ from torchrl.data import Binary, Categorical, Composite, TensorSpec, Unbounded
 
 from recurrl.errors import naming, require
 from recurrl.keys import ACTION_MASK, PREVIOUS_REWARD, name_of, nested
-from recurrl.policy.normalization import ObservationNormalizer, observe
+from recurrl.policy.normalization import ObservationNormalizer, update_statistics
 from recurrl.specs import bounds_of, choices, is_image, leaves_of
 
 Path = tuple[str, ...]
@@ -100,7 +100,7 @@ class PerEntry(nn.Module):
         for path, module in self.by_path.items():
             yield path, module, reduce(getitem, path, observation)
 
-    def observe(self, observation: Any, reader: nn.Module | None = None) -> None:
+    def update_statistics(self, observation: Any, reader: nn.Module | None = None) -> None:
         """Adds observations to the running statistics of the modules that have any.
 
         Args:
@@ -109,7 +109,7 @@ class PerEntry(nn.Module):
         """
         readers = reader.by_path if isinstance(reader, PerEntry) else {}
         for path, module, value in self.each(observation):
-            observe(module, value, *([readers[path]] if path in readers else []))
+            update_statistics(module, value, *([readers[path]] if path in readers else []))
 
 
 class Preprocessing(PerEntry):

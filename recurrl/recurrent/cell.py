@@ -14,18 +14,18 @@ from typing import Any, ClassVar
 from torch import Tensor, nn
 
 Weights = Mapping[str, Tensor]
-"""The parameters of one layer in one direction, under the names that :meth:`Cell.parameters` declares."""
+"""The parameters of one layer in one direction, under the names that :meth:`Cell.parameter_shapes` declares."""
 
 States = tuple[Tensor, ...]
-"""The states of one layer in one direction, in the order of :meth:`Cell.states`."""
+"""The states of one layer in one direction, in the order of :meth:`Cell.state_shapes`."""
 
 
 class Cell(ABC):
     """The maths of one recurrent layer; stacking, directions, resets, stored states and sequences are added around it.
 
-    A cell declares its ``parameters`` and ``states`` and computes one ``step``. It may also define ``project`` (the
-    part of a step that depends on the input alone) and ``initialize``. Weights and states are passed as arguments: a
-    cell holds no tensors. Autograd differentiates the step; for a custom derivative, use a
+    A cell declares its ``parameter_shapes`` and ``state_shapes`` and computes one ``step``. It may also define
+    ``project`` (the part of a step that depends on the input alone) and ``initialize``. Weights and states are passed
+    as arguments: a cell holds no tensors. Autograd differentiates the step; for a custom derivative, use a
     ``torch.autograd.Function`` in it. Derive from :class:`ParallelCell` if all steps can be computed at once, from
     :class:`~recurrl.recurrent.linear.LinearCell` if the states follow a linear recurrence, and from
     :class:`~recurrl.recurrent.gated.GatedCell` if the cell is made of gates.
@@ -46,11 +46,11 @@ class Cell(ABC):
         return type(self).__name__.lower()
 
     @abstractmethod
-    def parameters(self, input_size: int) -> dict[str, tuple[int, ...]]:
+    def parameter_shapes(self, input_size: int) -> dict[str, tuple[int, ...]]:
         """The shape of each parameter of a layer with inputs ``[B, I]``."""
 
     @abstractmethod
-    def states(self) -> dict[str, tuple[int, ...]]:
+    def state_shapes(self) -> dict[str, tuple[int, ...]]:
         """The shape of each state, under the suffix of its key: ``_h`` is stored as ``recurrent_state_h``.
 
         A shape is that of one row, without a batch dimension. Every state is zero when an episode starts.

@@ -64,7 +64,7 @@ class GatedCell(Cell):
             The states after the step, a tuple in the same order. The first is also the cell's output.
         """
 
-    def parameters(self, input_size: int) -> dict[str, tuple[int, ...]]:
+    def parameter_shapes(self, input_size: int) -> dict[str, tuple[int, ...]]:
         """The parameters with torch's names, in its order."""
         rows, output = self.GATES * self.hidden_size, self.proj_size or self.hidden_size
         shapes: dict[str, tuple[int, ...]] = {"weight_ih": (rows, input_size), "weight_hh": (rows, output)}
@@ -74,7 +74,7 @@ class GatedCell(Cell):
             shapes["weight_hr"] = (self.proj_size, self.hidden_size)
         return shapes
 
-    def states(self) -> dict[str, tuple[int, ...]]:
+    def state_shapes(self) -> dict[str, tuple[int, ...]]:
         """A vector of ``hidden_size`` for each state; the first has ``proj_size`` if there is a projection."""
         first, *further = self.STATES
         return {first: (self.proj_size or self.hidden_size,), **dict.fromkeys(further, (self.hidden_size,))}

@@ -46,7 +46,7 @@ class StackedParameters(nn.Module):
         advice = f"Look at its {', '.join(written)}."
         with user_code(f"The cell {cell.name} fails in a first step", advice):
             for layer, direction_names in enumerate(weight_names(cell, self)):
-                shapes = cell.parameters(input_size if layer == 0 else directions(self) * cell.hidden_size)
+                shapes = cell.parameter_shapes(input_size if layer == 0 else directions(self) * cell.hidden_size)
                 for name, attribute in chain.from_iterable(names.items() for names in direction_names):
                     parameter = nn.Parameter(torch.zeros(shapes[name], device=device))
                     with torch.no_grad():
@@ -63,7 +63,7 @@ def _check_step(cell: Cell, parameters: Parameters) -> None:
     """Compares what one step of the first layer returns with what the cell declares."""
     names = weight_names(cell, parameters)[0][0]
     weights = {name: getattr(parameters, attribute) for name, attribute in names.items()}
-    shapes = list(cell.states().values())
+    shapes = list(cell.state_shapes().values())
     if not weights or not shapes:
         raise ConfigError(
             f"The cell {cell.name} has {len(weights)} parameters and {len(shapes)} states. A cell has at least one of "
@@ -72,7 +72,7 @@ def _check_step(cell: Cell, parameters: Parameters) -> None:
     if tensors := [name for name, value in vars(cell).items() if isinstance(value, Tensor | nn.Module)]:
         raise ConfigError(
             f"The cell {cell.name} holds {', '.join(tensors)}, which would be neither trained nor saved. Declare it in "
-            "parameters() or states() instead, and read it from the weights or states that a step gets."
+            "parameter_shapes() or state_shapes() instead, and read it from the weights or states that a step gets."
         )
     like = next(iter(weights.values()))
     entering = tuple(like.new_full((2, *shape), 0.5) for shape in shapes)
@@ -109,7 +109,7 @@ Names = Sequence[Sequence[Mapping[str, str]]]
 
 def weight_names(cell: Cell, parameters: Parameters) -> Names:
     """The names of a stack's parameters, the forward direction of each layer first."""
-    names, suffixes = cell.parameters(parameters.input_size), ("", "_reverse")[: directions(parameters)]
+    names, suffixes = cell.parameter_shapes(parameters.input_size), ("", "_reverse")[: directions(parameters)]
     return [
         [{name: f"{name}_l{layer}{suffix}" for name in names} for suffix in suffixes]
         for layer in range(parameters.num_layers)
@@ -121,10 +121,10 @@ def directions(parameters: Parameters) -> int:
     return 2 if parameters.bidirectional else 1
 
 
-def state_shapes(cell: Cell, parameters: Parameters) -> list[tuple[int, ...]]:
+def stacked_state_shapes(cell: Cell, parameters: Parameters) -> list[tuple[int, ...]]:
     """The shape ``[L·D, ...]`` of each state."""
     count = parameters.num_layers * directions(parameters)
-    return [(count, *shape) for shape in cell.states().values()]
+    return [(count, *shape) for shape in cell.state_shapes().values()]
 
 
 def reset_state(state: Tensor, is_init_B: Tensor) -> Tensor:
@@ -154,7 +154,7 @@ def all_steps(backend: Backend, cell: Cell, segments: Segments, options: Options
 
     def run(x_BTI: Tensor, stored: States, weights: Weights, backwards: bool) -> tuple[Tensor, States]:
         # Kernels would read out of bounds, or other memory.
-        for shape, state in zip(cell.states().values(), stored, strict=True):
+        for shape, state in zip(cell.state_shapes().values(), stored, strict=True):
             if state.shape != (*x_BTI.shape[:2], *shape):
                 expected = [*x_BTI.shape[:2], *shape]
                 raise ValueError(f"A layer's stored states must be {expected} (got {list(state.shape)}).")

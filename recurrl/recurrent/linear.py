@@ -70,7 +70,7 @@ class LinearCell(ParallelCell):
 
     def _pairs(self) -> list[int | None]:
         """The dimension of each state that holds real and imaginary parts, counted from the end; None if real."""
-        return [-len(shape) if self.COMPLEX else None for shape in self.states().values()]
+        return [-len(shape) if self.COMPLEX else None for shape in self.state_shapes().values()]
 
 
 class StateSpaceCell(LinearCell):
@@ -89,7 +89,7 @@ class StateSpaceCell(LinearCell):
     def __init__(self, hidden_size: int, state_size: int = 32) -> None:
         self.hidden_size, self.state_size = hidden_size, state_size
 
-    def parameters(self, input_size: int) -> dict[str, tuple[int, ...]]:
+    def parameter_shapes(self, input_size: int) -> dict[str, tuple[int, ...]]:
         """B and D in one matrix, C, and the gate's matrix."""
         hidden, size = self.hidden_size, self.state_size
         return {
@@ -98,7 +98,7 @@ class StateSpaceCell(LinearCell):
             "weight_gate": (hidden, hidden),
         }
 
-    def states(self) -> dict[str, tuple[int, ...]]:
+    def state_shapes(self) -> dict[str, tuple[int, ...]]:
         """One state, of real and imaginary parts."""
         return {"": (2, self.state_size)}
 

@@ -91,7 +91,7 @@ class MatrixCell(Cell):
         """Number of convolved features, C."""
         return sum(self.sizes[: self.CONVOLVED])
 
-    def parameters(self, input_size: int) -> dict[str, tuple[int, ...]]:
+    def parameter_shapes(self, input_size: int) -> dict[str, tuple[int, ...]]:
         """The projection of the input, D, the convolution, and W."""
         return {
             "weight_in": (sum(self.sizes), input_size),
@@ -100,7 +100,7 @@ class MatrixCell(Cell):
             "weight_out": (self.hidden_size, self.heads * self.value_size),
         }
 
-    def states(self) -> dict[str, tuple[int, ...]]:
+    def state_shapes(self) -> dict[str, tuple[int, ...]]:
         """The memories, and the earlier inputs of the convolution."""
         return {"": (self.heads, self.key_size, self.value_size), "_window": (self.WINDOW - 1, self.convolved)}
 

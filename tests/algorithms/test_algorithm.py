@@ -33,7 +33,7 @@ def by_plain_autograd(algorithm, rollout, progress):
     config = algorithm.config
     algorithm.progress = progress
     algorithm.optimizer.param_groups[0]["lr"] = algorithm.annealed(config.lr, config.lr_final_fraction)
-    algorithm.reward_scaler.observe(rollout["next", "reward"].squeeze(-1), rollout["is_init"].squeeze(-1))
+    algorithm.reward_scaler.update_statistics(rollout["next", "reward"].squeeze(-1), rollout["is_init"].squeeze(-1))
     rows = algorithm.buffer.extend(rollout, algorithm.gradient_signal.share)
     algorithm.states.set_rows(rows)
     algorithm.prepare(rows, algorithm.reward_scaler(rows["next", "reward"].squeeze(-1)))
@@ -52,7 +52,7 @@ def by_plain_autograd(algorithm, rollout, progress):
         if epoch + 1 == epochs:
             break
     algorithm.states.drift(slices)  # runs the policy, which may count
-    algorithm.policy.observe(rollout["observation"])
+    algorithm.policy.update_statistics(rollout["observation"])
 
 
 class Counting(PPO):

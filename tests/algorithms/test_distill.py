@@ -59,7 +59,7 @@ def labelled(config, count=3):
 
 def whole(batch):
     """Pendulum's observation, of which the student sees the first two entries."""
-    return torch.cat((batch["observation", "observation"], batch["observation", "hidden"]), -1)
+    return torch.cat((batch["observation", "observation"], batch["observation", "privileged"]), -1)
 
 
 def test_a_run_as_the_teacher_sees_all_and_follows_the_students_episodes(small, teacher_run):
@@ -79,7 +79,7 @@ def test_a_run_as_the_teacher_sees_all_and_follows_the_students_episodes(small, 
 def test_a_function_sees_the_whole_observation_and_acts_in_plain_units(small, function):
     teacher = function(lambda seen: 0.1 * seen["observation"][:, 2:])
     algorithm, (batch,) = labelled(small(*PENDULUM, *distilled(teacher)), 1)
-    torch.testing.assert_close(batch[TEACHER_ACTION], 0.05 * batch["observation", "hidden"])
+    torch.testing.assert_close(batch[TEACHER_ACTION], 0.05 * batch["observation", "privileged"])
     assert not algorithm.teacher.state_dict()
 
 
@@ -194,7 +194,7 @@ def test_a_teacher_that_does_not_fit_is_an_error_that_says_why(small, teacher_ru
 
     assert error(teacher_run, "algorithm.critic_observation=[]").startswith(
         "observes {'observation': (3,)} and [], but the student's environment gives {'observation': (2,)}. Set "
-        "env.mask and algorithm.critic_observation=[hidden]"
+        "env.mask and algorithm.critic_observation=[privileged]"
     )
     assert error(tmp_path / "none") == "must exist. Use the folder of a run, a file or module:function."
     assert error(function(lambda seen: seen["observation"])) == (
@@ -205,7 +205,7 @@ def test_a_teacher_that_does_not_fit_is_an_error_that_says_why(small, teacher_ru
 
 def test_a_student_without_the_sign_learns_to_turn_from_a_teacher_that_sees_it(compose, function):
     def teacher(seen):
-        sign, way = seen["hidden"].unbind(-1)
+        sign, way = seen["privileged"].unbind(-1)
         return torch.where(way == 1, sign.long() * 2, 1)
 
     sizes = ("env.num_envs=16", "frames_per_batch=512", "slice_len=16", "minibatch_slices=8", "device=cpu", "lr=1e-3")

@@ -52,7 +52,7 @@ def of_another_size(options: CellConfig):
 
 OTHER_THINGS = [
     (not_a_cell, "must make a recurrl.recurrent.Cell with hidden_size=8 (got a str with None)"),
-    (NoStep, "cell.name=my_package.elman_cell:wrong must define parameters, states, step (got none). Add"),
+    (NoStep, "cell.name=my_package.elman_cell:wrong must define parameter_shapes, state_shapes, step (got none). Add"),
     (of_no_dataclass, "its options Forgotten must be a dataclass. Put @dataclass above it."),
     (of_another_size, "must make a recurrl.recurrent.Cell with hidden_size=8 (got a GRU with 9). Set self.h"),
 ]

@@ -48,7 +48,7 @@ EXACTLY = {
     "states refreshed": ("state=refresh",),
     "learning rate adapted": ("lr_schedule=adaptive",),
     "separate critic": ("algorithm.critic=recurrent",),
-    "a critic that sees more": ("algorithm.critic=recurrent", "algorithm.critic_observation=[hidden]"),
+    "a critic that sees more": ("algorithm.critic=recurrent", "algorithm.critic_observation=[privileged]"),
     "on-policy": ("algorithm.critic=feedforward", "buffer=on_policy", "optimizer=adamw"),
     "workers": ("collector=multi_sync",),
     "groups": ("algorithm=grpo", "algorithm.group_size=2", "env.max_episode_steps=8", *REFERENCE),

@@ -33,7 +33,7 @@ def batches(config, policy, count=4):
     found = []
     for rows in rollouts(config, policy, count):
         found.append(rows.clone())
-        policy.observe(rows["observation"])
+        policy.update_statistics(rows["observation"])
     return found
 
 
@@ -51,7 +51,7 @@ def by_torchrl(config, policy, count=4):
     found = []
     for _, batch in zip(range(count), collector, strict=False):
         found.append(batch.clone())
-        policy.observe(batch["observation"])
+        policy.update_statistics(batch["observation"])
     collector.shutdown()
     return found
 

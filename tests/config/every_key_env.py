@@ -56,7 +56,7 @@ class Kind(Counting):
 def teacher(seen):
     """The same action for whatever is seen: of a memory task, and of each of :data:`KINDS`."""
     observed, one = seen["observation"], torch.ones
-    if "hidden" in seen:
+    if "privileged" in seen:
         return one(len(observed), dtype=torch.long)
     if isinstance(observed, torch.Tensor):
         return one(len(observed), 2)

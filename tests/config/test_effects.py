@@ -20,10 +20,10 @@ BY_THE_CONFIGURATION = [
     (("cell=none",), "evaluation.memory=true", f"evaluation.episodes above 0 and {CELL}"),
     (("evaluation.episodes=0",), "evaluation.memory=true", f"evaluation.episodes above 0 and {CELL}"),
     (("evaluation.episodes=0",), "evaluation.random=true", "evaluation.episodes above 0"),
-    ((), 'algorithm.critic_observation=["hidden"]', "algorithm.critic=recurrent or feedforward"),
+    ((), 'algorithm.critic_observation=["privileged"]', "algorithm.critic=recurrent or feedforward"),
 ]
 
-SEEN_BY_A_TEACHER = "algorithm=distill algorithm.teacher=its algorithm.critic_observation=[hidden]"
+SEEN_BY_A_TEACHER = "algorithm=distill algorithm.teacher=its algorithm.critic_observation=[privileged]"
 BY_THE_SPACES = [
     ("cartpole_no_velocity", "policy.initial_std=0.3", "continuous actions"),
     ("cartpole_no_velocity", "policy.bounded_action=tanh", "bounded continuous actions"),

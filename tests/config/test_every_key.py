@@ -86,7 +86,7 @@ def in_every_pair(compose, folder):
             result = changed(result, key, choice[group])
         if choice["algorithm"] == "distill":
             result = changed(result, "algorithm.teacher", "every_key_env:teacher")
-            result = changed(result, "algorithm.critic_observation", ["hidden"] if choice["env"] == "memory" else [])
+            result = changed(result, "algorithm.critic_observation", ["privileged"] * (choice["env"] == "memory"))
         return changed(result, "algorithm.group_size", 2) if choice["algorithm"] == "grpo" else result
 
     def draft_with(pair):

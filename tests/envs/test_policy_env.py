@@ -77,7 +77,7 @@ def test_its_specs_are_what_it_returns(name, of):
 @pytest.mark.parametrize("name", ["Ramp", "ramps_in_one"])
 def test_what_is_hidden_is_for_a_privileged_critic(name, of):
     env = make_batched_env(of(name, "env.mask=[1,2]"), COUNT, 0, privileged=True)
-    with pytest.raises(EnvError, match=r"non-finite value of observation \('observation', 'hidden'\): \[nan  0\.\]"):
+    with pytest.raises(EnvError, match=r"non-finite value of observation \('observation', 'privileged'\): \[nan  0\.]"):
         env.reset_tensors(None)
 
 
@@ -90,7 +90,7 @@ def test_a_step_and_a_reset_read_nothing_from_a_device(of):
     after = env.step_tensors(torch.zeros(COUNT, device="meta"))
     now = env.reset_tensors(after["done"])
     assert all(value.is_meta for value in (*after.values(), *now.values()))
-    widths = {"hidden": 1, "observation": 2, "previous_reward": 1}
+    widths = {"privileged": 1, "observation": 2, "previous_reward": 1}
     shapes = {("observation", name): (COUNT, width) for name, width in widths.items()}
     assert {key: tuple(value.shape) for key, value in now.items()} == shapes
 

@@ -24,7 +24,7 @@ from recurrl.validation import check_config
 
 N = 4
 ROWS = ["env.num_envs=4", "cell=gru", "cell.hidden_size=8", "encoder.sizes=[8]", "algorithm.gamma=0.9", "epochs=1"]
-CRITIC = ["algorithm.critic=feedforward", "algorithm.critic_observation=[hidden]"]
+CRITIC = ["algorithm.critic=feedforward", "algorithm.critic_observation=[privileged]"]
 INLINE = ["env=simulators:Points", *ROWS]
 KINDS = {
     "same step": ["+env.kwargs.resets=same_step"],
@@ -130,12 +130,12 @@ def test_arrays_and_the_four_results_of_rsl_rl_are_the_tensors_of_isaac_lab(comp
 
 def test_a_critic_may_see_its_own_group(compose, mode):
     policy, rows = collected(compose(*simulated("+env.kwargs.groups=true", *CRITIC), *rows_of(2, LENGTH)))
-    assert policy.critic_only == ("hidden",)
+    assert policy.critic_only == ("privileged",)
     assert rows["observation", "observation"].shape == (N, 2 * LENGTH, 2)
-    seen = rows["observation", "hidden"]
+    seen = rows["observation", "privileged"]
     assert torch.equal(seen[..., :2], rows["observation", "observation"])
     assert seen[0, :, 2].tolist() == [*range(LENGTH), *range(LENGTH)]
-    assert rows["next", "observation", "hidden"][0, :, 2].tolist() == [*range(1, LENGTH + 1)] * 2
+    assert rows["next", "observation", "privileged"][0, :, 2].tolist() == [*range(1, LENGTH + 1)] * 2
 
 
 def test_groups_are_named_by_the_configuration(compose):
@@ -145,7 +145,7 @@ def test_groups_are_named_by_the_configuration(compose):
     assert shapes == {("observation", "policy"): (N, 2), ("observation", "critic"): (N, 3)}
     with pytest.raises(ConfigError, match=r"must name groups of observations \(got nobody\).* has policy, critic\."):
         make_batched_env(compose(*simulated("+env.kwargs.groups=true", "env.actor_groups=[nobody]")).env, N, seed=0)
-    with pytest.raises(ConfigError, match=r"got hidden.* name a simulator's groups, env\.critic_groups"):
+    with pytest.raises(ConfigError, match=r"got privileged.* name a simulator's groups, env\.critic_groups"):
         fresh_policy(compose(*simulated(*CRITIC)))
 
 

@@ -32,7 +32,7 @@ def collect():
     def collect(config):
         policy = fresh_policy(config, std=0.5)
         batches = rollouts(config, policy, 2)
-        policy.observe(next(batches)[OBSERVATION])
+        policy.update_statistics(next(batches)[OBSERVATION])
         return policy, *(batch.clone() for batch in batches)
 
     return collect

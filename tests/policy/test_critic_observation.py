@@ -16,7 +16,7 @@ from recurrl.errors import ConfigError
 from recurrl.evaluation import evaluate
 from recurrl.export.export import export
 
-SEES = "algorithm.critic_observation=[hidden]"
+SEES = "algorithm.critic_observation=[privileged]"
 DICT = ("env=gym", "env.packages=[tasks]", f"env.id={CUE}", "+env.kwargs.observation=dict")
 TASKS = {
     "masked vector": ("env=cartpole_no_velocity", "env.max_episode_steps=5", SEES),
@@ -57,7 +57,7 @@ def test_the_bootstrap_of_a_truncation_is_the_value_of_all_the_critic_sees(criti
     cut = batch["next", "truncated"].squeeze(-1)
     assert cut.any()
     other = batch.clone()
-    other["next", "observation", "hidden"] = torch.randn_like(other["next", "observation", "hidden"])
+    other["next", "observation", "privileged"] = torch.randn_like(other["next", "observation", "privileged"])
     differs = (next_values(batch.clone(), policy) != next_values(other, policy)).squeeze(-1)
     ends = cut.clone()
     ends[:, -1] = ~batch["next", "terminated"].squeeze(-1)[:, -1]  # a row's end is bootstrapped, too
@@ -89,7 +89,7 @@ def test_acting_needs_no_entry_of_the_critics(task, small, collect):
         observation.pop("state")
     action, _ = agent.act(observation, agent.initial_state())
     batched = make_env(config.env, 1, 3, policy).reset()
-    if not isinstance(observation, dict) and "hidden" in policy.critic_only and config.env.mask:
+    if not isinstance(observation, dict) and "privileged" in policy.critic_only and config.env.mask:
         batched["observation", "observation"] = torch.from_numpy(np.delete(observation, config.env.mask))[None]
         assert int(action) == int(policy.step(*policy.inputs(batched))[0])
     assert env.action_space.contains(action)
@@ -109,11 +109,11 @@ def shown(task, **state):
     for name, value in state.items():
         getattr(task, name)[0, ...] = torch.tensor(value)
     plain = task.observe()
-    task.show_hidden()
+    task.show_privileged()
     observation = task.reset_tensors(torch.zeros(2, 1, dtype=torch.bool))
     assert torch.equal(observation["observation"], plain)
-    assert observation["hidden"].shape == task.observation_spec["hidden"].shape
-    return observation["hidden"][0].tolist()
+    assert observation["privileged"].shape == task.observation_spec["privileged"].shape
+    return observation["privileged"][0].tolist()
 
 
 def test_memory_tasks_show_what_they_hide():
@@ -122,24 +122,24 @@ def test_memory_tasks_show_what_they_hide():
     cards = RepeatPrevious(2, k=2)
     assert shown(cards, cards=[3, 1, 0, *[0] * (cards.cards.shape[1] - 3)]) == [0.0] * 4  # the first action: no answer
     cards.step_tensors(torch.zeros(2, dtype=torch.int64))
-    assert cards.hidden()[0].tolist() == [0.0, 0.0, 0.0, 1.0]
+    assert cards.privileged()[0].tolist() == [0.0, 0.0, 0.0, 1.0]
 
 
 class Silent(TMaze):
     """A task that does not say what it hides."""
 
-    def hidden(self):
+    def privileged(self):
         return None
 
 
 OWN = "algorithm.critic=feedforward"
 REJECTED = {
-    "nothing hidden": (("env=gym", "env.id=CartPole-v1", SEES), "none: it is not a dict; got hidden.* set env.mask"),
+    "none hidden": (("env=gym", "env.id=CartPole-v1", SEES), "none: it is not a dict; got privileged.* set env.mask"),
     "no such entry": ((*DICT, "algorithm.critic_observation=[goal]"), "entries .more, state; got goal"),
     "nothing left": ((*DICT, "algorithm.critic_observation=[state,more]"), "must name some, but not all"),
     "task that does not say": (
         ("env=t_maze", f"env.id={__name__}:Silent", SEES),
-        "got hidden.* define the method hidden of a memory task",
+        "got privileged.* define the method privileged of a memory task",
     ),
 }
 

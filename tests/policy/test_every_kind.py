@@ -19,7 +19,7 @@ from recurrl.keys import INSERTED, OBSERVATION
 from recurrl.policy import make_policy
 from recurrl.policy.normalization import ObservationNormalizer
 
-SEES = "algorithm.critic_observation=[hidden]"
+SEES = "algorithm.critic_observation=[privileged]"
 
 REPLAYED = [
     *(pytest.param(CUE, {"observation": kind}, (), id=f"sees {kind}") for kind in OBSERVATIONS),
@@ -86,9 +86,9 @@ def test_features_of_both_trunks_are_normalised_if_all_actions_are_discrete(kind
 @pytest.mark.parametrize("kind", [*OBSERVATIONS])
 def test_statistics_leave_out_the_steps_that_an_environment_inserts(kind, configure):
     algorithm, batch = with_rollout(configure(CUE, "env.normalize_observation=false", observation=kind))
-    seen = []
-    algorithm.policy.trunk.encoder.observe = lambda observation: seen.append(TensorDict({"seen": observation}))
-    algorithm.policy.observe(batch[OBSERVATION])
+    seen, encoder = [], algorithm.policy.trunk.encoder
+    encoder.update_statistics = lambda observation: seen.append(TensorDict({"seen": observation}))
+    algorithm.policy.update_statistics(batch[OBSERVATION])
     batch["next", INSERTED] = torch.arange(batch.shape[1]).expand(batch.shape).unsqueeze(-1) % 3 == 1
     algorithm.update(batch, 0.0)
     kept = ~batch["next", INSERTED].flatten()
@@ -110,7 +110,7 @@ def test_a_policy_stays_as_it_is_when_statistics_are_replaced(kind, overrides, c
     assert_replays(policy, slices)
     seen = batch.select(OBSERVATION).apply(lambda entry: entry.abs() if entry.is_floating_point() else entry)
     before = [normalizer.mean.clone() for normalizer in normalizers]
-    policy.observe(seen[OBSERVATION])
+    policy.update_statistics(seen[OBSERVATION])
     assert not any(map(torch.equal, before, (normalizer.mean for normalizer in normalizers)))
     assert_replays(policy, slices)
 

@@ -31,7 +31,7 @@ def test_normalised_observations_have_zero_mean_unit_deviation_and_no_outliers()
     torch.manual_seed(0)
     normalizer = ObservationNormalizer(2)
     samples = torch.randn(4000, 2) * 3 + 5
-    normalizer.observe(samples)
+    normalizer.update_statistics(samples)
     normalised = normalizer(samples)
     torch.testing.assert_close(normalised.mean(0), torch.zeros(2), rtol=0, atol=1e-4)
     torch.testing.assert_close(normalised.std(0), torch.ones(2), rtol=0, atol=1e-3)
@@ -44,7 +44,7 @@ def test_statistics_in_use_are_replaced_when_the_observations_have_doubled():
     replaced = []
     for iteration in range(1, 20):
         before = normalizer.mean.clone()
-        normalizer.observe(torch.full((10, 1), float(iteration)))
+        normalizer.update_statistics(torch.full((10, 1), float(iteration)))
         if normalizer.mean != before:
             replaced.append(iteration)
             assert normalizer.mean.item() == pytest.approx((iteration + 1) / 2)  # all seen so far
@@ -65,8 +65,8 @@ class Reader(torch.nn.Module):
 @pytest.mark.parametrize(("size", "is_rescaled"), [(0.0, False), (1.0, False), (3.0, False), (5.0, True)])
 def test_a_network_is_not_rescaled_for_an_entry_whose_deviation_has_grown_much(size, is_rescaled):
     normalizer, reader = ObservationNormalizer(2), Reader()
-    normalizer.observe(torch.tensor([[1.0, size], [2.0, -size]]), reader)
-    normalizer.observe(torch.tensor([[1.0, 5.0], [2.0, -7.0]]), reader)
+    normalizer.update_statistics(torch.tensor([[1.0, size], [2.0, -size]]), reader)
+    normalizer.update_statistics(torch.tensor([[1.0, 5.0], [2.0, -7.0]]), reader)
     ((factor, shift),) = reader.rescaled
     assert (factor[0], shift[0]) == (1, 0)
     assert ((factor[1] > 1) & (shift[1] < 0)).item() == is_rescaled
@@ -80,7 +80,7 @@ def test_rewards_are_divided_by_the_deviation_of_the_discounted_return():
     scaler = RewardScaler(2, gamma, 1.0, running=True)
     # In two batches: the discounted return runs on from the first into the second.
     for part in (slice(0, 2), slice(2, 4)):
-        scaler.observe(rewards[:, part], is_init[:, part])
+        scaler.update_statistics(rewards[:, part], is_init[:, part])
     returns = []
     for row, starts in zip(rewards.tolist(), is_init.tolist(), strict=True):
         total = 0.0
@@ -94,18 +94,18 @@ def test_rewards_are_divided_by_the_deviation_of_the_discounted_return():
 def test_small_and_rare_rewards_are_amplified_by_their_scale_only(scale, running):
     scaler = RewardScaler(2, 0.9, scale, running)
     rewards = torch.tensor([[0.0, 0.0, 0.25], [0.0, 0.0, 0.0]])
-    scaler.observe(rewards, torch.zeros(2, 3, dtype=torch.bool))
+    scaler.update_statistics(rewards, torch.zeros(2, 3, dtype=torch.bool))
     torch.testing.assert_close(scaler(rewards), scale * rewards)
 
 
 @pytest.mark.parametrize("wrong", [torch.nan, torch.inf, -torch.inf, 1e200])
 def test_statistics_reject_what_is_not_finite_and_stay_as_they_were(wrong):
     normalizer = ObservationNormalizer(2)
-    normalizer.observe(torch.randn(3, 4, 2))
+    normalizer.update_statistics(torch.randn(3, 4, 2))
     before = {name: value.clone() for name, value in normalizer.state_dict().items()}
     samples = torch.zeros(3, 4, 2, dtype=torch.float64)
     samples[1, 2, 0] = wrong
-    assert "received NaN or Inf" in error_of(normalizer.observe, samples, kind=NonFiniteError)
+    assert "received NaN or Inf" in error_of(normalizer.update_statistics, samples, kind=NonFiniteError)
     assert all(torch.equal(value, before[name]) for name, value in normalizer.state_dict().items())
 
 

@@ -100,7 +100,7 @@ class Function(nn.Module):
 
 
 class Buffered(nn.Module):
-    """A buffer of its own, and statistics that ``observe`` updates."""
+    """A buffer of its own, and statistics that ``update_statistics`` changes."""
 
     def __init__(self):
         super().__init__()
@@ -111,7 +111,7 @@ class Buffered(nn.Module):
     def forward(self, observation):
         return (self.layer(observation) + self.shift).tanh()
 
-    def observe(self, observation):
+    def update_statistics(self, observation):
         self.seen += observation[..., 0].numel()
 
 

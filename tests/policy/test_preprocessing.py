@@ -45,7 +45,7 @@ def test_each_entry_of_numbers_has_its_own_statistics():
     seen = MAPPING.expand(7, 2).zero()
     seen["vector"] += torch.tensor([1.0, 2.0, 3.0])
     seen["matrix"] += torch.tensor([[1.0, 2.0], [3.0, 4.0]])
-    preprocess.observe(seen, nn.Identity())
+    preprocess.update_statistics(seen, nn.Identity())
     assert preprocess(seen)["vector"].abs().max() == 0
     means = [module.mean for module in preprocess.modules() if isinstance(module, ObservationNormalizer)]
     # The vector, the matrix, the bytes, two numbers within, and the previous reward.

@@ -29,7 +29,7 @@ class Attending(nn.Module):
         self.shapes.append((vector.shape, number.shape))
         return (self.convolution(vector[:, None]) * number[:, None]).flatten(1)
 
-    def observe(self, observation):
+    def update_statistics(self, observation):
         self(observation)
 
 
@@ -40,5 +40,5 @@ def test_an_encoder_sees_one_batch_dimension(kind):
     features, _ = trunk.run(kind(observation), {}, None, sequence=True)
     step = {"vector": observation["vector"][:, 2], "more": {"number": observation["more"]["number"][:, 2]}}
     torch.testing.assert_close(features[:, 2], trunk.run(kind(step), {}, None, sequence=False)[0])
-    trunk.observe(kind(observation))
+    trunk.update_statistics(kind(observation))
     assert encoder.shapes == [((35, 4), (35, 1)), ((5, 4), (5, 1)), ((35, 4), (35, 1))]

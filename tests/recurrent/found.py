@@ -24,11 +24,11 @@ class Several(Cell):
     def __init__(self, hidden_size):
         self.hidden_size = hidden_size
 
-    def parameters(self, input_size):
+    def parameter_shapes(self, input_size):
         hidden = self.hidden_size
         return {"cube": (2, 3, hidden), "scale": (), "weight": (hidden, input_size)}
 
-    def states(self):
+    def state_shapes(self):
         return {"_level": (), "_table": (2, 3), "_vector": (self.hidden_size,)}
 
     def step(self, weights, x_BX, states):

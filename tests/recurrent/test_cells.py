@@ -42,11 +42,11 @@ def test_each_layer_and_direction_has_the_declared_parameters_and_states(cell):
         f"{name}_l{layer}{direction}": shape
         for layer, inputs in enumerate((3, 10))
         for direction in ("", "_reverse")
-        for name, shape in made.parameters(inputs).items()
+        for name, shape in made.parameter_shapes(inputs).items()
     }
     assert {name: tuple(value.shape) for name, value in module.layers.named_parameters()} == expected
     primers = module.make_tensordict_primer().primers
-    assert [tuple(primers[key].shape) for key in module.state_keys] == [(4, *s) for s in made.states().values()]
+    assert [tuple(primers[key].shape) for key in module.state_keys] == [(4, *s) for s in made.state_shapes().values()]
 
 
 @pytest.mark.parametrize("cell", CELLS)
@@ -134,7 +134,7 @@ HOLDING = {"__init__": lambda cell, size: vars(cell).update(HELD, hidden_size=si
 WRONG_CELLS = [
     ({"project": lambda cell, _, x: vars(cell).update(last=x) or x}, r"of the cell wrong must not set self\.last\."),
     ({"step": returning(lambda output, _: output)}, r"\(got a Tensor\)\. Return \(output, \(state,.* activate, \(st"),
-    ({"states": lambda _: {"": 7}}, r"wrong fails in a first step with TypeError: .* Look at its states\."),
+    ({"state_shapes": lambda _: {"": 7}}, r"wrong fails in a first step with TypeError: .* Look at its state_shapes\."),
     ({"step": returning(lambda output, states: (output, states[0]))}, r"must return its output and a tuple of st"),
     ({"step": returning(lambda output, states: (output[:, 1:], states))}, r"shape \(4,\) .* declare \(5,\)"),
     (
@@ -144,8 +144,8 @@ WRONG_CELLS = [
     ({"step": in_place}, r"step of the cell wrong writes into the states it gets\. Return new tensors"),
     ({"step": returning(lambda output, states: (output.double(), states))}, "returns torch.float64, but its param"),
     (HOLDING, r"holds scale, map, which would be neither trained nor saved\. Declare"),
-    ({"states": lambda _: {}}, "has 3 parameters and 0 states. A cell has at least one of each"),
-    ({"parameters": lambda *_: {}}, "has 0 parameters and 3 states"),
+    ({"state_shapes": lambda _: {}}, "has 3 parameters and 0 states. A cell has at least one of each"),
+    ({"parameter_shapes": lambda *_: {}}, "has 0 parameters and 3 states"),
 ]
 
 
@@ -170,7 +170,7 @@ def test_a_cell_of_the_same_name_does_not_get_the_kernels_of_the_packages():
     assert "no fused kernel" in str(unsupported_reason("pad", GRU(4), Options(), CPU))
     assert unsupported_reason("auto", GRU(4), Options("full"), CPU) is None
     module = layers(GRU(4), 3)
-    assert set(module.cell.parameters(3)) == {"cube", "scale", "weight"}
+    assert set(module.cell.parameter_shapes(3)) == {"cube", "scale", "weight"}
     assert "cannot be converted" in error_of(module.make_cudnn_based, kind=ValueError)
 
 

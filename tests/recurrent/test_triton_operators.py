@@ -40,8 +40,8 @@ def test_no_data_is_read_on_the_host(cell, choose, recompute, monkeypatch):
 
 def layer_and_inputs(cell):
     """A layer's kernel and its inputs."""
-    weights = {name: torch.randn(shape) for name, shape in make_cell(cell, 6).parameters(4).items()}
-    x, stored = torch.randn(2, 6, 4), [torch.randn(2, 6, 6) for _ in make_cell(cell, 6).states()]
+    weights = {name: torch.randn(shape) for name, shape in make_cell(cell, 6).parameter_shapes(4).items()}
+    x, stored = torch.randn(2, 6, 4), [torch.randn(2, 6, 6) for _ in make_cell(cell, 6).state_shapes()]
     return loop.TritonLayer(cell, "ieee"), [*(weights.get(name) for name in WEIGHTS), x, STARTS, *stored]
 
 

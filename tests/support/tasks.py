@@ -106,7 +106,7 @@ def _near(value, bit):
 
 def still(seen):
     """A teacher for the T-maze that goes nowhere."""
-    return torch.zeros(len(seen["hidden"]), dtype=torch.long)
+    return torch.zeros(len(seen["privileged"]), dtype=torch.long)
 
 
 class Masked(gymnasium.Env):

@@ -31,7 +31,7 @@ class Diagonal(LinearCell):
     def __init__(self, options: DiagonalConfig) -> None:
         self.hidden_size, self.longest_memory = options.hidden_size, options.longest_memory
 
-    def parameters(self, input_size: int) -> dict[str, tuple[int, ...]]:
+    def parameter_shapes(self, input_size: int) -> dict[str, tuple[int, ...]]:
         hidden = self.hidden_size
         return {"rate": (hidden,), "weight_in": (hidden, input_size), "weight_out": (2 * hidden, hidden)}
 
@@ -42,7 +42,7 @@ class Diagonal(LinearCell):
         else:
             super().initialize(name, parameter)
 
-    def states(self) -> dict[str, tuple[int, ...]]:
+    def state_shapes(self) -> dict[str, tuple[int, ...]]:
         return {"": (self.hidden_size,)}
 
     def project(self, weights: Weights, x: Tensor) -> Tensor:

@@ -29,11 +29,11 @@ class Elman(Cell):
         self.hidden_size = options.hidden_size
         self.nonlinearity = NONLINEARITIES[options.nonlinearity]
 
-    def parameters(self, input_size: int) -> dict[str, tuple[int, ...]]:
+    def parameter_shapes(self, input_size: int) -> dict[str, tuple[int, ...]]:
         hidden = self.hidden_size
         return {"weight_ih": (hidden, input_size), "weight_hh": (hidden, hidden), "bias": (hidden,)}
 
-    def states(self) -> dict[str, tuple[int, ...]]:
+    def state_shapes(self) -> dict[str, tuple[int, ...]]:
         return {"": (self.hidden_size,)}
 
     def step(self, weights: Weights, x_BX: Tensor, states: States) -> tuple[Tensor, States]:

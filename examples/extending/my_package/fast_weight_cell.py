@@ -30,10 +30,10 @@ class FastWeight(Cell):
         self.hidden_size, self.key_size = options.hidden_size, options.key_size
         self.sizes = [self.key_size, self.key_size, self.hidden_size, 1]  # of q, k, v and β
 
-    def parameters(self, input_size: int) -> dict[str, tuple[int, ...]]:
+    def parameter_shapes(self, input_size: int) -> dict[str, tuple[int, ...]]:
         return {"weight": (sum(self.sizes), input_size), "bias": (sum(self.sizes),)}
 
-    def states(self) -> dict[str, tuple[int, ...]]:
+    def state_shapes(self) -> dict[str, tuple[int, ...]]:
         return {"_matrix": (self.hidden_size, self.key_size)}
 
     def project(self, weights: Weights, x: Tensor) -> Tensor:

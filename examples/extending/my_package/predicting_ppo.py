@@ -18,7 +18,7 @@ from recurrl.algorithms.ppo import PPO
 from recurrl.config import PPOConfig, TrainConfig
 from recurrl.config.options import WEIGHT, option
 from recurrl.errors import require
-from recurrl.keys import HIDDEN, LOSS_MASK, OBSERVATION
+from recurrl.keys import LOSS_MASK, OBSERVATION, PRIVILEGED
 from recurrl.policy.policy import Policy, SequenceOutput
 
 
@@ -31,7 +31,7 @@ class PredictingPPOConfig(PPOConfig):
     @property
     def critic_only(self) -> tuple[str, ...]:
         """The hidden entries are in the rollout, and the actor does not see them."""
-        return (HIDDEN, *self.critic_observation)
+        return (PRIVILEGED, *self.critic_observation)
 
 
 class PredictingPPO(PPO):
@@ -48,7 +48,7 @@ class PredictingPPO(PPO):
     def loss(self, slices_SK: TensorDictBase, output: SequenceOutput) -> Losses:
         """PPO's terms, and the error of the prediction, logged as ``loss/prediction`` and ``prediction/error``."""
         losses = super().loss(slices_SK, output)
-        errors = (self.predictor(output.features) - slices_SK[OBSERVATION, HIDDEN]).square()
+        errors = (self.predictor(output.features) - slices_SK[OBSERVATION, PRIVILEGED]).square()
         error = mean_of(errors.mean(-1, keepdim=True), slices_SK.get(LOSS_MASK))
         return losses._replace(
             terms={**losses.terms, "prediction": self.options.prediction_coeff * error},

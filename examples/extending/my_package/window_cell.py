@@ -29,11 +29,11 @@ class Window(Cell):
     def __init__(self, options: WindowConfig) -> None:
         self.hidden_size, self.length = options.hidden_size, options.length
 
-    def parameters(self, input_size: int) -> dict[str, tuple[int, ...]]:
+    def parameter_shapes(self, input_size: int) -> dict[str, tuple[int, ...]]:
         hidden = self.hidden_size
         return {"weight_in": (hidden, input_size), "weight": (self.length, hidden), "bias": (hidden,)}
 
-    def states(self) -> dict[str, tuple[int, ...]]:
+    def state_shapes(self) -> dict[str, tuple[int, ...]]:
         return {"_window": (self.length, self.hidden_size)}
 
     def project(self, weights: Weights, x: Tensor) -> Tensor:

@@ -19,7 +19,7 @@ from recurrl.envs.arguments import check_arguments
 from recurrl.envs.batched import BatchedEnv, Tensors
 from recurrl.envs.source import Source
 from recurrl.errors import ConfigError, UnsavableError, require
-from recurrl.keys import HIDDEN, OBSERVATION
+from recurrl.keys import OBSERVATION, PRIVILEGED
 
 
 class MemoryTaskSource(Source):
@@ -79,14 +79,14 @@ class MemoryTask(BatchedEnv):
         self.max_steps = max_steps
         self.time = torch.zeros(num_envs, dtype=torch.int64, device=device)
         self._generator = torch.Generator(device)
-        self._privileged = False
+        self._adds_privileged = False
 
-    def show_hidden(self) -> None:
-        """Adds what :meth:`hidden` returns, if it is defined, to observations, as the entry ``hidden``."""
-        hidden = self.hidden()
-        if hidden is not None:
-            self.add_hidden(hidden)
-            self._privileged = True
+    def show_privileged(self) -> None:
+        """Adds what :meth:`privileged` returns, if it is defined, to observations, as the entry ``privileged``."""
+        privileged = self.privileged()
+        if privileged is not None:
+            self.add_privileged(privileged)
+            self._adds_privileged = True
 
     @abstractmethod
     def begin(self, chosen: Tensor) -> None:
@@ -103,13 +103,13 @@ class MemoryTask(BatchedEnv):
     def observe(self) -> Tensor:
         """The current observation ``[N, ...]``, in new memory."""
 
-    def hidden(self) -> Tensor | None:
+    def privileged(self) -> Tensor | None:
         """What the observation hides ``[N, ...]``, for a critic: float32, in new memory; None if undefined."""
         return None
 
     def _observed(self) -> Tensors:
-        hidden = self.hidden() if self._privileged else None
-        return {OBSERVATION: self.observe()} | ({} if hidden is None else {HIDDEN: hidden})
+        privileged = self.privileged() if self._adds_privileged else None
+        return {OBSERVATION: self.observe()} | ({} if privileged is None else {PRIVILEGED: privileged})
 
     def reset_tensors(self, mask: Tensor | None) -> Tensors:
         """Starts new episodes. Random numbers are drawn whether or not one starts."""
@@ -202,7 +202,7 @@ class TMaze(MemoryTask):
         place = torch.where(self.position == self.length, 3, 2)
         return self._bits[torch.where(self.position == 0, self.way // SOUTH, place)]
 
-    def hidden(self) -> Tensor:
+    def privileged(self) -> Tensor:
         """The sign, 1 for the south, and the fraction of the corridor behind the agent."""
         return torch.stack((self.way // SOUTH, self.position / self.length), -1).float()
 
@@ -254,7 +254,7 @@ class MemoryChain(MemoryTask):
         bits = torch.where((clock == 0).unsqueeze(-1), 2 * self.context - 1, 0)
         return torch.cat((left.unsqueeze(-1), query.unsqueeze(-1), bits), -1).float()
 
-    def hidden(self) -> Tensor:
+    def privileged(self) -> Tensor:
         """The index of the queried bit, and the bits."""
         return torch.cat((self.query.unsqueeze(-1), 2 * self.context - 1), -1).float()
 
@@ -300,7 +300,7 @@ class RepeatPrevious(MemoryTask):
         """The card dealt last."""
         return self.cards.gather(1, self.time.unsqueeze(-1)).squeeze(-1)
 
-    def hidden(self) -> Tensor:
+    def privileged(self) -> Tensor:
         """The suit that the next action should name, as a one-hot vector; zeros before the first such action."""
         place = self.time + 1 - self.k
         suit = self.cards.gather(1, place.clamp(min=0).unsqueeze(-1)).squeeze(-1)

@@ -40,7 +40,7 @@ class FFM(LinearCell):
     def __init__(self, hidden_size: int, memory_size: int = 32, context_size: int = 4) -> None:
         self.hidden_size, self.memory_size, self.context_size = hidden_size, memory_size, context_size
 
-    def parameters(self, input_size: int) -> dict[str, tuple[int, ...]]:
+    def parameter_shapes(self, input_size: int) -> dict[str, tuple[int, ...]]:
         """α, ω, the four maps of the input in one matrix, and W₃."""
         hidden, memory, context = self.hidden_size, self.memory_size, self.context_size
         rows = 2 * (memory + hidden)
@@ -53,7 +53,7 @@ class FFM(LinearCell):
             "bias_out": (hidden,),
         }
 
-    def states(self) -> dict[str, tuple[int, ...]]:
+    def state_shapes(self) -> dict[str, tuple[int, ...]]:
         """One state, of real and imaginary parts."""
         return {"": (2, self.memory_size, self.context_size)}
 

@@ -22,9 +22,9 @@ class GatedDeltaNet(MatrixCell):
 
     CONVOLVED = 3
 
-    def parameters(self, input_size: int) -> dict[str, tuple[int, ...]]:
+    def parameter_shapes(self, input_size: int) -> dict[str, tuple[int, ...]]:
         """The block's parameters, and those of the decay."""
-        return {**super().parameters(input_size), "log_rate": (self.heads,), "bias_rate": (self.heads,)}
+        return {**super().parameter_shapes(input_size), "log_rate": (self.heads,), "bias_rate": (self.heads,)}
 
     def initialize(self, name: str, parameter: Tensor) -> None:
         """Rates and steps as in Mamba: 1 to 16, and 0.001 to 0.1 after the softplus. Small matrices, as in the authors'

@@ -38,7 +38,7 @@ class GTrXL(ParallelCell):
     def __init__(self, hidden_size: int, heads: int = 4, key_size: int = 16, length: int = 32) -> None:
         self.hidden_size, self.heads, self.key_size, self.length = hidden_size, heads, key_size, length
 
-    def parameters(self, input_size: int) -> dict[str, tuple[int, ...]]:
+    def parameter_shapes(self, input_size: int) -> dict[str, tuple[int, ...]]:
         """The input's map; the attention's q, k and v in one, its distances and output; W₁ and W₂; the gates."""
         hidden, inner = self.hidden_size, self.heads * self.key_size
         gate_shapes = {"weight": (3 * hidden, hidden), "recurrent": (3 * hidden, hidden), "bias": (hidden,)}
@@ -52,7 +52,7 @@ class GTrXL(ParallelCell):
             **{f"{kind}_{part}": shape for part in PARTS for kind, shape in gate_shapes.items()},
         }
 
-    def states(self) -> dict[str, tuple[int, ...]]:
+    def state_shapes(self) -> dict[str, tuple[int, ...]]:
         """The window without the current input, and how many of its inputs belong to this episode."""
         return {"_window": (self.length - 1, self.hidden_size), "_count": ()}
 

@@ -23,12 +23,12 @@ class IndRNN(Cell):
     def __init__(self, hidden_size: int) -> None:
         self.hidden_size = hidden_size
 
-    def parameters(self, input_size: int) -> dict[str, tuple[int, ...]]:
+    def parameter_shapes(self, input_size: int) -> dict[str, tuple[int, ...]]:
         """W, u and b."""
         hidden = self.hidden_size
         return {"weight_ih": (hidden, input_size), "recurrent": (hidden,), "bias_ih": (hidden,)}
 
-    def states(self) -> dict[str, tuple[int, ...]]:
+    def state_shapes(self) -> dict[str, tuple[int, ...]]:
         """The output."""
         return {"": (self.hidden_size,)}
 

@@ -33,7 +33,7 @@ class LMU(Cell):
     def __init__(self, hidden_size: int, signals: int = 4, order: int = 32, theta: float = 32) -> None:
         self.hidden_size, self.signals, self.order, self.theta = hidden_size, signals, order, theta
 
-    def parameters(self, input_size: int) -> dict[str, tuple[int, ...]]:
+    def parameter_shapes(self, input_size: int) -> dict[str, tuple[int, ...]]:
         """Eₓ and Wₓ in one matrix, E_h and W_h in one, Eₘ, Wₘ, and b."""
         hidden, signals, memory = self.hidden_size, self.signals, self.signals * self.order
         return {
@@ -44,7 +44,7 @@ class LMU(Cell):
             "bias": (hidden,),
         }
 
-    def states(self) -> dict[str, tuple[int, ...]]:
+    def state_shapes(self) -> dict[str, tuple[int, ...]]:
         """The output h, and the memory m."""
         return {"_h": (self.hidden_size,), "_memory": (self.signals, self.order)}
 

@@ -22,10 +22,10 @@ class LRU(StateSpaceCell):
         state_size: number of complex entries in the state, N.
     """
 
-    def parameters(self, input_size: int) -> dict[str, tuple[int, ...]]:
+    def parameter_shapes(self, input_size: int) -> dict[str, tuple[int, ...]]:
         """The parameters of λ, those of the state space, and the gate's bias."""
         disk_shapes = dict.fromkeys(("log_decay", "log_phase"), (self.state_size,))
-        return {**disk_shapes, **super().parameters(input_size), "bias_gate": (self.hidden_size,)}
+        return {**disk_shapes, **super().parameter_shapes(input_size), "bias_gate": (self.hidden_size,)}
 
     def initialize(self, name: str, parameter: Tensor) -> None:
         """λ uniform in the unit disk, as in the paper's general form; orthogonal matrices, zero biases."""

@@ -22,10 +22,10 @@ class Mamba2(MatrixCell):
 
     CONVOLVED = 3
 
-    def parameters(self, input_size: int) -> dict[str, tuple[int, ...]]:
+    def parameter_shapes(self, input_size: int) -> dict[str, tuple[int, ...]]:
         """The block's parameters, the convolution's bias, and the parameters of each head."""
         each = dict.fromkeys(("log_rate", "bias_step", "skip"), (self.heads,))
-        return {**super().parameters(input_size), "bias_conv": (self.convolved,), **each}
+        return {**super().parameter_shapes(input_size), "bias_conv": (self.convolved,), **each}
 
     @property
     def sizes(self) -> tuple[int, ...]:

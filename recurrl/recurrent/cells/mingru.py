@@ -31,12 +31,12 @@ class MinGRU(LinearCell):
     def __init__(self, hidden_size: int, highway: bool = False) -> None:
         self.hidden_size, self.highway = hidden_size, highway
 
-    def parameters(self, input_size: int) -> dict[str, tuple[int, ...]]:
+    def parameter_shapes(self, input_size: int) -> dict[str, tuple[int, ...]]:
         """The maps of z and h; for the highway also those of its gate and, if the sizes differ, of the input."""
         rows = 4 if self.highway and input_size != self.hidden_size else 2 + self.highway
         return {"weight_ih": (rows * self.hidden_size, input_size), "bias_ih": (rows * self.hidden_size,)}
 
-    def states(self) -> dict[str, tuple[int, ...]]:
+    def state_shapes(self) -> dict[str, tuple[int, ...]]:
         """The state h, one vector."""
         return {"": (self.hidden_size,)}
 

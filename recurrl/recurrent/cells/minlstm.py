@@ -24,7 +24,7 @@ class MinLSTM(MinGRU):
     def __init__(self, hidden_size: int) -> None:
         super().__init__(hidden_size)
 
-    def parameters(self, input_size: int) -> dict[str, tuple[int, ...]]:
+    def parameter_shapes(self, input_size: int) -> dict[str, tuple[int, ...]]:
         """The maps of f, i and h."""
         return {"weight_ih": (3 * self.hidden_size, input_size), "bias_ih": (3 * self.hidden_size,)}
 

@@ -23,9 +23,9 @@ class MLSTM(MatrixCell):
 
     CONVOLVED = 2
 
-    def parameters(self, input_size: int) -> dict[str, tuple[int, ...]]:
+    def parameter_shapes(self, input_size: int) -> dict[str, tuple[int, ...]]:
         """The block's parameters, with biases."""
-        return {**super().parameters(input_size), "bias_in": (sum(self.sizes),)}
+        return {**super().parameter_shapes(input_size), "bias_in": (sum(self.sizes),)}
 
     def initialize(self, name: str, parameter: Tensor) -> None:
         """Zero weights for i and f; biases of −10 for i, so that the memory starts nearly closed, and 3 to 6 for f."""

@@ -28,12 +28,12 @@ class RTU(LinearCell):
     def __init__(self, hidden_size: int) -> None:
         self.hidden_size, self.state_size = hidden_size, (hidden_size + 1) // 2
 
-    def parameters(self, input_size: int) -> dict[str, tuple[int, ...]]:
+    def parameter_shapes(self, input_size: int) -> dict[str, tuple[int, ...]]:
         """The parameters of λ, and W, whose first half computes the real parts."""
         size = self.state_size
         return {"log_decay": (size,), "log_phase": (size,), "weight_ih": (2 * size, input_size)}
 
-    def states(self) -> dict[str, tuple[int, ...]]:
+    def state_shapes(self) -> dict[str, tuple[int, ...]]:
         """One state, of real and imaginary parts."""
         return {"": (2, self.state_size)}
 

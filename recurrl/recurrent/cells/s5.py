@@ -32,10 +32,10 @@ class S5(StateSpaceCell):
         state_size: number of complex entries in the state, N.
     """
 
-    def parameters(self, input_size: int) -> dict[str, tuple[int, ...]]:
+    def parameter_shapes(self, input_size: int) -> dict[str, tuple[int, ...]]:
         """The state space's parameters; Λ, whose real part is −exp(log_decay); and Δ."""
         each = dict.fromkeys(("log_decay", "frequency", "log_step"), (self.state_size,))
-        return {**super().parameters(input_size), **each}
+        return {**super().parameter_shapes(input_size), **each}
 
     def initialize(self, name: str, parameter: Tensor) -> None:
         """HiPPO's eigenvalues, log-uniform time steps, orthogonal matrices."""

@@ -28,13 +28,13 @@ class Stack(ParallelCell):
     def __init__(self, hidden_size: int, length: int = 4) -> None:
         self.hidden_size, self.length = hidden_size, length
 
-    def parameters(self, input_size: int) -> dict[str, tuple[int, ...]]:
+    def parameter_shapes(self, input_size: int) -> dict[str, tuple[int, ...]]:
         """The feature map, then the output map."""
         hidden = self.hidden_size
         features = {"weight_ih": (hidden, input_size), "bias_ih": (hidden,)}
         return {**features, "weight_out": (hidden, self.length * hidden), "bias_out": (hidden,)}
 
-    def states(self) -> dict[str, tuple[int, ...]]:
+    def state_shapes(self) -> dict[str, tuple[int, ...]]:
         """The window, zero where an episode had not begun."""
         return {"_window": (self.length - 1, self.hidden_size)}
 

@@ -139,7 +139,7 @@ class RecurrentModule(TensorDictModuleBase):
         layers = wrapped or _make_layers(cell, python_based, bias, device, **sizes)
         self.add_module(self._submodule, layers)
         self.python_based = python_based or isinstance(wrapped, tuple(PYTHON_MODULES.values()))
-        names: list[NestedKey] = [f"recurrent_state{suffix}" for suffix in self.cell.states()]
+        names: list[NestedKey] = [f"recurrent_state{suffix}" for suffix in self.cell.state_shapes()]
         self.in_keys = keys.read_keys(self._name, self.DEFAULT_IN_KEYS or names, in_key, in_keys)
         new_states = self.DEFAULT_OUT_KEYS or [("next", name) for name in names]
         self.out_keys = keys.written_keys(self._name, new_states, out_key, out_keys)
@@ -257,7 +257,7 @@ class RecurrentModule(TensorDictModuleBase):
                 f"The states are read from {self.state_keys} but written to {written}. For an environment to carry "
                 f"them from step to step, they must be written to {wanted}."
             )
-        shapes = zip(self.state_keys, layer.state_shapes(self.cell, self.layers), strict=True)
+        shapes = zip(self.state_keys, layer.stacked_state_shapes(self.cell, self.layers), strict=True)
         return TensorDictPrimer({key: Unbounded(shape=shape) for key, shape in shapes}, expand_specs=True)
 
     @property
@@ -299,7 +299,7 @@ class RecurrentModule(TensorDictModuleBase):
         x, is_init = x.reshape(*lead, x.shape[len(batch) :].numel()), is_init.reshape(lead).bool()
         stored = tuple(
             x.new_zeros(()).expand(*lead, *shape) if state is None else state.reshape(*lead, *shape)
-            for state, shape in zip(states, layer.state_shapes(self.cell, self.layers), strict=True)
+            for state, shape in zip(states, layer.stacked_state_shapes(self.cell, self.layers), strict=True)
         )
         output, new_states = self.run(x, is_init, stored, sequence)
         if sequence:
