@@ -180,7 +180,7 @@ def test_a_run_of_another_machine_can_be_opened_whatever_it_computed_with(run, m
 
 def test_what_cannot_be_loaded_is_rejected(finished_run, run):
     assert "does not exist" in error_of(recurrl.load, "nowhere")
-    assert "Use best or last" in error_of(recurrl.load, finished_run, "newest")
+    assert "which must be best or last (got newest)." in error_of(recurrl.load, finished_run, "newest")
     for path in run.glob("checkpoints/*"):
         resealed(path, lambda manifest: manifest.update(metrics={}))
     assert "holds no evaluated checkpoint: its run has not reached an evaluation" in error_of(recurrl.load, run)

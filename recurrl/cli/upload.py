@@ -39,10 +39,10 @@ def _upload(arguments: argparse.Namespace) -> str:
 
     run_dir = run_directory_of(arguments.run)
     saved = checkpoint.Checkpoint(checkpoint.find(run_dir))
-    saved_config = config_of(saved)
-    check_trusted(saved_config, arguments.trust_packages)
-    with naming(saved_config.source):
-        options, run_id = typed(saved_config.config).logger, saved.resumed.ids.get("wandb")
+    run_config = config_of(saved)
+    check_trusted(run_config, arguments.trust_packages)
+    with naming(run_config.source):
+        options, run_id = typed(run_config.config).logger, saved.resumed.ids.get("wandb")
     if not isinstance(options, WandbConfig) or run_id is None:
         raise ConfigError(f"{run_dir} has no wandb run: it was trained with logger={options.name}. Give another run.")
     with locked(run_dir):
@@ -53,5 +53,5 @@ def _upload(arguments: argparse.Namespace) -> str:
         artifacts |= {kind: (run_dir / kind, {}) for kind in (EXPORTS, VIDEOS) if (run_dir / kind).is_dir()}
         # The exit code of training, which wandb shows as the state of its run.
         exit_code = 0 if read_summary(run_dir).get("status") in ("completed", "stopped") else 1
-        where = upload(options, run_id, run_dir, plain(saved_config.config), artifacts, exit_code)
+        where = upload(options, run_id, run_dir, plain(run_config.config), artifacts, exit_code)
     return f"{', '.join(artifacts)}: artifacts of the run's wandb run. {where}\n"

@@ -80,7 +80,7 @@ class Worker:
         return to_bytes({**self.collector.state_dict(), "rng": GlobalRNGState().state_dict()})
 
     def restore(self, saved: bytes) -> None:
-        """Restores what :meth:`saved` returned."""
+        """Restores what :meth:`save` returned."""
         state = from_bytes(saved)
         self.collector.load_state_dict(state)
         GlobalRNGState().load_state_dict(state["rng"])

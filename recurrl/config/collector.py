@@ -26,7 +26,7 @@ class WorkersConfig(CollectorConfig):
 
     num_workers: int = option("worker processes that share the environments", WORKERS)
     ahead: int = option(
-        "rollouts to collect ahead of learning, with weights as many updates stale; 0: collect and learn in turns",
+        "rollouts to collect ahead of learning (weights are as many updates stale); 0: collect and learn in turns",
         Range(0, 16, integers=True),
     )
 

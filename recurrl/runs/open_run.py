@@ -147,12 +147,12 @@ def open_run(
             available here, or an override does not fit.
     """
     saved = checkpoint.Checkpoint(checkpoint.find(path, which))
-    saved_config = config_of(saved)
+    run_config = config_of(saved)
     # Before the overrides: what the command line names is trusted, what the file names is not.
-    check_trusted(saved_config, trust_packages)
-    _change(saved_config.config, overrides if env is None else [f"env.id={text_of(id_of(env))}", *overrides])
-    with naming(f"{saved_config.source} with {' '.join(overrides)}" if overrides else saved_config.source):
-        config = typed(saved_config.config)
+    check_trusted(run_config, trust_packages)
+    _change(run_config.config, overrides if env is None else [f"env.id={text_of(id_of(env))}", *overrides])
+    with naming(f"{run_config.source} with {' '.join(overrides)}" if overrides else run_config.source):
+        config = typed(run_config.config)
     # The run's backend may not be available here, and acting does not need it. fast keeps tf32 in the other layers, on
     # a GPU that has it.
     config = replace(
@@ -165,7 +165,7 @@ def open_run(
         env=with_maker(config.env, env),
     )
     check_config(config)
-    return OpenedRun(saved, config, saved_config.config)
+    return OpenedRun(saved, config, run_config.config)
 
 
 def _change(settings: DictConfig, overrides: Sequence[str]) -> None:

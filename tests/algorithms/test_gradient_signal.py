@@ -64,18 +64,18 @@ EPOCHS = [
 ]
 
 
-@pytest.mark.parametrize(("share", "most", "least_fraction", "expected"), EPOCHS)
-def test_epochs_follow_the_square_root_of_the_share(share, most, least_fraction, expected):
+@pytest.mark.parametrize(("share", "max_epochs", "min_fraction", "expected"), EPOCHS)
+def test_epochs_follow_the_square_root_of_the_share(share, max_epochs, min_fraction, expected):
     signal = GradientSignal()
     signal.averages.copy_(torch.tensor([share, 1.0]))
-    assert signal.epochs(most, least_fraction) == expected
+    assert signal.epochs(max_epochs, min_fraction) == expected
 
 
-@pytest.mark.parametrize(("least_fraction", "explained", "epochs"), [("0.4", 0.9, 2), ("1", 0.9, 5), ("0.4", 0.1, 5)])
+@pytest.mark.parametrize(("min_fraction", "explained", "epochs"), [("0.4", 0.9, 2), ("1", 0.9, 5), ("0.4", 0.1, 5)])
 def test_an_update_takes_fewer_epochs_where_gradients_are_noise_once_the_critic_explains_returns(
-    least_fraction, explained, epochs, small
+    min_fraction, explained, epochs, small
 ):
-    config = small("frames_per_batch=64", "slice_len=8", "epochs=5", f"min_epochs_fraction={least_fraction}")
+    config = small("frames_per_batch=64", "slice_len=8", "epochs=5", f"min_epochs_fraction={min_fraction}")
     algorithm, batch = with_rollout(config)
     algorithm.gradient_signal.averages.copy_(torch.tensor([-1e6, 1e6]))
     algorithm.explained.fill_(explained)

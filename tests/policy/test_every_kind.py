@@ -59,7 +59,7 @@ def test_what_is_seen_is_what_the_spec_says(kind, previous, configure):
 
 def test_squashing_is_rejected_where_some_entries_lack_a_bound(configure):
     action = Bounded(low=torch.tensor([-1.0, 0.0]), high=torch.tensor([1.0, torch.inf]), shape=(2,))
-    with pytest.raises(ConfigError, match=r"all 2 entries .* but some are unbounded\. Set policy"):
+    with pytest.raises(ConfigError, match=r"must be clip for partly unbounded .* bound all 2 entries"):
         make_policy(configure(CUE, "policy.bounded_action=tanh"), Composite(observation=Unbounded((3,))), action)
 
 

@@ -13,7 +13,7 @@ from parity import batch, resets, sequence
 from recurrl.recurrent import GRUModule, precision
 from recurrl.recurrent.choice import _warn_once as warn_once
 from recurrl.recurrent.precision import get_recurrent_matmul_precision, set_recurrent_matmul_precision
-from recurrl.runtime import environment
+from recurrl.runtime import env_vars
 
 CPU = torch.device("cpu")
 
@@ -21,7 +21,7 @@ CPU = torch.device("cpu")
 @pytest.fixture(autouse=True)
 def _settings(monkeypatch):
     """Restores torch's and our settings."""
-    monkeypatch.delenv(environment.RNN_PRECISION, raising=False)
+    monkeypatch.delenv(env_vars.RNN_PRECISION, raising=False)
     before = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
     set_recurrent_matmul_precision(None)
     yield

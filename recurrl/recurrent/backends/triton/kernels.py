@@ -142,9 +142,9 @@ def backward(
     begin = tl.load(lane_begin + lane, mask=lane < lanes, other=0)
     length = tl.load(lane_length + lane, mask=lane < lanes, other=0)
     j = tl.program_id(1) * BH + tl.arange(0, BH)
-    at_lane = lane[None, :].to(tl.int64) * H + j[:, None]
+    of_lane = lane[None, :].to(tl.int64) * H + j[:, None]
     in_lane = (j[:, None] < H) & (lane < lanes)[None, :]
-    carry = tl.load(carried + at_lane, mask=in_lane, other=0.0)
+    carry = tl.load(carried + of_lane, mask=in_lane, other=0.0)
     end = tl.minimum(last, tl.max(length, 0))
     for back in range(end - first):
         t = end - 1 - back
@@ -188,4 +188,4 @@ def backward(
         g_0, g_1, g_2, g_3, carry = step_derivative(grad_h, grad_c, h, c, c_after, s_0, s_1, s_2, s_3, LSTM)
         store_four(grad_gates, gate, g_0, g_1, g_2, g_3, mask, H)
         tl.debug_barrier()
-    tl.store(carried + at_lane, carry, mask=in_lane)
+    tl.store(carried + of_lane, carry, mask=in_lane)
