@@ -132,7 +132,7 @@ class BatchedEnv(EnvBase):
         raise UnsavableError(f"{type(self).__name__} does not expose its state")
 
     def restore_episodes(self, state: dict[str, Any]) -> None:
-        """Restores the episodes that :meth:`episodes` returned.
+        """Restores the episodes that :meth:`save_episodes` returned.
 
         Raises:
             UnsavableError: this environment was constructed differently.

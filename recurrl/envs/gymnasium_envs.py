@@ -189,7 +189,7 @@ class GymnasiumVectorEnv(VecEnv):
         return {"environment": state_of(self._env), **lasting}
 
     def restore_episodes(self, state: dict[str, Any]) -> None:
-        """Restores what :meth:`episodes` returned."""
+        """Restores what :meth:`save_episodes` returned."""
         restore(self._env, state["environment"])
         self._observed, self._inserted_next = dict(state["observed"]), state["inserted_next"]
 

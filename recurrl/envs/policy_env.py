@@ -131,7 +131,7 @@ class PolicyEnv(BatchedEnv):
             return {"raw": self.raw.save_episodes(), "previous": dict(self._previous)}
 
     def restore_episodes(self, state: dict[str, Any]) -> None:
-        """Restores what :meth:`episodes` returned."""
+        """Restores what :meth:`save_episodes` returned."""
         with limited():
             self.raw.restore_episodes(state["raw"])
         self._previous.update({key: value.to(self.device) for key, value in state["previous"].items()})

@@ -133,7 +133,7 @@ class MemoryTask(BatchedEnv):
         return {"tensors": tensors, "generator": self._generator.get_state()}
 
     def restore_episodes(self, state: dict[str, Any]) -> None:
-        """Restores what :meth:`episodes` returned."""
+        """Restores what :meth:`save_episodes` returned."""
         if any(getattr(self, name).shape != value.shape for name, value in state["tensors"].items()):
             raise UnsavableError("the number of environments or the task's arguments have changed")
         for name, value in state["tensors"].items():
