@@ -100,7 +100,7 @@ class Function(nn.Module):
 
 
 class Buffered(nn.Module):
-    """A buffer of its own, and statistics that ``update_statistics`` changes."""
+    """A module with a buffer, and statistics that ``update_statistics`` changes."""
 
     def __init__(self):
         super().__init__()
