@@ -96,6 +96,9 @@ def _state_of_process_kept(here):
             del sys.modules[name]
         os.environ.clear()
         os.environ.update(environment)
+        if loky := sys.modules.get("joblib.externals.loky"):
+            # Its processes would run the next command's jobs, too, in the folder in which they began.
+            loky.get_reusable_executor(reuse=True).shutdown()
 
 
 def _lies_in(here, module):
