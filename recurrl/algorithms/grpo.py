@@ -27,6 +27,7 @@ from recurrl.keys import ACTION, ADVANTAGE, IS_INIT, LOG_PROB, LOSS_MASK
 from recurrl.policy.policy import Policy, SequenceOutput
 from recurrl.runtime.ranks import world
 from recurrl.runtime.statistics import summary
+from recurrl.specs import has_continuous_action
 
 REF_LOG_PROB = "ref_log_prob"
 EPISODE_LOSS_STEPS = "episode_loss_steps"
@@ -42,8 +43,9 @@ class GRPO(Algorithm):
     def __init__(self, options: GRPOConfig, policy: Policy, config: TrainConfig) -> None:
         super().__init__(options, policy, config)
         self.log_clip_range = log_range(options.clip_epsilon, options.clip_epsilon_high)
-        # A tensor, because a compiled loss treats Python numbers as constants.
-        self.entropy_coeff = nn.Buffer(next(policy.parameters()).new_tensor(options.entropy_coeff), persistent=False)
+        # A tensor, because a compiled loss treats Python numbers as constants; prepare sets it.
+        at_first = options.entropy_coeff or 0.0
+        self.entropy_coeff = nn.Buffer(next(policy.parameters()).new_tensor(at_first), persistent=False)
         self.reference = deepcopy(policy).requires_grad_(False) if options.kl_to_ref_coeff else None
         self.iterations = nn.Buffer(torch.zeros((), dtype=torch.int64))
 
@@ -60,7 +62,8 @@ class GRPO(Algorithm):
         )
         # Again, because a callback may change these options.
         self.log_clip_range = log_range(options.clip_epsilon, options.clip_epsilon_high)
-        self.entropy_coeff.fill_(self.annealed(options.entropy_coeff, options.entropy_final_fraction))
+        bonus = options.bonus(continuous=has_continuous_action(rows_NT))
+        self.entropy_coeff.fill_(self.annealed(bonus, options.entropy_final_fraction))
         metrics = add_group_advantages(rows_NT, reward_NT, options)
         if self.reference is not None:
             every = options.ref_refresh_iterations

@@ -23,6 +23,8 @@ from recurrl.policy.policy import Policy, SequenceOutput
 from recurrl.runtime.statistics import masked, moments, summary, variance
 from recurrl.specs import has_continuous_action
 
+MAX_FOLLOWED = 1.5
+"""The factor by which the probability of an old action may have changed as its advantage asks, and still be learned."""
 MIN_EXPLAINED_VARIANCE = 0.2
 """A critic explains the returns once its explained variance, averaged over iterations, exceeds this."""
 MIN_HORIZON = 10
@@ -41,7 +43,8 @@ class PPO(Algorithm):
         entropy    = −entropy_coeff · H(π)
 
     π_old is the policy before the update, also where older weights collected the step: what they change is the weight
-    of its advantage, as in the decoupled objective of Hilton et al. 2022, https://arxiv.org/abs/2110.00641. With
+    of its advantage, as in the decoupled objective of Hilton et al. 2022, https://arxiv.org/abs/2110.00641. Where the
+    probability of an older action has since risen by half with A > 0, or fallen by a third with A < 0, A is 0. With
     ``clip_value`` c, the critic's error is the larger of two: that of V, and that of V clipped to within c of the value
     before the update. ``entropy_coeff`` is multiplied by the advantages' running root mean square. A constant weight
     large enough to keep exploring while advantages are large would drown small ones; the scaled bonus vanishes with
@@ -60,8 +63,9 @@ class PPO(Algorithm):
         # reward before a last step.
         self.episode_stats = nn.Buffer(torch.tensor((0.0, 0.0, 0.0, -math.inf), dtype=torch.float64))
         self.explained = nn.Buffer(torch.zeros((), dtype=torch.float64))
-        # A tensor, because a compiled loss treats Python numbers as constants.
-        self.entropy_coeff = nn.Buffer(next(policy.parameters()).new_tensor(options.entropy_coeff), persistent=False)
+        # A tensor, because a compiled loss treats Python numbers as constants; prepare sets it.
+        at_first = options.entropy_coeff or 0.0
+        self.entropy_coeff = nn.Buffer(next(policy.parameters()).new_tensor(at_first), persistent=False)
 
     def prepare(self, rows_NT: TensorDictBase, reward_NT: Tensor) -> dict[str, float]:
         """Writes advantages and value targets, and scales the entropy bonus by the size of the advantages."""
@@ -88,9 +92,14 @@ class PPO(Algorithm):
         if options.normalize_advantage != "minibatch":
             self.advantage_scale.update(masked(advantage, mask))
         # Discrete tasks may show what they need only late, so their bonus lasts longer; robots then learn less.
-        power = 1.0 if has_continuous_action(rows_NT) else 0.5
-        coeff = self.annealed(options.entropy_coeff, options.entropy_final_fraction, power)
+        continuous = has_continuous_action(rows_NT)
+        power = 1.0 if continuous else 0.5
+        coeff = self.annealed(options.bonus(continuous), options.entropy_final_fraction, power)
         self.entropy_coeff.copy_(coeff * self.advantage_scale.value)
+        if ratio is not None:
+            # Each update clips its own ratio only: the noise of one advantage would move the policy in all of them.
+            followed = torch.where(advantage > 0, ratio, 1 / ratio)
+            advantage = torch.where(followed > MAX_FOLLOWED, 0.0, advantage)
         rows_NT.update({ADVANTAGE: advantage, VALUE_TARGET: target})
         return metrics
 

@@ -6,7 +6,7 @@ from typing import ClassVar
 from recurrl.config.options import BELOW_ONE, FRACTION, POSITIVE, RATE, SCALE, STEPS, WEIGHT, Condition, option
 
 NORMALIZATIONS = ("none", "minibatch", "batch")
-BONUS = Condition("algorithm.entropy_coeff above 0", lambda run: run.algorithm.entropy_coeff > 0)
+BONUS = Condition("algorithm.entropy_coeff above 0", lambda run: run.algorithm.entropy_coeff != 0)
 DISCOUNT = Condition("algorithm.gamma above 0", lambda run: run.algorithm.gamma > 0)
 VALUE_LOSS = Condition("algorithm.critic_coeff above 0", lambda run: run.algorithm.critic_coeff > 0)
 OWN_CRITIC = Condition("algorithm.critic=recurrent or feedforward", lambda run: run.algorithm.critic != "shared")
@@ -15,7 +15,7 @@ PPO_ACTIVE = Condition(
 )
 PPO_BONUS = Condition(
     "algorithm.entropy_coeff above 0, and algorithm.weight or algorithm.weight_final_fraction below 1",
-    lambda run: run.algorithm.reinforces and run.algorithm.entropy_coeff > 0,
+    lambda run: run.algorithm.reinforces and run.algorithm.entropy_coeff != 0,
 )
 REFERENCE = Condition("algorithm.kl_to_ref_coeff above 0", lambda run: run.algorithm.kl_to_ref_coeff > 0)
 
@@ -61,7 +61,11 @@ class ClippedConfig(AlgorithmConfig):
 
     clip_epsilon: float = option("clip range of the probability ratio", BELOW_ONE)
     clip_epsilon_high: float | None = option("clip range above 1; null: clip_epsilon", SCALE)
-    entropy_coeff: float = option("weight of the entropy bonus; PPO: in units of the advantages' running RMS", WEIGHT)
+    entropy_coeff: float | None = option(
+        "weight of the entropy bonus; PPO: in units of the advantages' running RMS; null: 0.02, or 0.04 with "
+        "continuous actions",
+        WEIGHT,
+    )
     entropy_final_fraction: float = option(
         "fraction of entropy_coeff at the end; 1: constant", FRACTION, only_with=BONUS
     )
@@ -69,7 +73,13 @@ class ClippedConfig(AlgorithmConfig):
     @property
     def follows_schedule(self) -> bool:
         """True if the entropy bonus follows the schedule."""
-        return self.entropy_coeff > 0 and self.entropy_final_fraction != 1
+        return self.entropy_coeff != 0 and self.entropy_final_fraction != 1
+
+    def bonus(self, continuous: bool) -> float:
+        """``entropy_coeff``, or what stands for null."""
+        if self.entropy_coeff is None:
+            return 0.04 if continuous else 0.02
+        return self.entropy_coeff
 
 
 @dataclass
@@ -123,8 +133,11 @@ class DistillConfig(PPOConfig):
         "what only the teacher and a critic on its own trunk see: entries of the observation; privileged: what "
         "env.mask or a memory task hides"
     )
-    entropy_coeff: float = option(
-        "weight of the entropy bonus, in units of the advantages' running RMS", WEIGHT, only_with=PPO_ACTIVE
+    entropy_coeff: float | None = option(
+        "weight of the entropy bonus, in units of the advantages' running RMS; null: 0.02, or 0.04 with continuous "
+        "actions",
+        WEIGHT,
+        only_with=PPO_ACTIVE,
     )
     entropy_final_fraction: float = option(
         "fraction of entropy_coeff at the end; 1: constant", FRACTION, only_with=PPO_BONUS

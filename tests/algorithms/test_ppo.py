@@ -9,7 +9,7 @@ from tensordict import TensorDict
 from tensordict.nn import TensorDictModuleBase
 from torchrl.objectives import ClipPPOLoss
 
-from recurrl.algorithms.advantages import gae, next_values, standardized
+from recurrl.algorithms.advantages import gae, next_values, recompute_values, standardized
 from recurrl.algorithms.importance import effective_sample_fraction, ratio_metrics
 from recurrl.build import make_algorithm, make_policy_for
 from recurrl.keys import LOSS_MASK
@@ -21,7 +21,8 @@ B, T = 4, 6
 
 def make(small, *overrides):
     """Algorithm, policy and a fixed batch, with ratios within and without the clip range."""
-    config = small("cell.hidden_size=4", "encoder.sizes=[4]", "backend=reference", *overrides)
+    shape = ("cell.hidden_size=4", "encoder.sizes=[4]", "backend=reference", "algorithm.entropy_coeff=0.04")
+    config = small(*shape, *overrides)
     torch.manual_seed(0)
     policy = make_policy_for(config).double()
     for parameter in policy.parameters():
@@ -181,6 +182,32 @@ def test_without_advantages_there_is_no_entropy_bonus(small):
     algorithm, _, batch = make(small, *WITH_A_BONUS)
     algorithm.prepare(collected(batch, 0.0), torch.zeros(B, T, dtype=torch.float64))
     assert algorithm.entropy_coeff == 0.0
+
+
+KINDS = {"cartpole_no_velocity": 0.02, "pendulum_no_velocity": 0.04}
+
+
+@pytest.mark.parametrize(("env", "expected"), KINDS.items(), ids=KINDS)
+def test_without_a_coefficient_the_kind_of_action_decides(env, expected, small):
+    algorithm, rows = with_rollout(small(f"env={env}"))
+    algorithm.prepare(rows, rows["next", "reward"].squeeze(-1))
+    assert algorithm.entropy_coeff.item() == pytest.approx(expected * float(algorithm.advantage_scale.value))
+
+
+@pytest.mark.parametrize("env", KINDS)
+def test_an_old_step_that_the_policy_has_followed_has_no_advantage(env, small):
+    algorithm, policy, batch = make(small, f"env={env}", "env.num_envs=2")
+    rows, reward = collected(batch, 1.0), torch.randn(B, T, dtype=torch.float64)
+    rows["next"].update(batch.select(*policy.state_keys))
+    rows["action_log_prob"] += torch.linspace(-1, 1, B * T, dtype=torch.float64).reshape(B, T)
+    same = rows.clone()
+    algorithm.prepare(rows, reward)
+    ratio = recompute_values(same, policy)
+    advantage, target = gae(same, reward.unsqueeze(-1), next_values(same, policy), 0.995, 0.9, ratio)
+    followed = ((advantage > 0) & (ratio > 1.5)) | ((advantage < 0) & (ratio < 1 / 1.5))
+    assert 0 < followed.sum() < ((ratio - 1).abs() > 0.5).sum()
+    torch.testing.assert_close(rows["advantage"], advantage.masked_fill(followed, 0.0))
+    torch.testing.assert_close(rows["value_target"], target)
 
 
 def test_equal_advantages_are_standardized_to_zero():
