@@ -116,7 +116,10 @@ def make_callbacks(
             diagnosis,
             checkpoints,
             builtin.Evaluation(rank_config.env),
-            *(each if isinstance(each, Callback) else UserCallback(each, policy, config.env) for each in callbacks),
+            *(
+                each if isinstance(each, Callback) else UserCallback(each, policy, rank_config.env)
+                for each in callbacks
+            ),
             builtin.Log(trackers.values(), diagnosis, checkpoints, Progress(config.total_frames)),
         ]
     )

@@ -116,6 +116,7 @@ def evaluate(
                 break
             done = after["done"]
             observation = env.reset_tensors(done)
+            env.check_step(observation)
         else:
             logger.warning(
                 "%d of %d evaluation episodes of %s had not ended after %d steps; their returns so far are "

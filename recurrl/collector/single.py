@@ -6,6 +6,7 @@ Shape legend: N environments, T steps, Z noise of an action.
 import logging
 from collections.abc import Mapping
 from contextlib import suppress
+from copy import deepcopy
 from dataclasses import replace
 from typing import Any
 
@@ -57,7 +58,8 @@ class SingleCollector:
         """Resets all environments, and the recurrent states with them."""
         batch, device, policy = self.env.batch_size[0], self.env.device, self.policy
         if self._curriculum:
-            self.env.raw.stateful.load_state_dict(self._curriculum)
+            # A copy, because the simulator may change what it is given.
+            self.env.raw.stateful.load_state_dict(deepcopy(self._curriculum))
         self._current: Tensors = {
             **self.env.reset_tensors(None),
             **policy.initial_state(batch),
@@ -78,6 +80,8 @@ class SingleCollector:
         if self.env.was_reset_elsewhere:
             logger.info("Restarting all training episodes: something else, such as an evaluation, used the simulator.")
             self.env.raw.metrics()  # drop what it logged meanwhile
+            # Each evaluation seeds the simulator in the same way; training would repeat its episodes after each.
+            self.env.set_seed(int(torch.randint(2**31, ())))
         if self.spec.group_size is not None or self.env.was_reset_elsewhere:
             self.begin_episodes()
         # Looked up once: finding a policy's device takes as long as a small layer.

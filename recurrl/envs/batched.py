@@ -12,6 +12,7 @@ import gymnasium
 import numpy as np
 import torch
 from tensordict import NestedKey, TensorDict, TensorDictBase
+from tensordict.utils import expand_as_right
 from torch import Tensor
 from torchrl.data import Categorical, Composite, TensorSpec, Unbounded
 from torchrl.envs import EnvBase
@@ -209,7 +210,9 @@ class TorchRLEnv(BatchedEnv):
         if mask is None:
             self._current = self._env.reset()
         else:
-            flags = {key: mask & self._current[key] for key in self._env.done_keys}
+            # An environment of several agents also has flags [N, agents, 1].
+            flags = {key: self._current[key] for key in self._env.done_keys}
+            flags = {key: expand_as_right(mask.squeeze(-1), flag) & flag for key, flag in flags.items()}
             self._current = self._env.maybe_reset(self._current.copy().update({**flags, "done": mask}))
         return self._observed()
 
@@ -253,6 +256,7 @@ class SingleEnv(gymnasium.Env[Any, Any]):
         """Starts an episode, and returns its first observation and an info."""
         if seed is not None:
             self._env.set_seed(seed)
+        self._env.last_reset_by = self
         return _shown(self._env.reset_tensors(None))
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:

@@ -177,7 +177,8 @@ class ActionPart(nn.Module):
             middle, half, low, high = self._scaling
             # Clipped after scaling, because rounding may also exceed the bounds.
             chosen = (middle + half * chosen.double()).maximum(low).minimum(high)
-        return chosen.to(self.raw.dtype)
+        # A copy, because an environment may write into its action.
+        return chosen.to(self.raw.dtype, copy=True)
 
     def from_env(self, action: Tensor) -> Tensor:
         """Converts the environment's action ``[N, ...]`` to the policy's."""

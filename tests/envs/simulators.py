@@ -180,7 +180,7 @@ class Levels(Simulation):
         if Levels.steps_left < 0:
             raise RuntimeError("killed")
         observation, reward, terminated, truncated, info = super().step(action)
-        self.level = self.level + (terminated | truncated).sum()
+        self.level += (terminated | truncated).sum()
         return observation, reward, terminated, truncated, info
 
     def state_dict(self):

@@ -15,6 +15,7 @@ from simulators import LENGTH, Levels, Simulation, start
 import recurrl
 from recurrl.build import make_algorithm, make_collector
 from recurrl.envs import make_batched_env
+from recurrl.envs.batched import SingleEnv
 from recurrl.envs.sources.vec_env import release
 from recurrl.errors import ConfigError, EnvError, RunError
 from recurrl.evaluation import evaluate
@@ -303,6 +304,21 @@ def test_episodes_after_a_resume_begin_with_the_saved_curriculum(compose):
     number = torch.arange(N).double()
     first = (1 + 2 * N) * start(number, resumed.env.raw._env.episode).float()
     assert torch.equal(resumed.collect()["observation"][:, 0], first)
+    assert state["curriculum"] == {"level": torch.tensor(1.0 + 2 * N, dtype=torch.float64)}
+
+
+def test_after_another_user_training_begins_episodes_that_nobody_has_seen(compose):
+    config = compose(*simulated(name="Seeded"), *rows_of(1, LENGTH))
+    policy = fresh_policy(config)
+    collector, seeds = make_collector(config, policy), []
+    for other in (lambda: evaluate(config.env, policy, N, seed=3), lambda: SingleEnv(collector.env.raw).reset(seed=3)):
+        for _ in range(2):
+            other()
+            seeds.append(collector.env.raw._env.seed)
+            assert collector.env.was_reset_elsewhere
+            collector.collect()
+            seeds.append(collector.env.raw._env.seed)
+    assert len(set(seeds)) == len(seeds) - 2, "each of the other users has one seed"
 
 
 def test_a_curriculum_of_anything_but_tensors_and_plain_values_is_an_error(compose):
