@@ -93,7 +93,8 @@ def check_parameters(algorithm: Algorithm) -> None:
     learnt = {name: each for name, each in algorithm.named_parameters() if each.requires_grad}
     late = [name for name, each in learnt.items() if id(each) not in trained]
     unused = [name for name, each in learnt.items() if each.grad is None and not name.startswith("policy.")]
-    unknown = [name for name, each in vars(algorithm).items() if name not in vars(nn.Module()) and _is_learnt(each)]
+    own = vars(algorithm).keys() - vars(nn.Module())
+    unknown = sorted(name for name in own if _is_learnt(getattr(algorithm, name)))
     reasons = {
         "are made or unfrozen after its constructor": late,
         "get no gradient from the loss": unused,

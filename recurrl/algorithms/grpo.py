@@ -108,6 +108,8 @@ def add_group_advantages(rows_NT: TensorDictBase, reward_NT: Tensor, options: GR
     """
     is_init_NT = rows_NT[IS_INIT].squeeze(-1)
     start_NT, episode_id_NT, compared_NT = _comparable_steps(is_init_NT, options.group_size)
+    if LOSS_MASK in rows_NT:  # steps that the environment inserted
+        compared_NT &= rows_NT[LOSS_MASK].squeeze(-1)
     # The discounted sum of rewards from each step to the end of its episode or row, in float64.
     counted_NT1 = torch.where(compared_NT, reward_NT, 0.0).double().unsqueeze(-1)
     continues_NT1 = functional.pad(~is_init_NT[:, 1:], (0, 1)).double().unsqueeze(-1)

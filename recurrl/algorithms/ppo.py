@@ -75,7 +75,8 @@ class PPO(Algorithm):
         has_old_rows = self.config.collector.collects_ahead or len(rows_NT) > self.config.env.num_envs
         # This also writes the log-probabilities, values and next states of the current weights.
         ratio = recompute_values(rows_NT, self.policy) if has_old_rows else None
-        gamma, reward_NT1 = self._discount(rows_NT), reward_NT.unsqueeze(-1)
+        # Rows begin with the rollout; the episodes of earlier ones have been counted.
+        gamma, reward_NT1 = self._discount(rows_NT[: self.config.env.num_envs]), reward_NT.unsqueeze(-1)
         if gamma < options.gamma < 1:
             # Keeps the standard deviation of the returns of uncorrelated rewards.
             reward_NT1 = reward_NT1 * math.sqrt((1 - gamma**2) / (1 - options.gamma**2))
@@ -139,7 +140,8 @@ class PPO(Algorithm):
         """The clipped surrogate, the value loss and the entropy bonus of a minibatch."""
         advantage, mask = slices_SK[ADVANTAGE], slices_SK.get(LOSS_MASK)
         if self.options.normalize_advantage == "minibatch":
-            advantage = standardized(advantage, mask)
+            # Old steps without an advantage stay without one.
+            advantage = torch.where(advantage == 0, advantage, standardized(advantage, mask))
         log_ratio = (output.distribution.log_prob(slices_SK[ACTION]) - slices_SK[LOG_PROB]).unsqueeze(-1)
         entropy = mean_of(output.distribution.entropy().unsqueeze(-1), mask)
         assert output.value is not None

@@ -1,6 +1,6 @@
 """Teachers of a distillation: another run's policy, a function, or a policy in ONNX or TorchScript.
 
-Shape legend: N environments, T steps of a row.
+Shape legend: N environments, T steps of a row, B = N · T, A choices of an action.
 """
 
 import importlib.util
@@ -20,10 +20,12 @@ from recurrl.config import EnvConfig
 from recurrl.config.plugins import is_custom, load
 from recurrl.envs import make_batched_env
 from recurrl.envs.batched import Tensors
+from recurrl.envs.interface import ActionPart
 from recurrl.errors import require, user_code
-from recurrl.keys import ACTION, IS_INIT, OBSERVATION, PREVIOUS_ACTION, name_of, nested, path_of
+from recurrl.keys import ACTION, ACTION_MASK, IS_INIT, OBSERVATION, PREVIOUS_ACTION, name_of, nested, path_of
 from recurrl.policy.preprocessing import PreviousAction
 from recurrl.recurrent.layer import reset_state
+from recurrl.specs import bounds_of, limit_of
 
 TEACHER_ACTION = "teacher_action"
 
@@ -74,20 +76,39 @@ class Teacher:
             action, self._state = self._act({key: values[:, t] for key, values in raw.items()}, state, is_init_N)
             if PREVIOUS_ACTION in self._state:  # the action that was taken is the student's
                 self._state[PREVIOUS_ACTION] = self._previous_action(rows_NT[ACTION][:, t])
-            steps.append(self._interface.policy_action(self._parts(action, count)))
-        for path in steps[0]:
-            rows_NT.set((TEACHER_ACTION, *path), torch.stack([step[path] for step in steps], 1))
+            steps.append(self._parts(action, count))
+        for part in self._interface.parts:
+            label_NT = torch.stack([step[part.path] for step in steps], 1)
+            rows_NT.set((TEACHER_ACTION, *part.path), self._converted(label_NT, part))
+        if (OBSERVATION, ACTION_MASK) in self._interface.entries:
+            mask_BA = rows_NT[OBSERVATION, ACTION_MASK].flatten(0, 1)
+            chosen_BA = self._previous_action(rows_NT[TEACHER_ACTION].flatten(0, 1))
+            # A spec's mask allows nothing.
+            others = int(((chosen_BA > mask_BA).any(-1) & mask_BA.any(-1)).sum())
+            self._require(not others, "that the action mask allows", f"{others} others", "Show it the mask.")
 
     def _parts(self, action: Any, count: int) -> dict[tuple[str, ...], Tensor]:
         parts = {part.path: reduce(getitem, part.path, action) for part in self._interface.parts}
         for part in self._interface.parts:
             shape, expected = tuple(parts[part.path].shape), (count, *part.raw.shape)
-            require(
-                shape == expected,
-                f"algorithm.teacher={self._target} must return actions of shape {expected} (got {shape}). Use a "
-                "teacher of the same environment.",
-            )
+            self._require(shape == expected, f"of shape {expected}", shape, "Use a teacher of the same environment.")
         return parts
+
+    def _converted(self, action_NT: Tensor, part: ActionPart) -> Tensor:
+        """A part of the teacher's actions in the policy's units, clipped as in the environment."""
+        limit = limit_of(part.raw)
+        if limit is None:
+            valid, what = action_NT.isfinite(), "that are finite"
+        else:
+            ends = torch.as_tensor(limit, device=self._device)
+            valid = (action_NT == action_NT.long()) & (action_NT >= 0) & (action_NT < ends)
+            what = f"that are integers below {limit}"
+        self._require(bool(valid.all()), what, action_NT[~valid][:1].tolist(), "Use a teacher of the same environment.")
+        low, high = (bound.to(self._device) for bound in bounds_of(part.spec))
+        return part.from_env(action_NT).clamp(low, high)
+
+    def _require(self, holds: bool, what: str, got: Any, advice: str) -> None:
+        require(holds, f"algorithm.teacher={self._target} must return actions {what} (got {got}). {advice}")
 
     def state_dict(self) -> States:
         """The recurrent states ``[N, ...]``, by name."""

@@ -1,5 +1,6 @@
 """``algorithm=distill``: what the teacher is shown, that it follows the student, and what is learned of it."""
 
+import math
 import sys
 from dataclasses import replace
 from types import MethodType
@@ -9,7 +10,7 @@ import torch
 from collected import fresh_policy, rollouts
 from rejections import error_of
 from run_files import column, whole_and_resumed
-from tasks import CUE
+from tasks import CUE, MASKED
 from torch import nn
 
 import recurrl
@@ -201,6 +202,34 @@ def test_a_teacher_that_does_not_fit_is_an_error_that_says_why(small, teacher_ru
         "must return actions of shape (1, 1) (got (1, 3)). Use a teacher of the same environment."
     )
     assert error(function(lambda seen: seen["goal"])).startswith("cannot be used: it fails with KeyError: 'goal'. It")
+
+
+MASKS = ("env=gym", "env.packages=[tasks]", f"env.id={MASKED}", "+env.kwargs.mask_in=observation")
+NO_ACTIONS = [
+    (PENDULUM, (1,), math.nan, "that are finite (got [nan]). Use a teacher of the same environment."),
+    (("env=cartpole_no_velocity",), (), 7.0, "that are integers below 2 (got [7.0])."),
+    (("env=cartpole_no_velocity",), (), 0.5, "that are integers below 2 (got [0.5])."),
+    ((*MASKS, "+env.kwargs.action=discrete"), (), 0, "that the action mask allows (got "),
+    ((*MASKS, "+env.kwargs.action=multi_discrete"), (2,), 0, "that the action mask allows (got "),
+]
+
+
+@pytest.mark.parametrize(("task", "shape", "action", "sentence"), NO_ACTIONS)
+def test_a_label_that_is_no_action_of_the_environment_is_an_error(task, shape, action, sentence, function, small):
+    calls = []
+
+    def teacher(seen):
+        calls.append(observation := seen["observation"])
+        count = len(observation["seen"] if isinstance(observation, dict) else observation)
+        return torch.zeros(count, *shape) + (action if len(calls) > 1 else 0)  # a first call is made before any rollout
+
+    config = small(*task, *distilled(function(teacher), "algorithm.critic_observation=[]"))
+    assert sentence in error_of(labelled, config, 1)
+
+
+def test_labels_beyond_the_bounds_are_clipped_as_in_the_environment(function, small):
+    _, (batch,) = labelled(small(*PENDULUM, *distilled(function(lambda seen: seen["observation"][:, :1] * 0 + 50))), 1)
+    assert batch[TEACHER_ACTION].unique().tolist() == [1.0]
 
 
 def test_a_student_without_the_sign_learns_to_turn_from_a_teacher_that_sees_it(compose, function):

@@ -108,6 +108,13 @@ def test_a_group_without_spread_has_no_advantage_and_is_counted_as_dropped():
     torch.testing.assert_close(batch[ADVANTAGE][2:].flatten(1), torch.tensor([[half] * 3, [-half] * 3]))
 
 
+def test_a_step_that_the_environment_inserted_does_not_count():
+    batch = rows_of([[0, 2, 3], [0, 2, 3]], steps=5)
+    batch[LOSS_MASK] = torch.tensor([True, True, False, True, True]).expand(2, 5).unsqueeze(-1).clone()
+    add_group_advantages(batch, torch.randn(2, 5), options(drop=False))
+    assert batch[LOSS_MASK].squeeze(-1).tolist() == [[True, True, False, True, True]] * 2
+
+
 def test_rewards_that_differ_in_their_last_digits_alone_are_no_spread():
     batch = rows_of([[0], [0]], steps=3)
     reward = torch.tensor([[0.1, 0.2, 0.3], [0.3, 0.2, 0.1]], dtype=torch.float64)

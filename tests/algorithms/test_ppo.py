@@ -159,6 +159,10 @@ def test_a_step_that_the_environment_inserts_is_no_reward_of_zero(small):
     rows[LOSS_MASK] = torch.ones_like(after["done"])
     rows[LOSS_MASK][0, 0] = False
     assert algorithm.prepare(rows, after["reward"].squeeze(-1))["advantage/discount"] == 0.96
+    old = rows.clone()
+    old["next", "step_count"][:, -1] = 40
+    rows = torch.cat((rows, old))  # its episodes were counted with the rollout that they came from
+    assert algorithm.prepare(rows, rows["next", "reward"].squeeze(-1))["advantage/discount"] == 0.96
 
 
 WITH_A_BONUS = ("buffer=on_policy", "algorithm.entropy_coeff=0.5")
@@ -208,6 +212,9 @@ def test_an_old_step_that_the_policy_has_followed_has_no_advantage(env, small):
     assert 0 < followed.sum() < ((ratio - 1).abs() > 0.5).sum()
     torch.testing.assert_close(rows["advantage"], advantage.masked_fill(followed, 0.0))
     torch.testing.assert_close(rows["value_target"], target)
+    algorithm.options.normalize_advantage = "minibatch"
+    unit = standardized(rows["advantage"]).masked_fill(followed, 0.0)
+    assert loss_of(algorithm, rows).terms["objective"].item() == pytest.approx(-unit.mean().item())
 
 
 def test_equal_advantages_are_standardized_to_zero():
