@@ -8,9 +8,11 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 from run_files import column, ended
 
 import recurrl
+from recurrl.callbacks.callback import Callbacks
 from recurrl.errors import ConfigError, RunError
 from recurrl.evaluation import StoppedError
 from recurrl.runtime.ranks import World
@@ -135,6 +137,20 @@ def test_a_state_that_could_not_be_restored_is_an_error_when_it_is_saved(unsavab
     name = type(unsavable).__name__
     with pytest.raises(RunError, match=rf"state_dict\(\) of {name} must return tensors and plain values"):
         recurrl.train(tiny, run_dir="run", callbacks=[unsavable])
+
+
+@pytest.mark.parametrize("state", [0, torch.zeros(2)])
+def test_a_state_may_be_a_number_or_a_tensor(state):
+    assert Callbacks([callback(state_dict=lambda _: state)]).state_dict().keys() == {"Mine"}
+
+
+def test_a_run_that_is_stopped_during_a_rollout_is_evaluated_once(tiny, monkeypatch):
+    evaluations = []
+    monkeypatch.setattr(recurrl.evaluation, "evaluate", lambda *_: evaluations.append("kept") or [1.0, 2.0])
+    stops = callback(on_rollout=lambda _, trainer, __: trainer.stop())
+    alone = ["evaluation.memory=false", "evaluation.random=false"]
+    recurrl.train([*tiny, *alone], run_dir="run", callbacks=[stops])
+    assert evaluations == ["kept"]
 
 
 def test_a_run_that_is_stopped_before_its_first_iteration_ends_without_an_evaluation(tiny):

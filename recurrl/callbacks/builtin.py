@@ -197,7 +197,7 @@ class Checkpoints(Callback):
     def _save(self, trainer: Trainer, is_complete: bool = False) -> None:
         self._saved_frames = trainer.frames
         ids = {} if self.start is None else dict(self.start.resumed.ids)
-        ids |= {name: tracker.id for name, tracker in self.trackers.items() if tracker.id is not None}
+        ids |= {name: str(tracker.id) for name, tracker in self.trackers.items() if tracker.id is not None}
         to_save = (trainer.metrics, self._components, ids, self.settings, is_complete)
         try:
             trainer.checkpoint = checkpoint.save(trainer.run_dir, trainer.frames, *to_save)
@@ -225,13 +225,13 @@ class Evaluation(Callback):
         self._env = env
 
     def on_iteration(self, trainer: Trainer, metrics: dict[str, float]) -> None:
-        """Evaluates if it is due.
+        """Evaluates if it is due, unless the run was stopped: :meth:`on_end` does it then.
 
         Raises:
             EnvError: an environment failed.
             RunError: too many restarts in a row failed.
         """
-        if trainer.is_due(trainer.config.evaluation.every_frames):
+        if not trainer.stopped and trainer.is_due(trainer.config.evaluation.every_frames):
             self._evaluate(trainer)
 
     def on_end(self, trainer: Trainer) -> None:

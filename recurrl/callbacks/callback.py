@@ -235,7 +235,7 @@ class Callbacks:
         Raises:
             RunError: a state holds something other than tensors and plain values.
         """
-        return {name: state for name, callback in self._callbacks.items() if (state := state_copy(callback, name))}
+        return {name: state for name, each in self._callbacks.items() if (state := state_copy(each, name)) != {}}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restores the states of callbacks by name. A callback without a saved state keeps its initial one.

@@ -35,7 +35,7 @@ class Tracker:
     ``metrics.csv``, which is written first, and ``resume=`` continues from the last checkpoint.
 
     Attributes:
-        id: the run's id at the destination; None if it has none.
+        id: the run's id at the destination, which checkpoints store as text; None if it has none.
     """
 
     id: str | None = None

@@ -27,6 +27,8 @@ class Notes(Tracker):
         pass
 
 class Failing(Notes):
+    id = 42
+
     def log(self, frames, metrics):
         if frames == 64:
             raise KeyError("no such note")
@@ -49,6 +51,10 @@ def package(tmp_path):
 def test_a_sweep_over_a_choice_of_the_package_and_a_custom_one(train, tiny, package, tmp_path):
     train("-m", *tiny, "logger=csv,own_package.notes:Notes", "hydra.sweep.dir=sweep").succeeded()
     assert [(tmp_path / "sweep" / job / "notes.txt").exists() for job in "01"] == [False, True]
+
+
+def test_hydras_other_logging_can_be_chosen(train, tiny):
+    train(*tiny, "hydra/job_logging=stdout").succeeded()
 
 
 def test_options_that_a_configuration_cannot_hold_are_rejected(train, package):
