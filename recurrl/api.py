@@ -28,6 +28,10 @@ from recurrl.runs.overrides import compose, overridden_keys, overrides_of, parse
 from recurrl.runtime.ranks import launched_size
 from recurrl.runtime.run_summary import read_summary
 from recurrl.runtime.seeds import random_numbers_restored
+from recurrl.runtime.signals import stop_request
+
+_CHOICE = ("env", "env.name", "env.source", "env.id")
+"""The keys that choose an environment."""
 
 
 @dataclass(frozen=True)
@@ -91,10 +95,12 @@ def train(
         raise ConfigError(f"{config} is not a command line: {message_of(error)}. Close it, or pass a list.") from error
     overrides = overrides_of(config) if isinstance(config, Mapping) else list(config)
     if env is not None:
+        if any(text.startswith("env.id='<") for text in overrides):  # of a saved run, to which env was passed too
+            overrides = [each for each in overrides if each.partition("=")[0] not in _CHOICE]
         overrides = [*_choice_of(env, overrides), *overrides]
     if run_dir is not None:
         overrides = [*overrides, f"hydra.run.dir={text_of(run_dir)}"]
-    with random_numbers_restored(), _process_settings_restored(), _isolated_hydra():
+    with stop_request(), random_numbers_restored(), _process_settings_restored(), _isolated_hydra():
         composed = compose(overrides, config_dir)
         hydra_config: Any = HydraConfig.get()
         directory = Path(value_of(hydra_config, "run.dir")).absolute()
@@ -144,10 +150,8 @@ def _choice_of(env: Any, overrides: Sequence[str]) -> list[str]:
     Raises:
         ConfigError: ``env`` does not make environments, or the overrides choose one too.
     """
-    both = sorted({"env.source", "env.id"} & overridden_keys(overrides))
-    require(
-        not both, f"env was passed to recurrl.train, but the configuration sets {both[:1]} too. Leave one of them out."
-    )
+    both = " and ".join(sorted({"env.source", "env.id"} & overridden_keys(overrides)))
+    require(not both, f"env was passed to recurrl.train, but the configuration sets {both} too. Leave one of them out.")
     resumed = [each.value() for each in parsed(overrides) if each.key_or_group == "resume"]
     is_new = not resumed or resumed[-1] in (None, AUTO)
     return [*(["env=gym"] if is_new else []), f"env.id={text_of(id_of(env))}"]

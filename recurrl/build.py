@@ -19,6 +19,7 @@ from recurrl.collector.collector import Collector, RestartableCollector, Rollout
 from recurrl.collector.restarts import RestartingCollector, Restarts
 from recurrl.config import TrainConfig, WorkersConfig
 from recurrl.config.cell import NO_CELL
+from recurrl.config.collector import ReplayConfig
 from recurrl.config.plugins import factory
 from recurrl.envs import make_batched_env
 from recurrl.errors import check_method, naming, require
@@ -32,6 +33,7 @@ from recurrl.runtime.ranks import World, world
 from recurrl.runtime.run_summary import RunSummary
 from recurrl.runtime.seeds import seed_of_rank, seed_process, seeds
 from recurrl.runtime.signals import StopRequest
+from recurrl.specs import leaves_of
 from recurrl.tracking import make_trackers
 from recurrl.tracking.progress import Progress
 from recurrl.trainer import Trainer
@@ -49,6 +51,7 @@ def make_trainer(
     stop_request: StopRequest,
     resume_from: checkpoint.Checkpoint | None = None,
     explicit_keys: Collection[str] = (),
+    strict: bool = True,
     callbacks: Sequence[Callback | IterationCallback] = (),
 ) -> Trainer:
     """Makes this rank's trainer of a run, ready to :meth:`~recurrl.trainer.Trainer.fit`.
@@ -60,7 +63,8 @@ def make_trainer(
         summary: updated during the run; its frames are those before a resume.
         stop_request: ends the run after an iteration, with a checkpoint; evaluations stop between two steps.
         resume_from: the checkpoint to resume from, on rank 0; None for a new run.
-        explicit_keys: the keys of values that the user gave; those without an effect in this environment are rejected.
+        explicit_keys: the keys of values that the user gave.
+        strict: reject those without an effect in this environment.
         callbacks: the user's callbacks.
 
     Raises:
@@ -68,7 +72,7 @@ def make_trainer(
     """
     rank_config = config_of_rank(config, world())
     set_process_state(rank_config)
-    policy = make_policy_for(rank_config, explicit_keys)
+    policy = make_policy_for(rank_config, explicit_keys if strict else ())
     if world().rank == 0 and resume_from is None:
         # Before the algorithm is made, which may copy the first policy.
         summary.pretrain_log_likelihood = warm_start(config, policy, explicit_keys)
@@ -238,10 +242,11 @@ def make_collector(config: TrainConfig, policy: Policy, frames: int = 0, restart
 def describe(config: TrainConfig, algorithm: Algorithm) -> str:
     """A one-line description of a run."""
     parameters = sum(parameter.numel() for parameter in algorithm.parameters() if parameter.requires_grad)
-    is_off_policy = config.buffer.replays or config.collector.collects_ahead
-    corrected = "; rows of older weights corrected by V-trace" * (
-        is_off_policy and config.algorithm.corrects_for_old_weights
-    )
+    buffer = config.buffer
+    continuous = any(spec.dtype.is_floating_point for _, spec in leaves_of(algorithm.policy.action_spec))
+    replays = buffer.replays and not (isinstance(buffer, ReplayConfig) and buffer.max_replay_ratio(continuous) == 1)
+    is_off_policy = replays or config.collector.collects_ahead
+    corrected = "; old rows corrected" * (is_off_policy and config.algorithm.corrects_for_old_weights)
     memory = "no memory (cell=none)"
     if config.cell.name != NO_CELL:
         memory = f"{config.cell.name} {config.cell.hidden_size}, backend={config.backend.name},"

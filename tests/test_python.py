@@ -80,6 +80,12 @@ def test_nothing_of_the_process_changes(tiny):
     assert not Path("outputs").exists()  # of a run that was rejected nothing is left
 
 
+def test_an_early_signal_has_an_exit_code_too(monkeypatch):
+    monkeypatch.setattr(recurrl.api, "compose", lambda *_: signal.raise_signal(signal.SIGINT))
+    # The message of recurrl's KeyboardInterrupt, which has one.
+    assert error_of(recurrl.train, kind=KeyboardInterrupt) == "interrupted by SIGINT"
+
+
 def test_a_mapping_is_a_configuration_too(tiny):
     sizes = {"device": "cpu", "total_frames": 64, "frames_per_batch": 32, "env.num_envs": 4, "slice_len": 4}
     nested = {"encoder": {"sizes": [8]}, "cell": "lstm", "evaluation": {"episodes": 2}, "cell.hidden_size": 8}
@@ -111,6 +117,7 @@ def test_text_in_a_mapping_stays_text():
     config["env.kwargs"] |= {"numpy": np.float64(1e-5), "count": np.int64(3)}
     parsed = OverridesParser.create().parse_overrides(overrides_of(config))
     assert {each.key_or_group.removeprefix("env.kwargs."): each.value() for each in parsed} == config["env.kwargs"]
+    assert overrides_of({"env": {"name": "mine", "source": "torchrl"}})[0] == "env=gym"
     assert "cannot be a value" in error_of(overrides_of, {"seed": object()})
 
 

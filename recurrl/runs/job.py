@@ -74,8 +74,8 @@ def run(
         config = resolved(config)
         config.env = with_maker(config.env, env)
         summary.seed, summary.device, summary.cell = config.seed, config.device, config.cell.name
-        explicit_keys = overridden_keys(job_overrides()) if strict else set()
-        check_config(config, explicit_keys)
+        explicit_keys = overridden_keys(job_overrides())
+        check_config(config, explicit_keys if strict else ())
         factory("collector", config.collector.name)  # imports the package that it needs
         if start is not None and _is_complete(start, config, run_dir):
             return  # its summary stays as it is
@@ -92,7 +92,7 @@ def run(
             world().broadcast((settings, summary.frames))
             world().connect(config.device, config.ranks.timeout_s)
         with stop_request() as request, time_limit(config.collector.timeout_s):
-            trainer = make_trainer(config, run_dir, settings, summary, request, start, explicit_keys, callbacks)
+            trainer = make_trainer(config, run_dir, settings, summary, request, start, explicit_keys, strict, callbacks)
             trainer.fit(on_accepted=record_settings)
     logger.info(_closing_line(summary, run_dir))
     with suppress(OSError):  # they are in the summary

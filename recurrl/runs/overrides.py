@@ -19,7 +19,7 @@ from omegaconf import DictConfig, ListConfig, open_dict, read_write
 from recurrl.config import plugins
 from recurrl.config.composed import plain, value_of
 from recurrl.config.keys import check_key, flat, keys_of, packaged_keys
-from recurrl.config.plugins import GROUPS, PRESETS, is_custom, yaml_names
+from recurrl.config.plugins import GROUPS, PRESETS, inherited_choice, is_custom, yaml_names
 from recurrl.errors import ConfigError, require
 from recurrl.runs.hydra_errors import hydra_errors_as_config_errors
 
@@ -254,6 +254,9 @@ def overrides_of(config: Mapping[str, Any]) -> list[str]:
             choices.append(f"{key}={value}")
         elif isinstance(value, Mapping):
             name = value.get("name")
+            if key == "env" and "source" in value and isinstance(name, str) and name not in yaml_names(key):
+                # The name of a user's yaml, whose values are all here.
+                name = source if is_custom(source := str(value["source"])) else inherited_choice(key)
             names = name if isinstance(name, list) else [name]
             if key in GROUPS and all(
                 isinstance(each, str) and (is_custom(each) or each in yaml_names(key)) for each in names

@@ -13,7 +13,7 @@ def test_a_resumed_run_with_replay_goes_on_exactly(train, tiny, tmp_path, way):
     # At the resume, the buffer is full.
     arguments = (*tiny, *REPLAY, "total_frames=192", "checkpoint.every_frames=96", way, "backend=scan")
     _, resumed = whole_and_resumed(train, tmp_path, 96, *arguments)
-    assert "; rows of older weights corrected by V-trace" in resumed.out
+    assert "; old rows corrected" in resumed.out
     # 8 slices an iteration, in minibatches of 4, for 2 epochs, whether or not there is something to draw.
     assert column(tmp_path / "whole", "optim/steps") == [4.0] * 6
 

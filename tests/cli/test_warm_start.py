@@ -6,6 +6,7 @@ import signal
 import torch
 from run_files import metrics, settings, summary, without_times
 
+import recurrl
 from recurrl.build import make_policy_for
 from recurrl.checkpoint import files
 from recurrl.checkpoint.warm_start import copy_weights
@@ -77,12 +78,16 @@ def test_a_run_that_nothing_fits_is_rejected(train, tiny, finished_run, tmp_path
     assert not (tmp_path / "run" / "checkpoints").exists()
 
 
-def test_an_explicit_initial_std_is_kept(train, tiny):
+def test_an_explicit_initial_std_is_kept(train, tiny, tmp_path):
     task = (*tiny, "env=pendulum_no_velocity")
     train(*task, "hydra.run.dir=source").succeeded()
     explicit = train(*task, "init_from=source", "policy.initial_std=0.2", "hydra.run.dir=explicit")
     assert "left as initialised: actor_head.network (policy.initial_std was given)" in explicit.out, explicit.err
+    assert "old rows" not in explicit.out  # with continuous actions nothing is replayed
     assert "left as initialised" not in train(*task, "init_from=source", "hydra.run.dir=loaded").out
+    mapping = {**settings(tmp_path / "source"), "init_from": str(tmp_path / "source"), "policy.initial_std": 0.2}
+    recurrl.train(mapping, run_dir=tmp_path / "mapping")
+    assert "(policy.initial_std was given)" in (tmp_path / "mapping" / "recurrl.log").read_text()
 
 
 def test_a_resumed_run_does_not_take_the_weights_again(train, tiny, run, tmp_path, signalled):

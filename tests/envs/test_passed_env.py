@@ -10,6 +10,7 @@ import gymnasium
 import numpy as np
 import pytest
 from commands import output_of
+from omegaconf import OmegaConf
 from rejections import error_of
 
 import recurrl
@@ -175,6 +176,7 @@ def test_what_cannot_be_imported_must_be_passed_again(mine, tiny):
     for call in (recurrl.load, lambda run: recurrl.train(f"resume={run} total_frames=96", run_dir=run)):
         with pytest.raises(ConfigError, match=r'env.id=<lambda> was passed .* Pass it again: recurrl.train\("resume='):
             call("run")
+    recurrl.train(OmegaConf.load("run/config.yaml"), env=lambda: mine.Plain(size=2))  # the same configuration again
 
 
 def test_its_arguments_wrappers_and_time_limit_count(mine, tiny):
@@ -233,7 +235,7 @@ REJECTED = {
     "a missing argument": (takes_size, "", ":takes_size requires env.kwargs.size, which is not given."),
     "a single one of several": (single_of_several, "", "takes num_envs but makes a single TimeLimit. Have it make a"),
     "a vector environment of fixed size": (vector_of_four, "", "(got [4]). Have its factory take num_envs, and"),
-    "an id twice": ("CartPole-v1", "env.id=CartPole-v1", "env was passed to recurrl.train, but the configuration sets"),
+    "an id twice": ("CartPole-v1", "env=gym env.id=CartPole-v1", "configuration sets env.id and env.source too."),
     "a constant": ("envs_of_mine:np.pi", "", "env.id=envs_of_mine:np.pi must name a class or function (got 3.14159"),
     "no mask of TorchRL": (
         "envs_of_mine:of_torchrl",

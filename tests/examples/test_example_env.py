@@ -4,6 +4,8 @@ import pytest
 from run_files import metrics, settings, summary, without_times
 from slow_cases import slow
 
+import recurrl
+
 BY_YAML = ("--config-dir", "configs", "env=corridor")
 BY_NAME = ("env=my_package.corridor:Corridor", "env.length=6")
 
@@ -14,6 +16,7 @@ def test_it_trains_with_or_without_a_yaml(how, length, train, tiny):
     assert summary(run)["status"] == "completed"
     env = settings(run)["env"]
     assert (env["source"], env["length"]) == ("my_package.corridor:Corridor", length)
+    assert settings(recurrl.train(settings(run), run_dir=run / "again").directory)["env"] == env
 
 
 OF_EVERY_ENVIRONMENT = (
