@@ -7,19 +7,20 @@ import os
 import sys
 import time
 from contextlib import nullcontext
+from dataclasses import asdict
 from pathlib import Path
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.utils import env_override
 from hydra.types import RunMode
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from recurrl import STARTED, __version__
 from recurrl.cli.help import explained, help_of
 from recurrl.cli.messages import errors_as_messages
 from recurrl.cli.sweep import SWEEP, sweep_job
-from recurrl.config.composed import as_schema
+from recurrl.config.composed import as_schema, value_of
 from recurrl.errors import ConfigError, RunError, require
 from recurrl.runs.directories import run_directory
 from recurrl.runs.hydra_errors import hydra_errors_as_config_errors
@@ -48,8 +49,14 @@ def _command() -> None:
         not (arguments.multirun and shows_only),
         "-m cannot be combined with --help or --cfg, which start no run. Leave one of them out.",
     )
-    if arguments.help or (arguments.cfg == "job" and arguments.package is None):
+    by_hydra = arguments.package is not None or arguments.resolve or arguments.config_name is not None
+    if arguments.help or (arguments.cfg == "job" and not by_hydra):
         composed = compose(arguments.overrides, arguments.config_dir, is_run=False)
+        if not arguments.help and value_of(composed, "resume") is not None:
+            from recurrl.runs.resume import with_resumed  # imports torch
+
+            run_dir = Path(HydraConfig.get().run.dir)
+            composed = OmegaConf.create(asdict(with_resumed(composed, run_dir)[0]))
         sys.stdout.write(help_of(composed, arguments.config_dir) if arguments.help else explained(composed))
     else:
         sys.argv[1:] = prepared(sys.argv[1:], is_run=arguments.cfg is None)

@@ -101,8 +101,10 @@ def with_defaults(config: DictConfig) -> DictConfig:
     try:
         for group, options in chosen.items():
             schema[group] = OmegaConf.structured(options)
-            if isinstance(name := value_of(config, plugins.key_of(group)), str) and plugins.is_custom(name):
-                values[group] = plugins.custom_values(group, name) | values[group]
+            name = value_of(config, plugins.key_of(group))
+            names = name if isinstance(name, ListConfig) else [name]
+            for each in filter(plugins.is_custom, reversed(names)):  # of several, the last one's values, as in Hydra
+                values[group] = plugins.custom_values(group, each) | values[group]
     except (OmegaConfBaseException, ValueError) as error:
         reason = str(error).splitlines()[0].rstrip(".")
         raise ConfigError(

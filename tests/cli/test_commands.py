@@ -26,13 +26,17 @@ def test_the_commands_are_installed_with_the_package():
     assert all(callable(each.load()) for each in scripts)
 
 
-def test_the_configuration_can_be_printed_with_every_key_and_nothing_runs(train, tmp_path):
+def test_the_configuration_can_be_printed_with_every_key_and_nothing_runs(train, tmp_path, finished_run):
     outcome = train("--cfg", "job", "cell=lstm", "lr=1e-4").succeeded()
     printed = yaml.safe_load(outcome.out)
     assert printed.keys() == {field.name for field in fields(TrainConfig)}
     assert (printed["cell"]["name"], printed["lr"]) == ("lstm", 0.0001)
     lines = [line.partition("#")[0].strip() for line in outcome.out.splitlines()]
     assert {"mask: [1, 3]", "desired_kl: 0.01", "name: lstm"} <= set(lines)
+    resumed = yaml.safe_load(train("--cfg", "job", f"resume={finished_run}", "total_frames=96").out)
+    assert (resumed["cell"]["name"], resumed["total_frames"]) == ("lstm", 96)
+    assert "schedule_frames: 50000\n" in train("--cfg", "job", "--resolve", "schedule_frames=${total_frames}").out
+    assert train("--cfg", "job", "--config-name", "nope").error.startswith("Cannot find primary config 'nope'")
     assert train("--cfg", "job", "lr=-1").error == "lr must be a number above 0 and at most 1 (got -1.0)."
     assert list(tmp_path.iterdir()) == []
 

@@ -7,6 +7,7 @@ from rejections import error_of
 from run_files import settings, summary
 
 import recurrl
+from recurrl.config.composed import as_schema
 from recurrl.config.plugins import GROUPS, PRESETS, yaml_names, yaml_values
 from recurrl.errors import ConfigError
 from recurrl.runs.overrides import compose
@@ -82,6 +83,8 @@ def test_several_loggers_take_the_same_metrics(train, tiny, tmp_path):
 def test_several_loggers_may_have_yamls_of_the_users(yamls, in_tmp_path):
     yamls("logger", "board", defaults=["tensorboard", "_self_"])
     assert compose(["logger=[wandb,board]"], "mine").logger.name == ["wandb", "tensorboard"]
+    yamls("logger", "mine", name="recurrl.tracking.wandb:make")
+    assert as_schema(compose(["logger=[tensorboard,mine]"], "mine")).logger.project == "recurrl"
 
 
 def test_of_several_loggers_each_is_checked(rejected):
