@@ -64,7 +64,9 @@ class ReplayConfig(BufferConfig):
         "null: 4, or 1 with continuous actions",
         Range(2, 1000, integers=True),
     )
-    min_replay_ratio: int = option("the same where gradients are free of noise", Range(1, 1000, integers=True))
+    min_replay_ratio: int = option(
+        "rows to learn from per new row where gradients are free of noise", Range(1, 1000, integers=True)
+    )
     replays = True
 
     def max_replay_ratio(self, continuous: bool) -> int:

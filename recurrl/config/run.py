@@ -41,6 +41,7 @@ EVALUATES = Condition("evaluation.episodes above 0", lambda run: run.evaluation.
 EVALUATES_A_CELL = Condition(
     f"{EVALUATES.words} and {A_CELL.words}", lambda run: run.evaluation.episodes > 0 and run.cell.name != NO_CELL
 )
+SEVERAL_EPOCHS = Condition("epochs above 1", lambda run: run.epochs > 1)
 RANKS = Condition("several ranks (torchrun)", lambda _: launched_size() > 1)
 SCHEDULES = Condition(
     "a learning rate or an option of the algorithm that falls",
@@ -177,7 +178,9 @@ class TrainConfig:
     )
     epochs: int = option("maximum number of passes over each batch", STEPS)
     min_epochs_fraction: float = option(
-        "fraction of the epochs to take where gradients are mostly noise (optim/signal); 1: always all", FRACTION
+        "fraction of the epochs to take where gradients are mostly noise (optim/signal); 1: always all",
+        FRACTION,
+        only_with=SEVERAL_EPOCHS,
     )
     minibatch_slices: int = option("slices per gradient step; must divide frames_per_batch / slice_len", STEPS)
     optimizer: str = option("adam or adamw (with a weight decay of 0.01)", choices=("adam", "adamw"))
@@ -189,7 +192,9 @@ class TrainConfig:
     lr_final_fraction: float = option("fraction of lr at the end; 1: constant", FRACTION, only_with=LINEAR)
     desired_kl: float = option("KL of an update to adapt the rate to", POSITIVE, only_with=ADAPTIVE)
     consistency_check: bool = option("check before learning that the update sees what the rollout saw")
-    resume: str | None = option("a run directory (continued in place) or checkpoint; auto: the newest in hydra.run.dir")
+    resume: str | None = option(
+        "a run directory (continued in place) or checkpoint; auto: the newest checkpoint in hydra.run.dir, or a new run"
+    )
     init_from: str | None = option("a run directory or checkpoint, from which a new run takes the weights that fit")
 
     @property
