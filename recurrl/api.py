@@ -30,9 +30,6 @@ from recurrl.runtime.run_summary import read_summary
 from recurrl.runtime.seeds import random_numbers_restored
 from recurrl.runtime.signals import stop_request
 
-_CHOICE = ("env", "env.name", "env.source", "env.id")
-"""The keys that choose an environment."""
-
 
 @dataclass(frozen=True)
 class Run:
@@ -96,7 +93,7 @@ def train(
     overrides = overrides_of(config) if isinstance(config, Mapping) else list(config)
     if env is not None:
         if any(text.startswith("env.id='<") for text in overrides):  # of a saved run, to which env was passed too
-            overrides = [each for each in overrides if each.partition("=")[0] not in _CHOICE]
+            overrides = [each for each in overrides if each.split("=")[0] not in ("env", "env.source", "env.id")]
         overrides = [*_choice_of(env, overrides), *overrides]
     if run_dir is not None:
         overrides = [*overrides, f"hydra.run.dir={text_of(run_dir)}"]

@@ -148,8 +148,7 @@ def test_a_run_that_is_stopped_during_a_rollout_is_evaluated_once(tiny, monkeypa
     evaluations = []
     monkeypatch.setattr(recurrl.evaluation, "evaluate", lambda *_: evaluations.append("kept") or [1.0, 2.0])
     stops = callback(on_rollout=lambda _, trainer, __: trainer.stop())
-    alone = ["evaluation.memory=false", "evaluation.random=false"]
-    recurrl.train([*tiny, *alone], run_dir="run", callbacks=[stops])
+    recurrl.train([*tiny, "evaluation.memory=false", "evaluation.random=false"], run_dir="run", callbacks=[stops])
     assert evaluations == ["kept"]
 
 

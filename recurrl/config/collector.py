@@ -58,7 +58,7 @@ class BufferConfig:
 class ReplayConfig(BufferConfig):
     """New rows together with rows drawn from earlier rollouts."""
 
-    rollouts: int = option("earlier rollouts to keep", Range(1, 1000, integers=True))
+    rollouts: int = option("earlier rollouts to keep, if replay_ratio is above 1", Range(1, 1000, integers=True))
     replay_ratio: int | None = option(
         "rows to learn from per new row, including the new one, where gradients are noise (optim/signal); "
         "null: 4, or 1 with continuous actions",

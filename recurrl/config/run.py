@@ -41,7 +41,10 @@ EVALUATES = Condition("evaluation.episodes above 0", lambda run: run.evaluation.
 EVALUATES_A_CELL = Condition(
     f"{EVALUATES.words} and {A_CELL.words}", lambda run: run.evaluation.episodes > 0 and run.cell.name != NO_CELL
 )
-SEVERAL_EPOCHS = Condition("epochs above 1", lambda run: run.epochs > 1)
+MEASURES_SIGNAL = Condition(
+    "several epochs of several minibatches",
+    lambda run: run.epochs > 1 and run.minibatch_slices < run.frames_per_batch // run.slice_len,
+)
 RANKS = Condition("several ranks (torchrun)", lambda _: launched_size() > 1)
 SCHEDULES = Condition(
     "a learning rate or an option of the algorithm that falls",
@@ -180,7 +183,7 @@ class TrainConfig:
     min_epochs_fraction: float = option(
         "fraction of the epochs to take where gradients are mostly noise (optim/signal); 1: always all",
         FRACTION,
-        only_with=SEVERAL_EPOCHS,
+        only_with=MEASURES_SIGNAL,
     )
     minibatch_slices: int = option("slices per gradient step; must divide frames_per_batch / slice_len", STEPS)
     optimizer: str = option("adam or adamw (with a weight decay of 0.01)", choices=("adam", "adamw"))

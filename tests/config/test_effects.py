@@ -9,7 +9,8 @@ GRPO = ("algorithm=grpo", "env.max_episode_steps=32")
 
 BY_THE_CONFIGURATION = [
     ((), "desired_kl=0.02", "lr_schedule=adaptive"),
-    (("epochs=1",), "min_epochs_fraction=0.5", "epochs above 1"),
+    (("epochs=1",), "min_epochs_fraction=0.5", "several epochs of several minibatches"),
+    (("minibatch_slices=16",), "min_epochs_fraction=0.5", "several epochs of several minibatches"),
     ((), "env.name=mine", "a custom yaml in a folder env"),
     (("lr_schedule=adaptive",), "lr_final_fraction=0.5", "lr_schedule=linear"),
     (("algorithm.entropy_coeff=0",), "algorithm.entropy_final_fraction=0.5", "algorithm.entropy_coeff above 0"),
