@@ -97,8 +97,9 @@ def train(
         overrides = [*_choice_of(env, overrides), *overrides]
     if run_dir is not None:
         overrides = [*overrides, f"hydra.run.dir={text_of(run_dir)}"]
-    with stop_request(), random_numbers_restored(), _process_settings_restored(), _isolated_hydra():
-        composed = compose(overrides, config_dir)
+    with stop_request() as request, random_numbers_restored(), _process_settings_restored(), _isolated_hydra():
+        with request.deferred():  # Hydra turns an interruption while it opens a file into another error
+            composed = compose(overrides, config_dir)
         hydra_config: Any = HydraConfig.get()
         directory = Path(value_of(hydra_config, "run.dir")).absolute()
         directory.mkdir(parents=True, exist_ok=True)

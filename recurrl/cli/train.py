@@ -55,8 +55,7 @@ def _command() -> None:
         if not arguments.help and value_of(composed, "resume") is not None:
             from recurrl.runs.resume import with_resumed  # imports torch
 
-            run_dir = Path(HydraConfig.get().run.dir)
-            composed = OmegaConf.create(asdict(with_resumed(composed, run_dir)[0]))
+            composed = OmegaConf.create(asdict(with_resumed(composed, Path(HydraConfig.get().run.dir))[0]))
         sys.stdout.write(help_of(composed, arguments.config_dir) if arguments.help else explained(composed))
     else:
         sys.argv[1:] = prepared(sys.argv[1:], is_run=arguments.cfg is None)
