@@ -72,6 +72,7 @@ def write(path: Path, states: Mapping[str, Any], values: Mapping[str, Any]) -> N
         for file in [*stage.iterdir(), stage]:
             sync(file)
         if path.exists():
+            remove_unfinished(path)  # the manifest of a process that was killed; it would be taken for foreign
             path.replace(replaced)
         stage.replace(path)
         sync(folder)
@@ -124,7 +125,7 @@ def load(path: Path, components: Mapping[str, Stateful], changes: Mapping[str, t
             reason = described(changes) if changes else f"{name}: {message_of(error)}"
             raise ConfigError(
                 f"The checkpoint {path} does not fit this configuration: {reason}. Use its run's settings (network, "
-                f"environment), or start a new run with the weights that fit: init_from={path} instead of resume."
+                f"environment); a new run can start from the weights that fit, with init_from={path}."
             ) from error
 
 

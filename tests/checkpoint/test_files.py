@@ -111,9 +111,12 @@ def test_everything_is_on_the_disk_before_the_checkpoint_has_its_name(tmp_path, 
 def test_what_a_killed_process_left_is_no_checkpoint_and_goes_with_the_next(written):
     shutil.copytree(written, unfinished(written))
     (unfinished(written.parent / "frames_64")).mkdir()
+    unfinished(written / "manifest.json").touch()
     assert files.checkpoints_in(written.parent) == [written]
     write(written.parent / "frames_96", policy=module())
     assert sorted(path.name for path in written.parent.iterdir()) == ["frames_32", "frames_96"]
+    write(written, 32, policy=module(1), critic=module(2))
+    assert sorted(file.name for file in written.iterdir()) == NAMES
 
 
 def test_a_checkpoint_is_completed_and_no_state_written(tmp_path):
