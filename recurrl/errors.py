@@ -8,7 +8,7 @@ from contextlib import contextmanager
 _MAX_LENGTH = 500
 """Longer messages of other code are cut off: some list every tensor."""
 _DIRECTORY = "Set a writable directory with hydra.run.dir=..., hydra.sweep.dir=..., --output or --video."
-_FREE = "Earlier checkpoints are intact. Free some space, then continue with resume=auto in the same hydra.run.dir."
+_FREE = "Checkpoints are intact. Free some space and retry; a run continues with resume=auto in the same hydra.run.dir."
 _OUT_OF_MEMORY = "DefaultCPUAllocator: "
 """The beginning of torch's plain RuntimeError when memory runs out on the CPU."""
 

@@ -92,10 +92,9 @@ def video_files(runs: Sequence[Path], path: Path | None) -> list[Path]:
     from recurrl.video.writing import files_of
 
     require(len(runs) == 1, f"--video shows one run (got {len(runs)}). Evaluate them one by one.")
-    folder = run_directory_of(runs[0]) / VIDEOS
     is_run = path is not None and os.path.lexists(path / CONFIG_FILE)
     require(not is_run, f"--video {path} would write into a run. Name the run before --video, or another folder.")
-    return files_of(path or folder)
+    return files_of(path or run_directory_of(runs[0]) / VIDEOS)
 
 
 def seeds(text: str) -> list[int]:

@@ -19,7 +19,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from recurrl.errors import ConfigError, RunError, message_of, require
 from recurrl.returns import return_format
-from recurrl.runs.overrides import parsed
+from recurrl.runs.overrides import arguments_of, parsed, prepared
 from recurrl.runtime.run_directory import locked
 
 
@@ -37,6 +37,9 @@ def search(options: Mapping[str, Any], arguments: Sequence[str], config: DictCon
         RunError: trials failed; the others were run nonetheless.
     """
     overrides = [*(f"{key}={value}" for key, value in (options["params"] or {}).items()), *arguments]
+    config_dir = arguments_of(sys.argv[1:]).config_dir
+    yamls = [] if config_dir is None else [f"--config-dir={config_dir}"]
+    overrides = prepared(["-m", *yamls, *overrides])[1 + len(yamls) :]
     fixed, space = _space(overrides)
     require(
         bool(space),
@@ -58,7 +61,7 @@ def search(options: Mapping[str, Any], arguments: Sequence[str], config: DictCon
                 trial.set_user_attr("status", job.status.name)
                 value = job.return_value if job.status == JobStatus.COMPLETED else None
                 study.tell(trial, value, TrialState.FAIL if value is None else TrialState.COMPLETE)
-        _report(study, fixed)
+        _report(study, [*yamls, *fixed])
 
 
 def _space(overrides: Sequence[str]) -> tuple[list[str], dict[str, BaseDistribution]]:

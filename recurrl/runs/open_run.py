@@ -12,6 +12,7 @@ from recurrl import checkpoint
 from recurrl.build import make_policy_for, set_process_state
 from recurrl.config import TrainConfig
 from recurrl.config.composed import plain, resolved, typed
+from recurrl.config.keys import flat
 from recurrl.config.options import SEED
 from recurrl.envs.passed_env import id_of, with_maker
 from recurrl.errors import ConfigError, naming, require
@@ -177,4 +178,5 @@ def _change(settings: DictConfig, overrides: Sequence[str]) -> None:
                 "such as env.kwargs.length=20."
             )
         require(key not in WITHOUT_EFFECT, f"{override.input_line} has no effect on returns. Leave it out.")
-        OmegaConf.update(settings, override.key_or_group, override.value(), merge=False, force_add=True)
+        for path, value in flat({override.key_or_group: override.value()}).items():
+            OmegaConf.update(settings, path, value, merge=False, force_add=True)

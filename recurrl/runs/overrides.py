@@ -96,7 +96,7 @@ def prepared(command_line: Sequence[str], is_run: bool = True) -> list[str]:
         )
         if is_run and text.startswith("hparams_search="):
             fits = arguments.multirun and not override.is_sweep_override()
-            require(fits, f"{text} must be one search over many runs. Add -m before it, or leave it out.")
+            require(fits, f"{text} must be one search over many runs. Add -m to recurrl-train, or leave it out.")
         if key in GROUPS and not override.is_delete():
             for name in filter(is_custom, _names(override.value())):
                 ConfigStore.instance().store(
@@ -217,9 +217,14 @@ def job_overrides(of: str = "task") -> list[str]:
     return list(plain(hydra_config.overrides, resolve=False)[of])
 
 
+def keys_set(override: Override) -> list[str]:
+    """The keys that an override sets; of a dictionary those within it, because Hydra leaves the others as they are."""
+    return list(flat({override.key_or_group.removeprefix("/"): override.value()}))
+
+
 def overridden_keys(overrides: Sequence[str]) -> set[str]:
     """The keys that a command line sets; a choice of a group counts as a value of its key, such as ``cell.name``."""
-    keys = {each.key_or_group.removeprefix("/") for each in parsed(overrides) if not each.is_delete()}
+    keys = {key for each in parsed(overrides) if not each.is_delete() for key in keys_set(each)}
     return {plugins.key_of(key) if key in GROUPS else key for key in keys}
 
 

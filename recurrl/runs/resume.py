@@ -3,6 +3,7 @@
 import logging
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from recurrl.config.keys import differences
 from recurrl.config.plugins import GROUPS, PRESETS
 from recurrl.errors import ConfigError, naming, require
 from recurrl.runs.open_run import config_of
-from recurrl.runs.overrides import job_overrides, overridden_keys, parsed, text_of
+from recurrl.runs.overrides import job_overrides, keys_set, overridden_keys, parsed, text_of
 from recurrl.runs.saved_config import check_code, code_named
 
 logger = logging.getLogger(__name__)
@@ -39,8 +40,7 @@ def with_resumed(composed: DictConfig, run_dir: Path) -> tuple[TrainConfig, chec
         return as_schema(composed), None
     effective, source, is_own = config_of(start)
     before = plain(effective)
-    for override in parsed(overrides):
-        key = override.key_or_group
+    for key in chain.from_iterable(map(keys_set, parsed(overrides))):
         if key in PRESETS:
             raise ConfigError(
                 f"{key}= cannot be combined with resume=, which keeps its run's settings. Leave it out, or start a new "
@@ -102,8 +102,8 @@ def _check_changes(config: TrainConfig, changes: Mapping[str, tuple[Any, Any]], 
     restored = {"seed": "its random number generators are restored", "optimizer": "its optimizer is restored"}
     weights = ("init_from", "pretrain.folder", "pretrain.epochs", "policy.initial_std")
     restored |= dict.fromkeys(weights, "its weights are restored")
-    if config.lr_schedule == "adaptive" and "lr_schedule" not in changes:
-        restored["lr"] = "lr_schedule=adaptive resumes from its last learning rate"
+    if config.lr_schedule == "adaptive":
+        restored["lr"] = "lr_schedule=adaptive resumes from the last learning rate"
     advice = f"Leave it out, or start a new run with these weights: init_from={start} instead of resume."
     for key in (key for key in restored if key in changes):
         was, now = map(text_of, changes[key])

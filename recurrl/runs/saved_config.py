@@ -22,7 +22,7 @@ from recurrl.runtime.run_directory import CONFIG_FILE, read_text, run_directory_
 
 MAX_BYTES = 2**20
 """A larger file was not written by a run."""
-_NAMES = ("env.name", "logger.tags", "resume", "init_from", "pretrain.folder")
+_NAMES = ("env.name", "logger.group", "logger.tags", "resume", "init_from", "pretrain.folder")
 """Keys whose value is never imported, whatever it looks like."""
 _MAX_DEPTH = 32
 _GROUPS = (*dict.fromkeys(key.partition(".")[0] for key in keys_of() if "." in key), FREE)

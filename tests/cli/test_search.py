@@ -46,6 +46,15 @@ def test_a_search_runs_its_trials_and_says_how_to_repeat_the_best(search, train,
     assert without_times(metrics(tmp_path / "again")) == without_times(metrics(best))
 
 
+def test_a_search_space_of_the_users_may_hold_a_custom_choice(train, tiny, yamls):
+    sweeper = {"n_trials": 1, "params": {"collector": "choice(recurrl.collector.single:make)"}}
+    yamls("experiment", "mine", defaults=[{"override /hydra/sweeper": "optuna"}], hydra={"sweeper": sweeper})
+    outcome = train("-m", "--config-dir", "mine", "experiment=mine", *tiny).succeeded()
+    train(
+        *shlex.split(re.search(r"To repeat it: recurrl-train (.*)", outcome.out)[1]), "hydra.run.dir=again"
+    ).succeeded()
+
+
 def test_a_search_in_the_same_folder_continues_to_its_number_of_trials(search, tmp_path, signalled):
     signalled(signal.SIGINT)
     outcome = search("hydra.sweeper.n_trials=1")
@@ -135,5 +144,5 @@ def test_a_file_that_is_not_a_study_is_an_error(train, tmp_path):
 
 @pytest.mark.parametrize("overrides", [("hparams_search=ppo",), ("-m", "hparams_search=ppo,network")])
 def test_what_is_not_one_search_in_a_sweep_is_rejected(train, overrides):
-    error = f"{overrides[-1]} must be one search over many runs. Add -m before it, or leave it out."
+    error = f"{overrides[-1]} must be one search over many runs. Add -m to recurrl-train, or leave it out."
     assert train(*overrides).error == error

@@ -42,6 +42,10 @@ def test_a_value_that_has_no_effect_is_rejected_with_what_it_needs(rejected, ove
     assert rejected("device=cpu", *overrides, override) == error
 
 
+def test_a_value_in_a_dictionary_is_one_of_its_key(rejected):
+    assert rejected("cell=none", "evaluation={memory: true}").startswith("evaluation.memory=true has no effect without")
+
+
 @pytest.mark.parametrize(("env", "override", "needed"), BY_THE_SPACES)
 def test_a_value_without_effect_in_the_environment_is_rejected_before_writing(
     train, check, compose_untyped, tmp_path, env, override, needed
