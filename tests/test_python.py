@@ -91,8 +91,9 @@ def test_a_mapping_is_a_configuration_too(tiny):
     nested = {"encoder": {"sizes": [8]}, "cell": "lstm", "evaluation": {"episodes": 2}, "cell.hidden_size": 8}
     run = recurrl.train({**sizes, **nested, "minibatch_slices": 4}, run_dir="run")
     assert run.summary["cell"] == "lstm"
+    recurrl.train("resume=run total_frames=96")
     whole = settings(run.directory)
-    again = recurrl.train({**whole, "resume": None}, run_dir="again")
+    again = recurrl.train(whole, run_dir="again")  # a new run
     assert settings(again.directory) == whole
 
 

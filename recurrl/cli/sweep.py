@@ -10,7 +10,6 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from hydra.core.hydra_config import HydraConfig
 from hydra.core.utils import env_override
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf
@@ -19,7 +18,7 @@ from recurrl.reporting.results import OVERRIDES, comparison, comparison_table, c
 from recurrl.runs.overrides import job_overrides
 from recurrl.runtime.atomic import atomic_write
 from recurrl.runtime.run_directory import CONFIG_FILE, SUMMARY
-from recurrl.runtime.run_summary import write_summary
+from recurrl.runtime.run_summary import read_summary, write_summary
 from recurrl.runtime.signals import stop_request
 from recurrl.tracking.progress import SWITCH
 
@@ -45,13 +44,10 @@ class BeforeSweep(Callback):
 
 
 @contextmanager
-def sweep_job(run_dir: Path, composed: DictConfig) -> Iterator[None]:
-    """Runs a job: records its overrides when it begins, and its error if it is rejected before it writes a summary.
-
-    Its logger's group, if it has none, is named after the last two folders of the sweep's path.
-    """
-    if "group" in composed.logger and composed.logger.group is None:
-        composed.logger.group = "/".join(Path(HydraConfig.get().sweep.dir).resolve().parts[-2:])
+def sweep_job(run_dir: Path) -> Iterator[None]:
+    """Runs a job: records its overrides when it begins, and its error if it is rejected before it writes a summary."""
+    if not read_summary(run_dir).get("frames"):
+        (run_dir / SUMMARY).unlink(missing_ok=True)  # its error is not this job's
     if not (run_dir / CONFIG_FILE).exists():  # those of a resumed run stay as they are until it is accepted
         (run_dir / OVERRIDES).parent.mkdir(exist_ok=True)
         with atomic_write(run_dir / OVERRIDES) as file:

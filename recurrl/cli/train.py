@@ -49,6 +49,8 @@ def _command() -> None:
         not (arguments.multirun and shows_only),
         "-m cannot be combined with --help or --cfg, which start no run. Leave one of them out.",
     )
+    if arguments.multirun and launched_size() > 1:
+        raise ConfigError("-m must not be used under torchrun, which starts one run. Start torchrun once per run.")
     by_hydra = arguments.package is not None or arguments.resolve or arguments.config_name is not None
     if arguments.help or (arguments.cfg == "job" and not by_hydra):
         composed = compose(arguments.overrides, arguments.config_dir, is_run=False)
@@ -84,11 +86,9 @@ def _follow() -> None:
 @hydra.main(version_base="1.3", config_path="pkg://recurrl.configs", config_name="train")
 def _job(composed: DictConfig) -> float | None:
     is_sweep = HydraConfig.get().mode == RunMode.MULTIRUN
-    if is_sweep and launched_size() > 1:
-        raise ConfigError("-m must not be used under torchrun, which starts one run. Start torchrun once per run.")
     run_dir, started = Path(HydraConfig.get().runtime.output_dir), time.monotonic() if is_sweep else STARTED
     try:
-        with run_directory(run_dir, composed) as resume, sweep_job(run_dir, composed) if is_sweep else nullcontext():
+        with run_directory(run_dir, composed) as resume, sweep_job(run_dir) if is_sweep else nullcontext():
             check_choices(composed)
             launch(composed) if resume in (None, "auto") else launch_saved(Path(resume))
             # Typed here, so that typos are reported before the import of torch, which takes seconds.

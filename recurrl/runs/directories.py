@@ -5,14 +5,16 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
-from recurrl.config.composed import as_schema, value_of
+from recurrl.config.composed import as_schema, plain, value_of
+from recurrl.config.keys import flat
 from recurrl.errors import ConfigError, require
-from recurrl.runtime.run_directory import SUMMARY, check_unused, locked, run_directory_of
+from recurrl.runtime.run_directory import LOCK, LOG, check_unused, locked, run_directory_of
 
 
 def _resumed_directory(resume: object) -> Path | None:
@@ -58,7 +60,7 @@ def run_directory(run_dir: Path, composed: DictConfig) -> Iterator[str | None]:
                 raise
             yield resume
     except ConfigError:
-        if was_empty and not (run_dir / SUMMARY).exists():
+        if was_empty and {path.name for path in run_dir.iterdir()} <= {LOCK, LOG}:
             shutil.rmtree(run_dir)
             # Relative to the current folder, so that this is never removed.
             with suppress(OSError, ValueError):
@@ -68,11 +70,14 @@ def run_directory(run_dir: Path, composed: DictConfig) -> Iterator[str | None]:
 
 def _check_lasting() -> None:
     """Rejects a directory named after the current time: the next start would look in another one."""
-    hydra = HydraConfig.get()
-    kind, example = ("sweep", "outputs/sweeps/mine") if hydra.mode == RunMode.MULTIRUN else ("run", "outputs/mine")
-    directory = str(OmegaConf.to_container(hydra[kind], resolve=False)["dir"])  # type: ignore[index, call-overload]
-    require(
-        "${now:" not in directory,
-        "resume=auto needs a directory that lasts (run_dir=... in Python), because by default each run has a new one. "
-        f"Add hydra.{kind}.dir={example}.",
-    )
+    hydra: Any = HydraConfig.get()
+    examples = {"run.dir": "outputs/mine"}
+    if hydra.mode == RunMode.MULTIRUN:
+        examples = {"sweep.dir": "outputs/sweeps/mine", "sweep.subdir": "'${hydra.job.num}'"}
+    places = flat(plain(hydra, resolve=False))
+    for key, example in examples.items():
+        require(
+            "${now:" not in places[key],
+            "resume=auto needs a directory that lasts (run_dir=... in Python), because by default each run has a new "
+            f"one. Add hydra.{key}={example}.",
+        )

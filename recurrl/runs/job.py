@@ -2,9 +2,10 @@
 
 import logging
 import shlex
+import shutil
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from functools import partial
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
+from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from recurrl import checkpoint
@@ -29,7 +31,7 @@ from recurrl.runs.resume import as_overrides, with_resumed
 from recurrl.runs.saved_config import code_named
 from recurrl.runtime.atomic import atomic_write, remove_unfinished
 from recurrl.runtime.ranks import launched_rank, launched_size, world
-from recurrl.runtime.run_directory import CONFIG_FILE, METRICS, SUMMARY, run_directory_of
+from recurrl.runtime.run_directory import CONFIG_FILE, FILES, FOLDERS, METRICS, REPLACED, SUMMARY, run_directory_of
 from recurrl.runtime.run_summary import RunSummary, read_summary, write_summary
 from recurrl.runtime.signals import Interrupted, stop_request
 from recurrl.runtime.time_limit import time_limit
@@ -69,8 +71,13 @@ def run(
     with _recorded(summary, run_dir), resource_errors_as_messages():
         check_callbacks(callbacks)
         remove_unfinished(run_dir)
+        remove_unfinished(run_dir / ".hydra")
         config, start = with_resumed(composed, run_dir) if config is None else (config, None)
-        settings = asdict(config)  # saved whole: later versions may have other defaults
+        logger_options, hydra = vars(config.logger), HydraConfig.get()
+        if hydra.mode == RunMode.MULTIRUN and logger_options.get("group", "") is None:
+            logger_options["group"] = "/".join(Path(hydra.sweep.dir).resolve().parts[-2:])
+        # Saved whole, because later versions may have other defaults; used again, they begin a new run.
+        settings = asdict(config) | {"resume": None}
         config = resolved(config)
         config.env = with_maker(config.env, env)
         summary.seed, summary.device, summary.cell = config.seed, config.device, config.cell.name
@@ -81,6 +88,11 @@ def run(
             return  # its summary stays as it is
         summary.resume_command = _resume_command(OmegaConf.create(settings), run_dir, callbacks)
         record_settings = partial(record, settings, run_dir)
+
+        def accepted() -> None:
+            record_settings()
+            (run_dir / SUMMARY).unlink(missing_ok=True)  # if the run is killed, an earlier one must not speak for it
+
         # The settings of a run that is resumed in place stay as they were until its checkpoint is loaded.
         if start is None or not start.is_in(run_dir):
             record_settings()
@@ -93,7 +105,7 @@ def run(
             world().connect(config.device, config.ranks.timeout_s)
         with stop_request() as request, time_limit(config.collector.timeout_s):
             trainer = make_trainer(config, run_dir, settings, summary, request, start, explicit_keys, strict, callbacks)
-            trainer.fit(on_accepted=record_settings)
+            trainer.fit(on_accepted=accepted)
     logger.info(_closing_line(summary, run_dir))
     with suppress(OSError):  # they are in the summary
         sys.stderr.writelines(f"warning: {warning}\n" for warning in summary.warnings.values())
@@ -101,8 +113,8 @@ def run(
 
 @contextmanager
 def _recorded(summary: RunSummary, run_dir: Path) -> Iterator[None]:
-    """Writes the run's summary when the block ends, however it ends, unless the run is rejected."""
-    rejected = False
+    """Writes the run's summary when the block ends, however it ends; but removes what a rejected run wrote."""
+    rejected, before, earlier = False, set(run_dir.iterdir()), read_summary(run_dir)
     try:
         yield
     except KeyboardInterrupt as stop:
@@ -117,8 +129,12 @@ def _recorded(summary: RunSummary, run_dir: Path) -> Iterator[None]:
             logger.info(_stopped_line("failed", summary, run_dir))
         raise
     finally:
-        if not rejected:
-            _record_summary(summary, run_dir)
+        if rejected:
+            for path in (run_dir / name for name in (*FILES, *FOLDERS) if name != REPLACED):
+                if path not in before and path.exists():
+                    shutil.rmtree(path) if path.is_dir() else path.unlink()
+        else:
+            _record_summary(summary, run_dir, earlier)
         world().leave()
 
 
@@ -210,12 +226,11 @@ def _is_complete(start: checkpoint.Checkpoint, config: TrainConfig, run_dir: Pat
     return has_completed
 
 
-def _record_summary(summary: RunSummary, run_dir: Path) -> None:
-    """Writes the summary. If this fails too, the run's own error is raised."""
-    if summary.frames_here == 0 and summary.status not in ("completed", "stopped") and (run_dir / SUMMARY).exists():
-        return  # nothing has changed since the earlier summary
+def _record_summary(summary: RunSummary, run_dir: Path, earlier: Mapping[str, Any]) -> None:
+    """Writes the summary, or the earlier one if nothing has changed. If this fails, the run's own error is raised."""
+    has_changed = summary.frames_here > 0 or summary.status in ("completed", "stopped") or not earlier.get("frames")
     try:
-        write_summary(run_dir, summary.values())
+        write_summary(run_dir, summary.values() if has_changed else earlier)
     except OSError as error:
         if summary.error is None:
             raise RunError(f"summary.json cannot be written. {os_error_message(error)}") from error

@@ -24,7 +24,8 @@ REPLACED = "replaced"
 VIDEOS, EXPORTS = "video", "export"
 """Folders that commands write after the run."""
 
-FILES = (CONFIG_FILE, SUMMARY, METRICS, CURVE, "recurrl.log")
+LOG = "recurrl.log"
+FILES = (CONFIG_FILE, SUMMARY, METRICS, CURVE, LOG)
 FOLDERS = (CHECKPOINTS, REPLACED, "tensorboard", "wandb", ".hydra")
 """Entries that a run writes. A folder may be a symbolic link, for example to another disk; files and ``.hydra``, whose
 files another program may have written, may not.

@@ -11,8 +11,10 @@ import pytest
 from commands import output_of
 from disks import with_a_small_disk
 from failing_env import FAILING
+from rejections import error_of
 from slow_cases import slow_but
 
+import recurrl
 from recurrl.runs import job
 from recurrl.runtime.atomic import unfinished
 
@@ -48,7 +50,7 @@ def test_a_run_on_a_full_disk_ends_with_an_error_and_continues_with_space(tiny, 
     assert frames == {0, 1, 2, 3}
 
 
-def test_a_summary_that_cannot_be_written_fails_a_run_with_an_error_message_after_its_own(train, tiny, monkeypatch):
+def test_a_run_whose_summary_cannot_be_written_has_an_error_message_and_its_files(train, tiny, tmp_path, monkeypatch):
     no_space = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     monkeypatch.setattr(job, "write_summary", Mock(side_effect=no_space))
     outcome = train(*tiny).failed()
@@ -57,10 +59,17 @@ def test_a_summary_that_cannot_be_written_fails_a_run_with_an_error_message_afte
     outcome = train(*tiny, *FAILING, "+env.kwargs.at=0")
     assert "the arm is stuck" in outcome.error
     assert "summary.json cannot be written: [Errno 28]" in outcome.err
+    arguments = {
+        "run_dir": tmp_path / "run",
+        "callbacks": [Mock(spec=["on_iteration"], on_iteration=lambda *_: "stop")],
+    }
+    assert "(got 'stop')" in error_of(recurrl.train, [*tiny, "checkpoint.every_frames=32"], **arguments)
+    assert (tmp_path / "run/checkpoints/frames_000000000032").is_dir()
 
 
 def test_half_written_files_of_a_killed_process_go_when_the_run_resumes(train, tiny, tmp_path):
-    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / ".hydra").mkdir(parents=True)
     unfinished(tmp_path / "run" / "metrics.csv").write_text("fra")
+    unfinished(tmp_path / "run" / ".hydra" / "config.yaml").write_text("env:")
     train(*tiny, "resume=auto", "hydra.run.dir=run").succeeded()
-    assert {path.name for path in (tmp_path / "run").glob(".*")} == {".hydra"}
+    assert {path.name for path in (tmp_path / "run").rglob(".*")} == {".hydra"}

@@ -11,10 +11,12 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 
 def test_a_resumed_run_says_which_settings_are_not_those_of_the_run_before(train, finished_run):
-    outcome = train(f"resume={finished_run}", "total_frames=96", "lr=3e-3", "epochs=1", "hydra.run.dir=run")
+    changes = ("total_frames=96", "lr=3e-3", "checkpoint={keep_last: 1}", "hydra.run.dir=run")
+    outcome = train(f"resume={finished_run}", *changes)
     assert "resuming with total_frames=96, which was 64" in outcome.out
-    assert "resuming with epochs=1, which was 2" in outcome.out
+    assert "resuming with checkpoint.keep_last=1, which was 3" in outcome.out
     assert "lr=" not in outcome.out
+    assert "checkpoint.every_frames" not in outcome.out  # beside the key that was changed
 
 
 def test_an_environment_that_is_made_otherwise_begins_new_episodes_and_says_so(train, finished_run, tmp_path):
@@ -39,7 +41,7 @@ def test_a_checkpoint_alone_is_enough_to_resume_and_to_evaluate(train, evaluate,
     train("resume=mine", "hydra.run.dir=run").succeeded()
     run = tmp_path / "run"
     assert without_times(metrics(run)) == without_times(metrics(finished_run))[1:]
-    assert settings(run) == settings(finished_run) | {"resume": "mine"}
+    assert settings(run) == settings(finished_run)
     assert evaluate(tmp_path / "mine").code == 0
 
 
@@ -64,6 +66,13 @@ def test_an_extended_run_follows_an_explicit_schedule(train, finished_run, tmp_p
     assert column(tmp_path / "run", "optim/lr")[3] == pytest.approx(3e-3 * (1 - 0.9 * 96 / 128))
 
 
+def test_a_resumed_run_has_no_summary_before_its_first_iteration_ends(train, run, monkeypatch):
+    before = summary(run)
+    monkeypatch.setattr("recurrl.trainer.Trainer.agree_on_end", lambda _: summary(run))
+    assert f"No such file or directory: {run}/summary.json" in train("resume=run", "total_frames=96").failed().error
+    assert summary(run) == before  # nothing has changed
+
+
 # Where
 
 
@@ -84,8 +93,7 @@ def test_a_run_is_resumed_in_its_own_directory(recurrl_train, finished_run, tmp_
     monkeypatch.setenv("RUN", "run")
     within, resume, *explicit = PLACES[place]
     recurrl_train(f"resume={resume}", "total_frames=96", *explicit, cwd=tmp_path / within).succeeded()
-    changed = {"total_frames": 96, "schedule_frames": 64, "resume": resume.replace("${oc.env:RUN}", "run")}
-    assert settings(run) == settings(finished_run) | changed
+    assert settings(run) == settings(finished_run) | {"total_frames": 96, "schedule_frames": 64}
     assert yaml.safe_load((run / ".hydra" / "config.yaml").read_text(encoding="utf-8")) == settings(run)
     assert ended(run, "frames", "checkpoint", "cell") == ("completed", 96, "checkpoints/frames_000000000096", "lstm")
     assert [row["frames"] for row in metrics(run)] == ["32", "64", "96"]
@@ -128,11 +136,13 @@ def test_the_jobs_of_a_sweep_are_copies_and_seeds_of_one_group_only_with_equal_s
     assert (" lr " in table, " seeds " in table) == (True, False)
 
 
+SUBDIR = "hydra.sweep.subdir=${now:%H-%M}"
 WITHOUT_A_DIRECTORY = [
     (("resume=auto",), "hydra.run.dir=outputs/mine."),
     (("resume=auto", "hydra.run.dir=mine/${now:%H-%M}"), "hydra.run.dir=outputs/mine."),
     (("--config-dir", "mine", "experiment=resumed"), "hydra.run.dir=outputs/mine."),
     (("-m", "resume=auto", "seed=1,2"), "hydra.sweep.dir=outputs/sweeps/mine."),
+    (("-m", "resume=auto", "hydra.sweep.dir=s", SUBDIR), "hydra.sweep.subdir='${hydra.job.num}'."),
 ]
 
 
@@ -154,17 +164,24 @@ def test_resuming_with_another_network_is_rejected_and_changes_nothing(train, fi
     outcome = train(f"resume={finished_run}", "total_frames=128", "cell.hidden_size=16", *where.split()).failed()
     assert outcome.error.startswith(f"The checkpoint {finished_run / LAST} does not fit")
     assert ": cell.hidden_size is 16 and was 8. Use" in outcome.error
-    assert f"or start a new run with the weights that fit: init_from={finished_run}/checkpoints/" in outcome.error
+    assert f"a new run can start from the weights that fit, with init_from={finished_run}/checkpoints/" in outcome.error
     assert "Traceback" not in outcome.err
     assert contents(finished_run) == before
     assert not list(tmp_path.iterdir())
+
+
+def test_a_rejected_command_only_adds_a_lock_to_a_folder_of_files(train, finished_run, tmp_path):
+    (tmp_path / "other" / "notes").mkdir(parents=True)
+    for rejected in ("init_from=nowhere", f"resume={finished_run} cell.hidden_size=16"):
+        train("device=cpu", *rejected.split(), "hydra.run.dir=other").failed()
+        assert {path.name for path in (tmp_path / "other").iterdir()} == {"notes", "run.lock"}
 
 
 GRPO = ("algorithm=grpo", "algorithm.group_size=2", "env.max_episode_steps=8")
 PENDULUM = ("env=pendulum_no_velocity",)
 WITHOUT_EFFECT = {
     "seed=7": "its random number generators are restored",
-    "lr=1e-05": "lr_schedule=adaptive resumes from its last",
+    "lr=1e-05": "lr_schedule=adaptive resumes from the last",
     "init_from=run": ", where it was null: its weights are restored. ",
     "optimizer=adamw": ", where it was adam: its optimizer is restored. ",
     "policy.initial_std=0.1": ", where it was 0.6: its weights are restored. ",
@@ -172,10 +189,10 @@ WITHOUT_EFFECT = {
 
 
 def test_a_change_that_would_change_nothing_is_rejected(train, tiny):
-    train(*tiny, *PENDULUM, "lr_schedule=adaptive", "hydra.run.dir=run").succeeded()
+    train(*tiny, *PENDULUM, "hydra.run.dir=run").succeeded()
     advice = f"Leave it out, or start a new run with these weights: init_from=run/{LAST} instead of resume."
     for change, reason in WITHOUT_EFFECT.items():
-        error = train("resume=run", "total_frames=96", change).failed().error
+        error = train("resume=run", "total_frames=96", "lr_schedule=adaptive", change).failed().error
         assert error.startswith(f"{change} has no effect in a resumed run")
         assert reason in error
         assert error.endswith(advice)

@@ -63,6 +63,12 @@ def test_failed_and_rejected_jobs_fail_alone_and_are_named_at_the_end(train, tin
     assert outcome.out.splitlines()[-3].split()[:2] == ["1", "none"]
 
 
+def test_a_job_that_was_rejected_again_is_shown_with_its_new_error(train, tiny, tmp_path):
+    for wrong in ("slice_len=5", "minibatch_slices=3"):
+        again = ("-m", *tiny, "resume=auto", wrong, "hydra.sweep.dir=sweep")
+        assert f": ConfigError: {wrong.partition('=')[0]} must" in train(*again).failed().err
+
+
 def test_a_sweep_over_an_unknown_choice_is_rejected_before_its_first_job(train, tiny, tmp_path):
     outcome = train("-m", *tiny, "cell=gru,nonesuch", "hydra.sweep.dir=sweep").failed()
     assert outcome.error.startswith("cell=nonesuch does not exist.")

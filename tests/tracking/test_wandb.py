@@ -47,6 +47,12 @@ def test_each_job_of_a_sweep_is_a_run_of_one_group_with_every_setting_and_every_
     assert len(ids) == 2
 
 
+def test_jobs_that_continue_a_run_are_of_the_sweeps_group(trained, train, tmp_path):
+    trained("logger.mode=disabled").succeeded()
+    train("-m", "resume=run", "total_frames=96", "hydra.sweep.dir=sweep").succeeded()
+    assert settings(tmp_path / "sweep/0")["logger"]["group"] == f"{tmp_path.name}/sweep"
+
+
 RUN = """
 import logging, os, sys
 from pathlib import Path

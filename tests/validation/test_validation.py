@@ -212,6 +212,7 @@ def test_each_rank_has_a_gpu_unless_all_share_a_numbered_one(rejection, checked)
 @pytest.mark.usefixtures("three_ranks")
 def test_several_ranks_are_of_one_run_by_the_command(recurrl_train, tmp_path):
     assert "Start torchrun once per run" in recurrl_train("-m", "seed=0,1", cwd=tmp_path).err
+    assert list(tmp_path.iterdir()) == []
     import recurrl
 
     with pytest.raises(ConfigError, match=r"must run in one process \(got 3 from torchrun\)"):
