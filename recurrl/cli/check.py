@@ -35,7 +35,6 @@ def _check(arguments: argparse.Namespace) -> str:
     # These import torch, which messages about typos need not wait for.
     from recurrl.algorithms.metrics import SKIPPED, STEPS
     from recurrl.build import make_algorithm, make_collector, make_policy_for, set_process_state, warm_start
-    from recurrl.collector.collector import unsavable_reason
     from recurrl.consistency import check_consistency
     from recurrl.runtime.time_limit import time_limit
     from recurrl.validation import check_config
@@ -58,7 +57,7 @@ def _check(arguments: argparse.Namespace) -> str:
             require(not metrics.get(SKIPPED), f"algorithm={name}: loss or gradient is not finite. {advice}")
             terms = ", ".join(f"{name} {value:.3g}" for name, value in metrics.items() if name.startswith("loss/"))
             line += f"\none update by algorithm={name}: {metrics[STEPS]:.0f} gradient steps; {terms}"
-            reason = unsavable_reason(collector)
+            reason = collector.state_dict()["unsavable_reason"]
             lost = f"Checkpoints cannot hold unfinished episodes; a resumed run starts new ones. {reason}.\n"
             return f"{line}\n" if reason is None else f"{line}\n{lost}"
         finally:

@@ -10,9 +10,7 @@ from typing import Any, Protocol
 from tensordict import TensorDictBase
 
 from recurrl.config import EnvConfig
-from recurrl.errors import UnsavableError
 from recurrl.policy import Policy
-from recurrl.runtime.serialization import from_bytes, to_bytes
 
 STALENESS = "collect/staleness"
 """Metric: mean number of updates since the weights that collected the rollout."""
@@ -81,13 +79,3 @@ class RestartableCollector(Collector, Protocol):
         Raises:
             RunError: the new ones failed too.
         """
-
-
-def unsavable_reason(collector: Collector) -> str | None:
-    """Tries to save and restore the unfinished episodes. Returns the reason if that fails, else None."""
-    try:
-        state = from_bytes(to_bytes(collector.state_dict()))
-        collector.load_state_dict(state)
-    except UnsavableError as error:
-        return str(error)
-    return state["unsavable_reason"]

@@ -9,7 +9,8 @@ import enum
 import random
 import sys
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any
 
@@ -27,6 +28,8 @@ _CONSTANTS: tuple[type, ...] = (gymnasium.Space, EnvSpec, type, np.dtype, torch.
 _CONSTANTS += (FunctionType, BuiltinFunctionType, MethodType, ModuleType)
 _CONTAINERS: dict[str, Any] = {kind.__name__: kind for kind in (list, tuple, set, frozenset, dict, deque)}
 _KINDS = {kind: name for name, kind in _CONTAINERS.items()}
+# What may be at several places, and is made anew on restoring.
+_REBUILT = {"tensor", "array", "generator", "random", *_CONTAINERS}
 # Size of an instance in memory: its header, and references to its attributes and to its weak references.
 _PLAIN_SIZE = object.__basicsize__ + 2 * tuple.__itemsize__
 _GENERATORS: dict[str, Any] = {
@@ -46,7 +49,9 @@ def state_of(env: Environment) -> dict[str, Any]:
     Raises:
         UnsavableError: an attribute is not plain, or too large; the message names it.
     """
-    _, _, attributes = _StateEncoder().encoded(env, type(env).__name__)
+    encoder = _StateEncoder()
+    _, _, attributes = encoder.encoded(env, type(env).__name__)
+    encoder.check_shared()
     return attributes
 
 
@@ -56,7 +61,7 @@ def restore(env: Environment, state: Mapping[str, Any]) -> None:
     Raises:
         UnsavableError: the environment was constructed differently from the saved one.
     """
-    _restore_attributes(env, state, type(env).__name__, {})
+    _restore_attributes(env, state, type(env).__name__, [])
 
 
 class _StateEncoder:
@@ -65,12 +70,25 @@ class _StateEncoder:
     Attributes:
         bytes: how many bytes may still be encoded.
         paths: where each object was found, by its id.
-        generators: a number for each generator, by its id.
+        rebuilt: by its id, what :func:`restore` makes anew: its number, where it was found, and the value itself, so
+            that no other gets its id.
+        methods: the objects whose methods were found, and where.
+        extents: of arrays and tensors that can be written to, the addresses of their memory and where they were found.
     """
 
     def __init__(self) -> None:
         self.bytes = MAX_BYTES
-        self.paths, self.generators = dict[int, str](), dict[int, int]()
+        self.paths, self.rebuilt = dict[int, str](), dict[int, tuple[int, str, object]]()
+        self.methods, self.extents = list[tuple[object, str]](), list[tuple[int, int, str]]()
+
+    def check_shared(self) -> None:
+        """Rejects attributes that are connected in a way that restored ones would not be."""
+        for owner, path in self.methods:
+            if id(owner) in self.rebuilt:
+                raise UnsavableError(f"{path} is a method of {self.rebuilt[id(owner)][1]}")
+        for (_, end, path), (start, _, other) in pairwise(sorted(self.extents)):
+            if start < end:
+                raise UnsavableError(f"{other} shares memory with {path}")
 
     def attributes(self, owner: object, path: str) -> dict[str, Any]:
         encoded = {name: self.encoded(value, f"{path}.{name}") for name, value in list(vars(owner).items())}
@@ -87,13 +105,20 @@ class _StateEncoder:
     def _encoded(self, value: Any, path: str) -> Any:
         # By type(), because __class__ may lie.
         if issubclass(type(value), _CONSTANTS):
+            if issubclass(type(value), (MethodType, BuiltinFunctionType)):
+                self.methods.append((value.__self__, path))
             return _CONSTANT
+        if id(value) in self.rebuilt:
+            return ("same", self.rebuilt[id(value)][0])
         if path.count(".") + path.count("[") > MAX_DEPTH:
             raise UnsavableError(f"{path[:100]}… refers to itself, or is nested more than {MAX_DEPTH} deep")
         self._spend(_BYTES_OF_ONE, path)
         for encode in (self._data, self._generator, self._container, self._object):
             encoded = encode(value, path)
             if encoded is not None:
+                # After its contents, in the order in which _decoded makes them.
+                if encoded is not _CONSTANT and encoded[0] in _REBUILT:
+                    self.rebuilt[id(value)] = len(self.rebuilt), path, value
                 return encoded
         raise UnsavableError(f"{path} is a {_name_of(type(value))}, which is not a plain value")
 
@@ -107,10 +132,15 @@ class _StateEncoder:
             return ("enum", *name)
         if issubclass(type(value), torch.Tensor):
             self._spend(value.nbytes, path)
+            self._locate(value.data_ptr(), [step * value.itemsize for step in value.stride()], value, path)
             return ("tensor", value.detach().clone())
-        if issubclass(type(value), (np.ndarray, np.generic)) and value.dtype.kind in "biufUS":
+        # Subclasses of arrays have more than their numbers.
+        is_array = type(value) is np.ndarray
+        if (is_array or issubclass(type(value), np.generic)) and value.dtype.kind in "biufUS":
             self._spend(value.nbytes, path)
-            kind = "array" if isinstance(value, np.ndarray) else "scalar"
+            if is_array and value.flags.writeable:
+                self._locate(value.ctypes.data, value.strides, value, path)
+            kind = "array" if is_array else "scalar"
             # torch has no dtype for text.
             numbers = value.dtype.kind in "biuf"
             return (kind, torch.from_numpy(np.array(value)) if numbers else value.tolist(), value.dtype.str)
@@ -119,13 +149,16 @@ class _StateEncoder:
     def _generator(self, value: Any, path: str) -> Any:
         if issubclass(type(value), np.random.Generator) and type(value.bit_generator).__name__ in _GENERATORS:
             state = self.encoded(value.bit_generator.state, path)
-            return ("generator", type(value.bit_generator).__name__, state, self._index(value))
+            return ("generator", type(value.bit_generator).__name__, state)
         if issubclass(type(value), random.Random):
-            return ("random", value.getstate(), self._index(value))
+            return ("random", value.getstate())
         return None
 
-    def _index(self, generator: object) -> int:
-        return self.generators.setdefault(id(generator), len(self.generators))
+    def _locate(self, address: int, strides: Sequence[int], value: Any, path: str) -> None:
+        if 0 not in value.shape:
+            spans = [(count - 1) * stride for count, stride in zip(value.shape, strides, strict=True)]
+            start, end = (address + sum(span for span in spans if (span < 0) is below) for below in (True, False))
+            self.extents.append((start, end + value.itemsize, path))
 
     def _container(self, value: Any, path: str) -> Any:
         kind = _KINDS.get(type(value))
@@ -168,8 +201,8 @@ def _name_of(kind: type) -> str:
     return f"{module}.{kind.__qualname__}" if isinstance(module, str) else kind.__qualname__
 
 
-def _restore_attributes(owner: object, state: Mapping[str, Any], path: str, known: dict[int, Any]) -> None:
-    # ``known`` are the generators restored so far, by their numbers: several attributes may share one.
+def _restore_attributes(owner: object, state: Mapping[str, Any], path: str, known: list[Any]) -> None:
+    # ``known`` are the values of _REBUILT made so far, by their numbers: several attributes may share one.
     for name, encoded in state.items():
         place = f"{path}.{name}"
         if encoded[0] == "object":
@@ -192,14 +225,23 @@ def _member(module: str, kind: str, name: str) -> enum.Enum | None:
     return value if isinstance(value, enum.Enum) else None
 
 
-def _decoded(encoded: Any, known: dict[int, Any]) -> Any:
+def _decoded(encoded: Any, known: list[Any]) -> Any:
     kind, value, *rest = encoded
+    if kind == "same":
+        return known[value]
+    decoded = _made(kind, value, rest, known)
+    if kind in _REBUILT:
+        known.append(decoded)
+    return decoded
+
+
+def _made(kind: str, value: Any, rest: Sequence[Any], known: list[Any]) -> Any:
     if kind == "value":
         return value
     if kind == "enum":
         member = _member(value, *rest)
         if member is None:
-            raise UnsavableError(f"there is no {'.'.join(encoded[1:])} here")
+            raise UnsavableError(f"there is no {'.'.join((value, *rest))} here")
         return member
     if kind == "tensor":
         return value.clone()
@@ -209,11 +251,11 @@ def _decoded(encoded: Any, known: dict[int, Any]) -> Any:
     if kind == "generator":
         bits = _GENERATORS[value]()
         bits.state = _decoded(rest[0], known)
-        return known.setdefault(rest[1], np.random.Generator(bits))
+        return np.random.Generator(bits)
     if kind == "random":
         generator = random.Random()
         generator.setstate(value)
-        return known.setdefault(rest[0], generator)
+        return generator
     items = (_decoded(each, known) for each in value)
     if kind == "deque":
         return deque(items, rest[0])

@@ -1,6 +1,7 @@
 """Environments that continue in another process, and those that cannot."""
 
 import enum
+from collections import deque
 from types import SimpleNamespace
 
 import gymnasium
@@ -125,15 +126,21 @@ UNSAVABLE = {
     "large array": lambda: np.zeros(2**27),
     "large tensor": lambda: torch.zeros(2**27),
     "long list": lambda: [0] * 3_000_000,
-    "large arrays": lambda: [np.zeros(2**24 + 1)] * 2,
+    "large arrays": lambda: [np.zeros(2**24 + 1) for _ in range(2)],
     "array of objects": lambda: np.array([None]),
     "enumeration of a function": lambda: enum.Enum("Local", "ONE").ONE,
+    "view of an array": lambda: (lambda array: [array, array[::-1][:2]])(np.zeros(4)),
+    "array of a tensor": lambda: (lambda tensor: [tensor, tensor[1:].numpy()])(torch.zeros(4)),
+    "method of a list": lambda: (lambda items: SimpleNamespace(items=items, log=items.append))([1]),
+    "array of its own kind": lambda: np.ma.zeros(2),
     "object twice": lambda: Simulated((lambda same: SimpleNamespace(a=same, b=same))(Simulated(1))),
 }
 
 
 REASONS = {
     "slots": f".attribute is a {__name__}.Simulator, which is not a plain value",
+    "view of an array": ".attribute[…] shares memory with Simulated.attribute[…]",
+    "method of a list": ".attribute.log is a method of Simulated.attribute.items",
     "an environment in a list": ".attribute holds a Simulated, which is not a plain value",
 }
 
@@ -165,12 +172,27 @@ def test_members_of_enumerations_are_restored():
     assert error_of(restore, other, saved, kind=UnsavableError) == f"there is no {__name__}.Phase.GONE here"
 
 
-def test_attributes_that_share_a_generator_still_share_it():
-    env, other = Simulated(np.random.default_rng(1)), Simulated(None)
-    env.again, env.inner, env.own = env.attribute, {"deep": [env.attribute]}, np.random.default_rng(1)
+SHARED = {
+    "generator": lambda: np.random.default_rng(1),
+    "array": lambda: np.zeros(3),
+    "array of text": lambda: np.array(["a"]),
+    "tensor": lambda: torch.zeros(3),
+    "list": lambda: [(lambda same: {0: same, 1: same})(np.zeros(2)), [1], deque()],
+}
+
+
+@pytest.mark.parametrize("kind", SHARED)
+def test_attributes_that_share_a_value_still_share_it(kind):
+    env, other = Simulated(SHARED[kind]()), Simulated(None)
+    env.again, env.inner, env.own = env.attribute, {"deep": [env.attribute]}, SHARED[kind]()
+    env.rows, env.one, env.last = [*np.zeros((3, 2))], 1, [0]
     restore(other, from_bytes(to_bytes(state_of(env))))
     assert other.again is other.attribute is other.inner["deep"][0] is not other.own
-    assert other.attribute.random() == env.attribute.random()
+    assert other.last == [0]
+    if kind == "list":
+        assert other.own[0][0] is other.own[0][1] is not other.again[0][0]
+    if kind == "generator":
+        assert other.attribute.random() == env.attribute.random()
 
 
 def test_a_state_is_rejected_by_an_environment_constructed_differently():
