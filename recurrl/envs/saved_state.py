@@ -202,7 +202,7 @@ def _name_of(kind: type) -> str:
 
 
 def _restore_attributes(owner: object, state: Mapping[str, Any], path: str, known: list[Any]) -> None:
-    # ``known`` are the values of _REBUILT made so far, by their numbers: several attributes may share one.
+    # ``known`` are the values made so far, by their numbers: several attributes may share one.
     for name, encoded in state.items():
         place = f"{path}.{name}"
         if encoded[0] == "object":
@@ -227,36 +227,32 @@ def _member(module: str, kind: str, name: str) -> enum.Enum | None:
 
 def _decoded(encoded: Any, known: list[Any]) -> Any:
     kind, value, *rest = encoded
-    if kind == "same":
-        return known[value]
-    decoded = _made(kind, value, rest, known)
-    if kind in _REBUILT:
-        known.append(decoded)
-    return decoded
-
-
-def _made(kind: str, value: Any, rest: Sequence[Any], known: list[Any]) -> Any:
     if kind == "value":
         return value
+    if kind == "same":
+        return known[value]
     if kind == "enum":
         member = _member(value, *rest)
         if member is None:
-            raise UnsavableError(f"there is no {'.'.join((value, *rest))} here")
+            raise UnsavableError(f"there is no {'.'.join(encoded[1:])} here")
         return member
-    if kind == "tensor":
-        return value.clone()
+    decoded: Any
     if kind in ("array", "scalar"):
-        array = np.array(value.numpy() if isinstance(value, torch.Tensor) else value, dtype=rest[0])
-        return array if kind == "array" else array[()]
-    if kind == "generator":
+        decoded = np.array(value.numpy() if isinstance(value, torch.Tensor) else value, dtype=rest[0])
+        if kind == "scalar":
+            return decoded[()]
+    elif kind == "tensor":
+        decoded = value.clone()
+    elif kind == "generator":
         bits = _GENERATORS[value]()
         bits.state = _decoded(rest[0], known)
-        return np.random.Generator(bits)
-    if kind == "random":
-        generator = random.Random()
-        generator.setstate(value)
-        return generator
-    items = (_decoded(each, known) for each in value)
-    if kind == "deque":
-        return deque(items, rest[0])
-    return _CONTAINERS[kind](zip(items, items, strict=True) if kind == "dict" else items)
+        decoded = np.random.Generator(bits)
+    elif kind == "random":
+        decoded = random.Random()
+        decoded.setstate(value)
+    else:
+        items = (_decoded(each, known) for each in value)
+        pairs = zip(items, items, strict=True) if kind == "dict" else items
+        decoded = deque(pairs, rest[0]) if kind == "deque" else _CONTAINERS[kind](pairs)
+    known.append(decoded)
+    return decoded
