@@ -91,12 +91,13 @@ class NamedArray:
         with np.errstate(over="ignore"):  # overflow becomes infinite, which is rejected below
             cast = array.astype(dtype)
         limit = limit_of(spec)
+        _require_all((array == cast) | (dtype.kind == "f"), array, f"{name} must hold numbers of {dtype}", advice)
         if limit is None:
             # Hidden columns may hold anything.
             visible = cast if self.columns is None else cast[..., self.columns]
             _require_all(np.isfinite(visible), visible, f"{name} must be finite", advice)
         else:
-            whole = (array >= 0) & (array < np.asarray(limit)) & (array == cast)
+            whole = (array >= 0) & (array < np.asarray(limit))
             _require_all(whole, array, f"{name} must hold integers from 0 to {np.asarray(limit) - 1}", advice)
         return torch.from_numpy(cast)
 

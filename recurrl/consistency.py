@@ -17,9 +17,10 @@ from torch import Tensor
 
 from recurrl.algorithms.advantages import segment_ends
 from recurrl.config import TrainConfig
+from recurrl.envs.batched import episodes_ended
 from recurrl.envs.making import make_batched_env, random_action
 from recurrl.errors import ConsistencyError
-from recurrl.keys import ACTION, IS_INIT, LOG_PROB, OBSERVATION, PRIVILEGED, VALUE
+from recurrl.keys import ACTION, INSERTED, IS_INIT, LOG_PROB, OBSERVATION, PREVIOUS_REWARD, PRIVILEGED, VALUE, path_of
 from recurrl.policy import Policy
 from recurrl.recurrent import precision
 
@@ -83,7 +84,8 @@ def check_consistency(policy: Policy, batch_NT: TensorDictBase, config: TrainCon
     )
     # The CPU's generator is always saved; a GPU's must be named.
     with torch.random.fork_rng([policy.device] if policy.device.type == "cuda" else []):
-        resets = _check_resets(config, batch_NT, observed)
+        # The previous reward, which recurrl adds, is zero after a reset.
+        resets = _check_resets(config, batch_NT, [key for key in observed if path_of(key)[-1] != PREVIOUS_REWARD])
         tolerance = TOLERANCE[precision.resolve(config.precision, policy.device)]
         differences = check_network(policy, batch_NT, config, tolerance)
     figures = ", ".join(f"{name} {value:.1e}" for name, value in differences.items())
@@ -118,8 +120,10 @@ def _check_chain(batch_NT: TensorDictBase, keys: Sequence[Any], cause: str) -> N
 
 def _check_resets(config: TrainConfig, batch_NT: TensorDictBase, keys: Sequence[Any]) -> int:
     """Checks that episodes do not begin with the last observation of the one before; returns the number of resets."""
-    ended_NT = batch_NT["next", "done"].squeeze(-1)[:, :-1]
-    last_P, first_P = batch_NT["next"].select(*keys)[:, :-1][ended_NT], batch_NT.select(*keys)[:, 1:][ended_NT]
+    # An inserted step, which shows an older observation, may lie between.
+    later = 2 if INSERTED in batch_NT["next"].keys() else 1  # noqa: SIM118
+    ended_NT = episodes_ended(batch_NT["next"]).squeeze(-1)[:, :-later]
+    last_P, first_P = batch_NT["next"].select(*keys)[:, :-later][ended_NT], batch_NT.select(*keys)[:, later:][ended_NT]
     resets = len(last_P)
     if resets < MIN_RESETS:
         last_P, first_P = _forced_resets(config, keys)

@@ -13,13 +13,15 @@ import torch
 from tensordict import NestedKey
 
 from recurrl.config import EnvConfig
-from recurrl.envs.batched import Tensors, episodes_ended, observation_in
+from recurrl.envs.batched import Tensors, TorchRLEnv, episodes_ended, observation_in
 from recurrl.envs.making import make_batched_env, random_action
 from recurrl.envs.policy_env import PolicyEnv
+from recurrl.errors import require
 from recurrl.keys import PRIVILEGED
 from recurrl.policy.policy import Policy, State, StepOutput
 from recurrl.returns import sample_std
 from recurrl.runtime.seeds import random_numbers_restored
+from recurrl.runtime.serialization import to_bytes
 
 # Added to the run's seed, so that evaluation does not repeat the episodes of training.
 SEED_OFFSET = 1_000_003
@@ -75,12 +77,14 @@ def evaluate(
 
     Raises:
         StoppedError: ``stopped`` returned True.
+        ConfigError: a transform of a TorchRL environment keeps statistics.
         RunError: an environment failed.
     """
     copies = max(min(episodes, MAX_COPIES), 2 if states == SHUFFLED else 1)
     privileged = policy is not None and PRIVILEGED in policy.critic_only
     torch.manual_seed(seed)
     with closing(make_batched_env(config, copies, seed + SEED_OFFSET, privileged=privileged)) as env:
+        lasting = to_bytes(env.raw.stateful.state_dict()) if isinstance(env.raw, TorchRLEnv) else None
         count, device = env.batch_size[0], env.device
         generator = torch.Generator().manual_seed(seed)
         state: State = {} if policy is None else policy.initial_state(count)
@@ -123,6 +127,11 @@ def evaluate(
                 "counted. Set env.max_episode_steps.",
                 *(unfinished, episodes, config.id, max_steps),
             )
+        require(
+            lasting is None or to_bytes(env.raw.stateful.state_dict()) == lasting,
+            f"The transforms of env.id={config.id} must not keep statistics: an evaluation has none of them. Use "
+            "env.normalize_observation and env.normalize_reward instead, or set evaluation.episodes=0.",
+        )
     return returns_NE[:, :-1].T.flatten()[:episodes].tolist()
 
 

@@ -12,6 +12,7 @@ from gymnasium.vector.utils import batch_space, concatenate, create_empty_array,
 from rejections import error_of
 from tasks import ACTIONS, CUE, MASKED, OBSERVATIONS, PREVIOUS
 
+from recurrl.agent import NamedArray
 from recurrl.evaluation import SEED_OFFSET, evaluate
 from recurrl.runtime.seeds import seeds
 
@@ -133,6 +134,11 @@ BAD = {
     "bytes": (np.zeros(3, np.uint8), None, "observation must have the dtype float32 (got uint8)"),
     "NaN": (np.float32([[0, 0, 0], [0, np.nan, 0]]), 2, "observation must be finite (got nan at index [1, 1])"),
 }
+
+
+def test_a_number_that_its_dtype_cannot_hold_is_rejected():
+    entry = NamedArray("n", spaces.Box(-9, 9, (2,), np.int8))
+    assert "n must hold numbers of int8 (got 300 at index [0])" in error_of(entry.read, [300, 0], (), "")
 
 
 @pytest.mark.parametrize("case", BAD)

@@ -144,11 +144,20 @@ OF_ONE = (*OPTIONS[:-1], "env=gym", "env.normalize_observation=false")
 """Where an environment ends its own episodes, without a limit around it."""
 
 
-def test_an_environment_that_resets_itself_is_caught(small, register):
-    name = register(lambda: ResetsItself(gymnasium.make("CartPole-v1", max_episode_steps=11)))
-    config = small(*OF_ONE, f"env.id={name}")
+def resetting_itself():
+    return ResetsItself(gymnasium.make("CartPole-v1", max_episode_steps=11))
+
+
+def in_one(num_envs):
+    return gymnasium.vector.SyncVectorEnv([resetting_itself] * num_envs)
+
+
+@pytest.mark.parametrize("rewarded", [False, True])
+def test_an_environment_that_resets_itself_is_caught(small, register, rewarded):
+    name = f"{__name__}:in_one" if rewarded else register(resetting_itself)
+    config = small(*OF_ONE, f"env.id={name}", f"env.previous_reward={rewarded}")
     sentence = complaint(config, *collected(config, std=0.5))
-    assert "resets the observation ['observation'] equals the last one of the previous episode, bit for bit" in sentence
+    assert "equals the last one of the previous episode, bit for bit" in sentence
     assert "disable automatic resets" in sentence
 
 

@@ -48,7 +48,7 @@ class Restarts:
         if consecutive == MAX_IN_A_ROW:
             raise RunError(f"After {MAX_IN_A_ROW} restarts in a row without {expected}: {error}") from error
         self.count += 1
-        logger.warning("Restart %d, with new environments: %s", self.count, error)
+        logger.warning("Restart %d, with new episodes: %s", self.count, error)
 
 
 class RestartingCollector:

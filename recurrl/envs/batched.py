@@ -9,7 +9,6 @@ from types import MappingProxyType
 from typing import Any
 
 import gymnasium
-import numpy as np
 import torch
 from tensordict import NestedKey, TensorDict, TensorDictBase
 from tensordict.utils import expand_as_right
@@ -231,10 +230,6 @@ class TorchRLEnv(BatchedEnv):
                 raise UnnamedEnvError(f"returned {path_of(key)[-1]!r} of shape {actual}; its spec has {shape}.")
         return entries
 
-    def save_episodes(self) -> dict[str, Any]:
-        """Raises, because environments of TorchRL do not expose their state."""
-        raise UnsavableError(f"TorchRL's {type(self._env).__name__} does not expose the state of its environments")
-
     def _set_seed(self, seed: int | None) -> None:
         self._env.set_seed(seed)
 
@@ -261,9 +256,9 @@ class SingleEnv(gymnasium.Env[Any, Any]):
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         """Steps with an action of :attr:`action_space`."""
-        shape = (*self._env.batch_size, *self._env.full_action_spec[0][ACTION].shape)
-        tensors: Any = TensorDict(action) if isinstance(action, dict) else torch.as_tensor(np.asarray(action))
-        after = self._env.step_tensors(tensors.expand(shape))
+        actions: Any = self._env.full_action_spec[ACTION].zero()
+        actions[:] = TensorDict(action).expand(actions.shape) if isinstance(action, dict) else torch.as_tensor(action)
+        after = self._env.step_tensors(actions)
         reward, ended, cut = (after[key][0].item() for key in ("reward", "terminated", "truncated"))
         others = after["done"].clone()
         others[0] = False

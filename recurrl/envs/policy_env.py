@@ -6,13 +6,13 @@ Shape legend: N environments, T steps of a row.
 from typing import Any
 
 import torch
-from tensordict import TensorDict, TensorDictBase
+from tensordict import NestedKey, TensorDict, TensorDictBase
 from torch import Tensor
 from torchrl.data import Composite
 
 from recurrl.config import EnvConfig
 from recurrl.envs.batched import BatchedEnv, Tensors
-from recurrl.envs.checks import EnvChecks
+from recurrl.envs.checks import EnvChecks, allows_actions
 from recurrl.envs.interface import Interface
 from recurrl.keys import ACTION, ACTION_MASK, FINAL_UNKNOWN, INSERTED, OBSERVATION, PREVIOUS_REWARD, path_of
 from recurrl.recurrent.layer import reset_state
@@ -102,28 +102,39 @@ class PolicyEnv(BatchedEnv):
         return observation
 
     def check_rows(self, rows_NT: TensorDictBase) -> None:
-        """Rejects rows ``[N, T]`` of the last T steps if an observation or a reward is not finite.
+        """Rejects rows ``[N, T]`` of the last T steps with a reward or an observation that no policy can use.
 
         Raises:
-            EnvError: a value is not finite; the message names the environment and the step.
+            EnvError: a value is not finite or out of range, or a mask allows no action; the message names the
+                environment and the step.
         """
         if self.raw.checks is not None:
             return
-        observed = [path_of(key) for key in self._limits]
-        for key in (*(("next", *path) for path in observed), ("next", "reward"), *observed):
-            self._check_finite(key[-1], rows_NT[key], int(key[0] == "next") - rows_NT.shape[1])
+        for key in ("reward", *self._limits):
+            self._check(key, rows_NT["next", *path_of(key)], 1 - rows_NT.shape[1])
+        for key in self._limits:
+            self._check(key, rows_NT[key], -rows_NT.shape[1], acting=True)
 
     def check_step(self, after: Tensors) -> None:
         """Like :meth:`check_rows`, for what :meth:`step_tensors` or :meth:`reset_tensors` returned last."""
         if self.raw.checks is None:
-            for key, values_N in after.items():
-                self._check_finite(path_of(key)[-1], values_N.unsqueeze(1), 0)
+            for key in after.keys() & {"reward", *self._limits}:
+                self._check(key, after[key].unsqueeze(1), 0, acting="done" not in after)
 
-    def _check_finite(self, name: str, values_NT: Tensor, steps: int) -> None:
-        if values_NT.is_floating_point() and not values_NT.isfinite().all():
-            n, t = (~values_NT.isfinite()).flatten(2).any(-1).nonzero()[0].tolist()
-            self.checks.steps += t + steps
-            raise self.checks.error(n, f"returned a non-finite value of {name!r}: {values_NT[n, t].tolist()}.")
+    def _check(self, key: NestedKey, values_NT: Tensor, steps: int, acting: bool = False) -> None:
+        limit, problems = self._limits.get(key), dict[str, Tensor]()
+        if values_NT.is_floating_point():
+            problems["a non-finite value of"] = ~values_NT.isfinite()
+        elif limit is not None:
+            high = values_NT >= torch.tensor(limit, device=values_NT.device)
+            problems["an out-of-range value of"] = high | (values_NT < 0)
+        if acting and key == (OBSERVATION, ACTION_MASK):
+            problems["no allowed action in"] = torch.tensor(~allows_actions(values_NT.cpu().numpy(), self._action))
+        for what, wrong in problems.items():
+            if wrong.any():
+                n, t = wrong.reshape(*wrong.shape[:2], -1).any(-1).nonzero()[0].tolist()
+                self.checks.steps += t + steps
+                raise self.checks.error(n, f"returned {what} {path_of(key)[-1]!r}: {values_NT[n, t].tolist()}.")
 
     def save_episodes(self) -> dict[str, Any]:
         """The state of the environments, and the previous rewards."""

@@ -9,8 +9,7 @@ import enum
 import random
 import sys
 from collections import deque
-from collections.abc import Mapping, Sequence
-from itertools import pairwise
+from collections.abc import Mapping
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any
 
@@ -51,7 +50,9 @@ def state_of(env: Environment) -> dict[str, Any]:
     """
     encoder = _StateEncoder()
     _, _, attributes = encoder.encoded(env, type(env).__name__)
-    encoder.check_shared()
+    for owner, path in encoder.methods:
+        if id(owner) in encoder.rebuilt:
+            raise UnsavableError(f"{path} is a method of {encoder.rebuilt[id(owner)][1]}")
     return attributes
 
 
@@ -73,22 +74,13 @@ class _StateEncoder:
         rebuilt: by its id, what :func:`restore` makes anew: its number, where it was found, and the value itself, so
             that no other gets its id.
         methods: the objects whose methods were found, and where.
-        extents: of arrays and tensors that can be written to, the addresses of their memory and where they were found.
+        owners: by what owns its memory, the first array or tensor found that can write there, and where it was found.
     """
 
     def __init__(self) -> None:
         self.bytes = MAX_BYTES
         self.paths, self.rebuilt = dict[int, str](), dict[int, tuple[int, str, object]]()
-        self.methods, self.extents = list[tuple[object, str]](), list[tuple[int, int, str]]()
-
-    def check_shared(self) -> None:
-        """Rejects attributes that are connected in a way that restored ones would not be."""
-        for owner, path in self.methods:
-            if id(owner) in self.rebuilt:
-                raise UnsavableError(f"{path} is a method of {self.rebuilt[id(owner)][1]}")
-        for (_, end, path), (start, _, other) in pairwise(sorted(self.extents)):
-            if start < end:
-                raise UnsavableError(f"{other} shares memory with {path}")
+        self.methods, self.owners = list[tuple[object, str]](), dict[int, tuple[Any, str]]()
 
     def attributes(self, owner: object, path: str) -> dict[str, Any]:
         encoded = {name: self.encoded(value, f"{path}.{name}") for name, value in list(vars(owner).items())}
@@ -132,14 +124,14 @@ class _StateEncoder:
             return ("enum", *name)
         if issubclass(type(value), torch.Tensor):
             self._spend(value.nbytes, path)
-            self._locate(value.data_ptr(), [step * value.itemsize for step in value.stride()], value, path)
+            self._claim(value.untyped_storage().data_ptr(), value.detach(), path)
             return ("tensor", value.detach().clone())
         # Subclasses of arrays have more than their numbers.
         is_array = type(value) is np.ndarray
         if (is_array or issubclass(type(value), np.generic)) and value.dtype.kind in "biufUS":
             self._spend(value.nbytes, path)
             if is_array and value.flags.writeable:
-                self._locate(value.ctypes.data, value.strides, value, path)
+                self._claim(id(value if value.base is None else value.base), value, path)
             kind = "array" if is_array else "scalar"
             # torch has no dtype for text.
             numbers = value.dtype.kind in "biuf"
@@ -154,11 +146,10 @@ class _StateEncoder:
             return ("random", value.getstate())
         return None
 
-    def _locate(self, address: int, strides: Sequence[int], value: Any, path: str) -> None:
-        if 0 not in value.shape:
-            spans = [(count - 1) * stride for count, stride in zip(value.shape, strides, strict=True)]
-            start, end = (address + sum(span for span in spans if (span < 0) is below) for below in (True, False))
-            self.extents.append((start, end + value.itemsize, path))
+    def _claim(self, owner: int, value: Any, path: str) -> None:
+        first, place = self.owners.setdefault(owner, (value, path))
+        if first is not value and np.may_share_memory(first, value):
+            raise UnsavableError(f"{path} shares memory with {place}")
 
     def _container(self, value: Any, path: str) -> Any:
         kind = _KINDS.get(type(value))
@@ -236,9 +227,8 @@ def _decoded(encoded: Any, known: list[Any]) -> Any:
         if member is None:
             raise UnsavableError(f"there is no {'.'.join(encoded[1:])} here")
         return member
-    decoded: Any
     if kind in ("array", "scalar"):
-        decoded = np.array(value.numpy() if isinstance(value, torch.Tensor) else value, dtype=rest[0])
+        decoded: Any = np.array(value.numpy() if isinstance(value, torch.Tensor) else value, dtype=rest[0])
         if kind == "scalar":
             return decoded[()]
     elif kind == "tensor":

@@ -93,7 +93,10 @@ def _check_supported(what: str, whole: Space, unsupported: Callable[[Any], str |
     for path, space in leaves(whole):
         is_empty = 0 in (getattr(space, "shape", None) or ())
         reason_of = unsupported if isinstance(space, spaces.Box) else _not_discrete
-        if reason := f"its shape {space.shape} has no entries" if is_empty else reason_of(space):
+        reason = f"its shape {space.shape} has no entries" if is_empty else reason_of(space)
+        # The numbers that torch cannot write into parts of a tensor.
+        is_wide = unsupported is _unsupported_observation and space.dtype in (np.uint16, np.uint32, np.uint64)
+        if reason := f"its dtype is {space.dtype}" if is_wide else reason:
             entry = f" (entry {'.'.join(path)})" if path else ""
             raise ConfigError(
                 f"{what} {space}{entry}: {reason}. recurrl trains on {supported}. Wrap the environment to have one of "

@@ -87,7 +87,7 @@ def test_with_restart_an_evaluation_is_repeated_in_new_environments(failing, tra
     restart = ("collector.on_env_error=restart", "collector.timeout_s=0.5", f"evaluation.every_frames={every_frames}")
     outcome = failing(f"by: {by}, marker: {tmp_path / 'failed'}", *restart).succeeded()
     first = 32 if every_frames == 32 else 64
-    assert f"Restart 1, with new environments: In the evaluation after {first} frames: Environment " in outcome.out
+    assert f"Restart 1, with new episodes: In the evaluation after {first} frames: Environment " in outcome.out
     run = tmp_path / "run"
     assert [float(row["collect/restarts"]) for row in metrics(run)] == ([1, 1] if first == 32 else [0, 1])
     assert summary(run)["restarts"] == 1
@@ -99,5 +99,5 @@ def test_an_evaluation_that_always_fails_ends_the_run(failing, tmp_path):
     outcome = failing("by: raising", "collector.on_env_error=restart").failed()
     error = "After 3 restarts in a row without an evaluation: In the evaluation after 64 frames: Environment 0 of 2 "
     assert outcome.error.startswith(error)
-    assert outcome.out.count(", with new environments: ") == 3
+    assert outcome.out.count(", with new episodes: ") == 3
     assert summary(tmp_path / "run")["checkpoint"] == "checkpoints/frames_000000000064"

@@ -94,7 +94,7 @@ HANDLE = "TimeLimit.env.env.handle is a builtins.list_iterator, which is not a p
 WITHOUT_STATE = {
     "a handle": (UNSAVABLE, HANDLE),
     "groups": ((*UNSAVABLE, "algorithm=grpo", "algorithm.group_size=2"), "TimeLimit.env.env.handle is a"),
-    "of TorchRL": (OF_TORCHRL, "TorchRL's TransformedEnv does not expose the state of its environments"),
+    "of TorchRL": (OF_TORCHRL, "TorchRLEnv does not expose its state"),
     "workers": ((*UNSAVABLE, "collector=multi_sync"), HANDLE),
 }
 

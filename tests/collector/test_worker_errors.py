@@ -67,4 +67,4 @@ def test_environments_that_always_fail_end_the_run(small, caplog):
     config, policy = failing(small, "collector.on_env_error=restart", at=10, by="raising")
     with pytest.raises(RunError, match=r"After 3 restarts in a row without a rollout: Environment 0 of 4 .*ArmError"):
         make_collector(config, policy).collect()
-    assert caplog.text.count(", with new environments: ") == 3
+    assert caplog.text.count(", with new episodes: ") == 3

@@ -108,6 +108,7 @@ class Simulation:
     def step(self, action):
         assert action.shape == (self.num_envs, 2)
         assert not self.closed
+        action += 0  # as environments may write into it
         inserted = self.over.clone() if self.resets == "next_step" else torch.zeros_like(self.over)
         position, reward = moved(self.position, action)
         self.position = torch.where(inserted[:, None], self.position, position)

@@ -89,3 +89,8 @@ def test_each_dimension_obeys_its_own_bounds(size, compose):
         a = np.float32(sign * size)
         assert inner.received[1:].tolist() == [2.0, min(a, 1), max(a, 0)]
         assert seen(action)[0].tolist() == [np.clip(a, -1, 1), 0.0, min(a, 1), max(a, 0)]
+
+
+def test_an_environment_may_write_into_its_action():
+    part, chosen = ActionPart((), spec_of(spaces.MultiDiscrete([3, 3]), 1)[0]), torch.ones(1, 2, dtype=torch.int64)
+    assert part.to_env(chosen).data_ptr() != chosen.data_ptr()

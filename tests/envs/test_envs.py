@@ -53,6 +53,7 @@ TWICE = spaces.Dict({"a.b": DISCRETE, "a": spaces.Dict({"b": DISCRETE})})
 UNSUPPORTED = [
     (spaces.Box(0, 255, (2, 8, 8, 3), np.uint8), DISCRETE, "unsupported observations Box.*: it has 4 dimensions"),
     (spaces.Box(-1, 1, (8, 8, 3)), DISCRETE, "three dimensions but is not an image"),
+    (spaces.Discrete(3, dtype=np.uint16), DISCRETE, "its dtype is uint16"),
     (spaces.Text(3), DISCRETE, "unsupported observations Text.*: a Text"),
     *((empty, DISCRETE, "an empty dict") for empty in (spaces.Tuple([]), spaces.Dict())),
     (spaces.Dict({"a": spaces.Dict({"b": spaces.Text(3)})}), DISCRETE, r"Text.* \(entry a.b\): a Text"),

@@ -10,12 +10,13 @@ from counting_env import Counting
 from gymnasium import spaces
 from rejections import error_of
 from torchrl.data import Binary, Bounded, Categorical, Composite, OneHot, Unbounded
-from torchrl.envs import EnvBase, GymWrapper, ObservationNorm, RenameTransform, SerialEnv, TransformedEnv
+from torchrl.envs import EnvBase, GymWrapper, ObservationNorm, RenameTransform, SerialEnv, TransformedEnv, VecNormV2
 
 from recurrl.agent import Agent
 from recurrl.envs import make_batched_env
 from recurrl.envs.passed_env import with_maker
 from recurrl.errors import ConfigError, EnvError
+from recurrl.evaluation import evaluate
 
 N, LENGTH = 3, 3
 ONE = spaces.Box(-np.inf, np.inf, (1,), np.float32)
@@ -75,6 +76,8 @@ class Reusing(EnvBase):
         mask = {"action_mask": Binary(2, (num_envs, 2), dtype=torch.bool)} if masks else {}
         self.observation_spec = Composite(observation=OneHot(8, (num_envs, 8)), **mask, shape=[num_envs])
         self.action_spec, self.reward_spec = Bounded(-1.0, 1.0, (num_envs, 1)), Unbounded((num_envs, 1))
+        done, dones = (Categorical(2, (num_envs, *shape), dtype=torch.bool) for shape in ((1,), (2, 1)))
+        self.full_done_spec = Composite(done=done, agents=Composite(done=dones), shape=[num_envs])
         self.bits, self.reward = self.observation_spec.zero(), torch.zeros(num_envs, 1)
         self.shrinks_at, self.steps = shrinks_at, 0
 
@@ -89,18 +92,36 @@ class Reusing(EnvBase):
     def _step(self, tensordict):
         self.steps += 1
         self.reward += 1
-        over = torch.full((*self.batch_size, 1), self.steps % 5 == 0)
-        return self._seen().update({"reward": self.reward, "done": over, "terminated": over.clone()})
+        over = (torch.arange(len(self.reward)) + self.steps).unsqueeze(-1) % 5 == 0
+        flags = {"done": over, "terminated": over.clone(), "agents": {"done": over.unsqueeze(1).expand(-1, 2, 1)}}
+        return self._seen().update({"reward": self.reward, **flags})
 
     def _set_seed(self, seed):
         pass
 
 
+class Choosing(Counting):
+    """Shows the number of steps, one of four, and allows actions for some of them."""
+
+    observation_space = spaces.Dict(observation=spaces.Discrete(4), action_mask=spaces.MultiBinary(2))
+
+    def observation(self):
+        return {"observation": self.steps % (self.allowed + 1), "action_mask": np.int8([self.steps < self.allowed] * 2)}
+
+
+def choosing(num_envs, allowed):
+    Choosing.allowed = allowed
+    return SerialEnv(num_envs, lambda: GymWrapper(Choosing(), categorical_action_encoding=True))
+
+
+def averaging(num_envs):
+    return TransformedEnv(many(num_envs), VecNormV2([("agent", "time")]))
+
+
 class DoneOfAgent(Reusing):
     def __init__(self, num_envs):
         super().__init__(num_envs)
-        done = Composite(done=Categorical(2, (num_envs, 1), dtype=torch.bool), shape=[num_envs])
-        self.full_done_spec = Composite(agent=done, shape=[num_envs])
+        self.full_done_spec = Composite(agents=self.full_done_spec["agents"], shape=[num_envs])
 
 
 KEYS = ("env.observation_keys=[agent.time]", "env.action_key=agent.move", "env.reward_key=agent.gain")
@@ -177,6 +198,16 @@ def test_an_observation_of_another_shape_than_its_spec_ends_the_run(small):
     assert error_of(collected, config, kind=EnvError).startswith(message)
 
 
+UNUSABLE = {9: "step 4, returned an out-of-range value of 'observation': 4.", 3: "step 3, returned no allowed action"}
+
+
+@pytest.mark.parametrize("allowed", UNUSABLE)
+def test_what_a_policy_cannot_use_ends_training_and_evaluation(allowed, small):
+    config = small(*of("choosing", f"env.kwargs.allowed={allowed}", "env.action_mask_from_info=true"))
+    assert UNUSABLE[allowed] in error_of(collected, config, kind=EnvError)
+    assert UNUSABLE[allowed] in error_of(evaluate, config.env, None, 4, seed=0, kind=EnvError)
+
+
 def test_the_state_of_transforms_is_in_checkpoints(small):
     config = small(*of("shifted", *KEYS, "env.normalize_observation=false"))
     policy = fresh_policy(config)
@@ -184,6 +215,10 @@ def test_the_state_of_transforms_is_in_checkpoints(small):
         first = collector.collect()["observation"][:, 0].clone()
         resumed.load_state_dict(collector.state_dict())
         assert torch.equal(resumed.collect()["observation"][:, 0], first)
+
+
+def test_an_environment_whose_transforms_keep_statistics_is_not_evaluated(small):
+    assert "must not keep statistics" in error_of(evaluate, small(*of("averaging", *KEYS)).env, None, 4, seed=0)
 
 
 KEYED, HAS = ("nested", *KEYS), "must name what the environment has:"
@@ -196,7 +231,7 @@ WRONG = {
     "no observation": ((*KEYED, "env.observation_keys=[]"), f"env.observation_keys {HAS} agent,"),
     "action": ((*KEYED, "env.action_key=move"), f"env.action_key {HAS} agent, agent.move (got move"),
     "reward": ((*KEYED, "env.reward_key=reward"), f"env.reward_key {HAS} agent.gain (got rew"),
-    "no done": (("DoneOfAgent",), "The environment's done_spec must have the entry 'done' (got [('agent', 'done'), "),
+    "no done": (("DoneOfAgent",), "The environment's done_spec must have the entry 'done' (got [('agents', 'done'), "),
     "a mask": (("Reusing", "env.kwargs.masks=true"), "env.action_mask_from_info must be true (got false): env.id="),
     "of Gymnasium": (("Ramp",), f"env.id must make an environment of TorchRL (got {__name__}:Ramp, which makes a"),
     "an id": (("", "env.id=CartPole-v1"), "env.id must be module:Name with env=torchrl (got CartPole-v1)"),

@@ -37,9 +37,6 @@ class SimulatorSource(Source):
     is_simulator = True
     options: VecEnvConfig
 
-    def __init__(self, options: VecEnvConfig) -> None:
-        super().__init__(options)
-
     def check(self) -> None:
         """Rejects arguments that do not fit, and a single environment."""
         super().check()
