@@ -77,7 +77,7 @@ def evaluate(
 
     Raises:
         StoppedError: ``stopped`` returned True.
-        ConfigError: a transform of a TorchRL environment keeps statistics.
+        ConfigError: a TorchRL environment keeps statistics.
         RunError: an environment failed.
     """
     copies = max(min(episodes, MAX_COPIES), 2 if states == SHUFFLED else 1)
@@ -129,8 +129,8 @@ def evaluate(
             )
         require(
             lasting is None or to_bytes(env.raw.stateful.state_dict()) == lasting,
-            f"The transforms of env.id={config.id} must not keep statistics: an evaluation has none of them. Use "
-            "env.normalize_observation and env.normalize_reward instead, or set evaluation.episodes=0.",
+            f"env.id={config.id} must not keep statistics in its transforms or buffers: an evaluation begins without "
+            "them. Use env.normalize_observation and env.normalize_reward instead, or set evaluation.episodes=0.",
         )
     return returns_NE[:, :-1].T.flatten()[:episodes].tolist()
 
