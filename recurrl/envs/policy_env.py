@@ -122,17 +122,17 @@ class PolicyEnv(BatchedEnv):
                 self._check(key, after[key].unsqueeze(1), 0, acting="done" not in after)
 
     def _check(self, key: NestedKey, values_NT: Tensor, steps: int, acting: bool = False) -> None:
-        limit, problems = self._limits.get(key), dict[str, Tensor]()
+        limit, conditions = self._limits.get(key), dict[str, Tensor]()
         if values_NT.is_floating_point():
-            problems["a non-finite value of"] = ~values_NT.isfinite()
+            conditions["a non-finite value of"] = values_NT.isfinite()
         elif limit is not None:
-            high = values_NT >= torch.tensor(limit, device=values_NT.device)
-            problems["an out-of-range value of"] = high | (values_NT < 0)
+            below = values_NT < torch.tensor(limit, device=values_NT.device)
+            conditions["an out-of-range value of"] = below & (values_NT >= 0)
         if acting and key == (OBSERVATION, ACTION_MASK):
-            problems["no allowed action in"] = torch.tensor(~allows_actions(values_NT.cpu().numpy(), self._action))
-        for what, wrong in problems.items():
-            if wrong.any():
-                n, t = wrong.reshape(*wrong.shape[:2], -1).any(-1).nonzero()[0].tolist()
+            conditions["no allowed action in"] = torch.tensor(allows_actions(values_NT.cpu().numpy(), self._action))
+        for what, right in conditions.items():
+            if not right.all():
+                n, t = (~right).reshape(*right.shape[:2], -1).any(-1).nonzero()[0].tolist()
                 self.checks.steps += t + steps
                 raise self.checks.error(n, f"returned {what} {path_of(key)[-1]!r}: {values_NT[n, t].tolist()}.")
 
