@@ -77,10 +77,10 @@ def test_the_folder_holds_everything_and_acts_as_the_run_does(written, finished_
     assert [path.name for path in written.rglob("state*.pt")] == ["state-policy.pt"]
 
 
-def test_a_folder_starts_a_new_run_and_is_not_resumed(written, train):
-    rejected = train(f"resume={written}", "total_frames=96").failed()
+def test_a_folder_starts_a_new_run_and_is_not_resumed(folder, train):
+    rejected = train(f"resume={folder}", "total_frames=96").failed()
     assert "holds a policy alone" in rejected.error
-    assert f"init_from={written}" in rejected.error
+    assert f"init_from={folder}" in rejected.error
 
 
 def replace_state(folder, marker):
