@@ -152,12 +152,12 @@ def in_one(num_envs):
     return gymnasium.vector.SyncVectorEnv([resetting_itself] * num_envs)
 
 
-@pytest.mark.parametrize("rewarded", [False, True])
-def test_an_environment_that_resets_itself_is_caught(small, register, rewarded):
-    name = f"{__name__}:in_one" if rewarded else register(resetting_itself)
-    config = small(*OF_ONE, f"env.id={name}", f"env.previous_reward={rewarded}")
+@pytest.mark.parametrize(("rewarded", "name"), [(False, "['observation']"), (True, "[('observation', 'observation')]")])
+def test_an_environment_that_resets_itself_is_caught(small, register, rewarded, name):
+    env_id = f"{__name__}:in_one" if rewarded else register(resetting_itself)
+    config = small(*OF_ONE, f"env.id={env_id}", f"env.previous_reward={rewarded}")
     sentence = complaint(config, *collected(config, std=0.5))
-    assert "equals the last one of the previous episode, bit for bit" in sentence
+    assert f"resets the observation {name} equals the last one of the previous episode, bit for bit" in sentence
     assert "disable automatic resets" in sentence
 
 

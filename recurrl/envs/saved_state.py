@@ -27,7 +27,7 @@ _CONSTANTS: tuple[type, ...] = (gymnasium.Space, EnvSpec, type, np.dtype, torch.
 _CONSTANTS += (FunctionType, BuiltinFunctionType, MethodType, ModuleType)
 _CONTAINERS: dict[str, Any] = {kind.__name__: kind for kind in (list, tuple, set, frozenset, dict, deque)}
 _KINDS = {kind: name for name, kind in _CONTAINERS.items()}
-# What may be at several places, and is made anew on restoring.
+# What several attributes may share, and restoring recreates.
 _REBUILT = {"tensor", "array", "generator", "random", *_CONTAINERS}
 # Size of an instance in memory: its header, and references to its attributes and to its weak references.
 _PLAIN_SIZE = object.__basicsize__ + 2 * tuple.__itemsize__
@@ -71,7 +71,7 @@ class _StateEncoder:
     Attributes:
         bytes: how many bytes may still be encoded.
         paths: where each object was found, by its id.
-        rebuilt: by its id, what :func:`restore` makes anew: its number, where it was found, and the value itself, so
+        rebuilt: by its id, what :func:`restore` recreates: its number, where it was found, and the value itself, so
             that no other gets its id.
         methods: the objects whose methods were found, and where.
         owners: by what owns its memory, the first array or tensor found that can write there, and where it was found.

@@ -131,7 +131,7 @@ UNSAVABLE = {
     "view of an array": lambda: (lambda array: [array, array[::-1][:2]])(np.zeros(4)),
     "view of a tensor": lambda: (lambda tensor: [tensor[:2], tensor])(torch.zeros(4)),
     "method of a list": lambda: (lambda items: SimpleNamespace(items=items, log=items.append))([1]),
-    "array of its own kind": lambda: np.ma.zeros(2),
+    "array subclass": lambda: np.ma.zeros(2),
     "object of itself": lambda: (lambda env: vars(env).update(attribute=env) or env)(Simulated(1)),
     "object twice": lambda: Simulated((lambda same: SimpleNamespace(a=same, b=same))(Simulated(1))),
 }

@@ -203,6 +203,7 @@ def test_missing_packages_are_named_with_the_command_that_installs_them(agent_of
 def test_wrong_uses_are_rejected(recurrl_evaluate, finished_run, tmp_path):
     (tmp_path / "lone").symlink_to(finished_run / "checkpoints/frames_000000000064")
     wrong = {
+        (finished_run, "--video", "shown.avi"): "--video shown.avi must be a file named .mp4 or .gif",
         ("lone", "--video", "shown.avi"): "--video shown.avi must be a file named .mp4 or .gif",
         (finished_run, finished_run, "--video"): "--video shows one run (got 2).",
     }
