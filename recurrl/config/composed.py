@@ -52,7 +52,7 @@ def as_schema(config: DictConfig) -> TrainConfig:
     try:
         result = OmegaConf.to_object(merged)
     except OmegaConfBaseException as error:
-        raise _error(error, merged) from error
+        raise _error(error, config) from error
     assert isinstance(result, TrainConfig)
     check_values(result)
     return result

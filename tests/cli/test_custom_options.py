@@ -6,6 +6,7 @@ from functools import partial
 
 import pytest
 from hydra.core.config_store import ConfigStore
+from omegaconf import OmegaConf
 from rejections import error_of
 from run_files import settings
 
@@ -165,6 +166,12 @@ def test_a_yaml_needs_the_name_only_and_has_the_values_of_the_choice_by_name(own
     overrides = [f"{group}.{key}={text_of(value)}" for key, value in options.items()]
     assert as_schema(compose([f"{group}=short", *overrides], tmp_path / "mine")) == by_name
     assert plain(with_defaults(by_yaml))[group] == options  # what the run saves
+
+
+@pytest.mark.parametrize("group", GROUPS)
+def test_a_configuration_without_a_group_is_rejected(group):
+    config = OmegaConf.create({key: value for key, value in plain(compose([])).items() if key != group})
+    assert error_of(as_schema, config).startswith(f"{group} is required and has no value. Add {group}=... to the")
 
 
 CHOICES = ["env=torchrl", "cell=lmu", "encoder=mlp", "algorithm=ppo", "collector=ray", "buffer=replay", "logger=wandb"]
