@@ -23,9 +23,8 @@ from recurrl.cli.sweep import SWEEP, sweep_job
 from recurrl.config.composed import as_schema, value_of
 from recurrl.errors import ConfigError, RunError, require
 from recurrl.runs.directories import run_directory
-from recurrl.runs.hydra_errors import hydra_errors_as_config_errors
 from recurrl.runs.launcher import launch, launch_saved
-from recurrl.runs.overrides import arguments_of, check_choices, compose, prepared
+from recurrl.runs.overrides import arguments_of, check_choices, compose, hydra_errors_as_config_errors, prepared
 from recurrl.runtime.ranks import launched_rank, launched_size, world
 from recurrl.runtime.run_summary import read_summary
 

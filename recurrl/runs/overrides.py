@@ -2,26 +2,28 @@
 
 import re
 from argparse import Namespace
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from numbers import Real
 from pathlib import Path
 from typing import Any, cast
 
 import hydra
+import yaml  # type: ignore[import-untyped]
 from hydra._internal.utils import get_args_parser  # the only list of the options that Hydra takes before the overrides
 from hydra.core.config_store import ConfigStore
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import ChoiceSweep, Glob, Override, Quote, QuotedString
-from hydra.errors import OverrideParseException
+from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from omegaconf import DictConfig, ListConfig, open_dict, read_write
+from omegaconf.errors import OmegaConfBaseException
 
 from recurrl.config import plugins
 from recurrl.config.composed import plain, value_of
 from recurrl.config.keys import check_key, flat, keys_of, packaged_keys
-from recurrl.config.plugins import GROUPS, PRESETS, inherited_choice, is_custom, yaml_names
+from recurrl.config.plugins import GROUPS, PRESETS, choice_names, inherited_choice, is_custom, yaml_names
 from recurrl.errors import ConfigError, require
-from recurrl.runs.hydra_errors import hydra_errors_as_config_errors
 
 SEVERAL = "logger"
 """The only group that takes several choices, as a list."""
@@ -139,6 +141,34 @@ def _check(override: Override, known: Collection[str], common: Collection[str], 
         raise ConfigError(f"{key} must be one of its choices (got null). Leave it out, or choose one.")
     if key not in PRESETS and (only_packaged or key.partition(".")[0] not in GROUPS):
         check_key(key, known, common)
+
+
+@contextmanager
+def hydra_errors_as_config_errors() -> Iterator[None]:
+    """Raises errors of Hydra and OmegaConf within the block as errors that are addressed to the user.
+
+    Raises:
+        ConfigError: Hydra or OmegaConf rejected the configuration.
+    """
+    try:
+        yield
+    except (HydraException, OmegaConfBaseException, yaml.YAMLError) as error:
+        if isinstance(error, MissingConfigException) and "/" in (error.missing_cfg_file or ""):
+            raise _missing_choice(str(error.missing_cfg_file), sorted(error.options or ())) from error
+        # OmegaConf adds lines about its types.
+        raise ConfigError(str(error).partition("\n    full_key: ")[0]) from error
+
+
+def _missing_choice(choice: str, known: list[str]) -> ConfigError:
+    group, _, name = choice.rpartition("/")
+    if group == "hydra/launcher" and (extra := name.partition("_")[0]) in ("joblib", "submitit"):
+        return ConfigError(f"{group}={name} is not installed. Install it with: pip install 'recurrl[{extra}]'")
+    if is_custom(name) and group in GROUPS:
+        return ConfigError(
+            f"{group}={name} can be given only on the command line. In the defaults of a yaml, name a yaml in the "
+            f"folder {group} with the line '{plugins.key_of(group).partition('.')[2]}: {name}'."
+        )
+    return plugins.unknown_choice(group, group, name, known or (choice_names(group) if group in GROUPS else ()))
 
 
 def compose(overrides: Sequence[str], config_dir: str | Path | None = None, is_run: bool = True) -> DictConfig:

@@ -3,8 +3,9 @@
 import pytest
 import yaml
 from hydra.errors import MissingConfigException
+from rejections import error_of
 
-from recurrl.runs.hydra_errors import message
+from recurrl.runs.overrides import hydra_errors_as_config_errors
 
 pytest.importorskip("joblib")
 pytest.importorskip("submitit")
@@ -29,7 +30,12 @@ def test_the_preset_for_slurm_composes(train):
     assert (launcher["timeout_min"], launcher["partition"]) == (240, "gpu")
 
 
+@hydra_errors_as_config_errors()
+def raised(error):
+    raise error
+
+
 @pytest.mark.parametrize("launcher", ["joblib", "submitit_slurm"])
 def test_a_launcher_that_is_not_installed_is_named_with_its_extra(launcher):
     error = MissingConfigException("", missing_cfg_file=f"hydra/launcher/{launcher}", options=["basic"])
-    assert message(error).endswith(f"pip install 'recurrl[{launcher.partition('_')[0]}]'")
+    assert error_of(raised, error).endswith(f"pip install 'recurrl[{launcher.partition('_')[0]}]'")
