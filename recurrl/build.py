@@ -11,8 +11,7 @@ import torch
 
 from recurrl import checkpoint
 from recurrl.algorithms.algorithm import Algorithm
-from recurrl.callbacks import builtin
-from recurrl.callbacks.callback import Callback, Callbacks, IterationCallback, UserCallback
+from recurrl.callbacks import Callback, Callbacks, IterationCallback, UserCallback, builtin
 from recurrl.callbacks.diagnosis import Diagnosis
 from recurrl.checkpoint.warm_start import copy_weights
 from recurrl.collector.collector import Collector, RestartableCollector, RolloutSpec

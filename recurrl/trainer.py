@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 from recurrl.algorithms.algorithm import Algorithm
-from recurrl.callbacks.callback import Callbacks
+from recurrl.callbacks import Callbacks
 from recurrl.collector.collector import Collector
 from recurrl.collector.restarts import Restarts
 from recurrl.config import TrainConfig

@@ -12,7 +12,7 @@ import torch
 from run_files import column, ended
 
 import recurrl
-from recurrl.callbacks.callback import Callbacks
+from recurrl.callbacks import Callbacks
 from recurrl.errors import ConfigError, RunError
 from recurrl.evaluation import StoppedError
 from recurrl.runtime.ranks import World

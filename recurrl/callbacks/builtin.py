@@ -22,7 +22,7 @@ from tensordict import TensorDictBase
 from torchrl.checkpoint import GlobalRNGState
 
 from recurrl import checkpoint, evaluation
-from recurrl.callbacks.callback import Callback
+from recurrl.callbacks import Callback
 from recurrl.callbacks.diagnosis import Diagnosis
 from recurrl.checkpoint import files, rank_states
 from recurrl.collector.collector import STALENESS

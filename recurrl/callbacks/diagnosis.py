@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from recurrl.callbacks.callback import Callback
+from recurrl.callbacks import Callback
 from recurrl.returns import WINDOW, return_format
 
 if TYPE_CHECKING:
