@@ -1,4 +1,8 @@
-"""The interface of a logger, and the loggers of a run."""
+"""Destinations of a run's metrics: the interface of a logger, and the loggers of a run.
+
+Each choice of the group ``logger`` is a module with ``make(options, run_dir, settings, resumed)``, which returns a
+:class:`Tracker`, see :func:`make_trackers`.
+"""
 
 from collections.abc import Mapping
 from contextlib import ExitStack

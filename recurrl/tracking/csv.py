@@ -14,7 +14,7 @@ from recurrl.config import LoggerConfig
 from recurrl.errors import ConfigError
 from recurrl.runtime.atomic import atomic_write
 from recurrl.runtime.run_directory import METRICS, read_text
-from recurrl.tracking.trackers import FRAMES, Resumed, Settings, Tracker
+from recurrl.tracking import FRAMES, Resumed, Settings, Tracker
 
 Row = dict[str, float]
 """The values of an iteration by metric, and its ``frames``."""

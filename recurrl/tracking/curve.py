@@ -8,8 +8,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter
 
 from recurrl.runtime.atomic import replacing
+from recurrl.tracking import FRAMES
 from recurrl.tracking.csv import Row, curve_of, read_rows
-from recurrl.tracking.trackers import FRAMES
 
 
 def plot_learning_curve(metrics_csv: Path, png: Path) -> None:

@@ -6,8 +6,8 @@ from pathlib import Path
 from torch.utils.tensorboard import SummaryWriter
 
 from recurrl.config import LoggerConfig
+from recurrl.tracking import Resumed, Settings, Tracker
 from recurrl.tracking.csv import log_history
-from recurrl.tracking.trackers import Resumed, Settings, Tracker
 
 
 class TensorboardTracker(Tracker):

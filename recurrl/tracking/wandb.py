@@ -18,8 +18,8 @@ import wandb
 from recurrl.config import WandbConfig
 from recurrl.errors import ConfigError, RunError, message_of
 from recurrl.runtime.run_directory import METRICS
+from recurrl.tracking import FRAMES, Resumed, Settings, Tracker
 from recurrl.tracking.csv import log_history, read_rows
-from recurrl.tracking.trackers import FRAMES, Resumed, Settings, Tracker
 
 NAME, CHECKPOINT = "wandb", "checkpoint"
 FINISH_TIMEOUT_S = 60.0
