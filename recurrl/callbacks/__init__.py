@@ -12,7 +12,6 @@ import logging
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from itertools import chain, count
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -83,16 +82,17 @@ class Callback:
 
 
 class IterationCallback(Protocol):
-    """A callback that only reads the run's metrics and policy.
+    """A callback that needs no more than the run's metrics and policy.
 
     If it has ``state_dict()`` and ``load_state_dict(state)``, checkpoints hold its state, of tensors and plain values.
     """
 
-    def on_iteration(self, metrics: Mapping[str, float], agent: Agent) -> bool | None:
+    def on_iteration(self, metrics: dict[str, float], agent: Agent) -> bool | None:
         """Called after each iteration, before it is logged. Random numbers drawn here do not affect training.
 
         Args:
-            metrics: the iteration's metrics, with ``frames``, and those of the evaluation if one was due.
+            metrics: the iteration's metrics, with ``frames``, and those of the evaluation if one was due. Callbacks may
+                add to them.
             agent: the policy with the parameters after this iteration, as an agent.
 
         Returns:
@@ -119,9 +119,12 @@ class UserCallback(Callback):
         return type(self.user).__name__
 
     def on_iteration(self, trainer: Trainer, metrics: dict[str, float]) -> bool | None:
-        """Calls the user's callback with read-only metrics, because the run would not log its changes to them."""
+        """Calls the user's callback with the metrics and ``frames``, and keeps what it adds to them."""
+        seen = {"frames": trainer.frames, **metrics}
         with random_numbers_restored():
-            return self.user.on_iteration(MappingProxyType({"frames": trainer.frames, **metrics}), self._agent)
+            ends = self.user.on_iteration(seen, self._agent)
+        metrics |= {name: value for name, value in seen.items() if name != "frames"}
+        return ends
 
     def state_dict(self) -> dict[str, Any]:
         """The callback's state, if it has one."""
@@ -149,7 +152,7 @@ def check_callbacks(callbacks: Sequence[Any]) -> None:
         unknown = sorted(method for method in dir(each) if method.startswith("on_") and method not in known)
         require(
             not unknown,
-            f"The callback {name} must define only {', '.join(known)} (got {', '.join(unknown)})."
+            f"on_ methods of the callback {name} must be among {', '.join(known)} (got {', '.join(unknown)})."
             + " Derive it from recurrl.Callback for that class's other methods." * (not derives),
         )
         for method in known:

@@ -16,7 +16,7 @@ from recurrl.runs.launcher import launch_saved
 from recurrl.runtime.run_directory import CONFIG_FILE, VIDEOS, run_directory_of
 
 _OVERRIDE = re.compile(r"[+~]*[\w.]+=.*", re.DOTALL)
-_MEMORY = {"kept": "", "zeroed": " with its memory zeroed", "shuffled": " with another episode's"}
+_MEMORY = {"kept": "", "zeroed": " with its memory zeroed", "shuffled": " with another episode's memory"}
 
 
 def evaluate_main() -> None:

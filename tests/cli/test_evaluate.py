@@ -25,7 +25,10 @@ def test_evaluating_a_run_prints_the_returns_of_its_last_evaluation_and_leaves_i
     assert normal.split()[:3] == [str(finished_run), f"{mean:{form}}", f"{std:{form}}"]
     assert " too few episodes " in normal
     assert normal.split()[-1] == "2"
-    for line, name, key in ((zeroed, "its memory zeroed", "zeroed"), (shuffled, "another episode's", "shuffled")):
+    for line, name, key in (
+        (zeroed, "its memory zeroed", "zeroed"),
+        (shuffled, "another episode's memory", "shuffled"),
+    ):
         words = line.partition(f"{finished_run} with {name} ")[2].split()
         assert float(words[0]) == pytest.approx(result[f"eval_return_mean_{key}_state"], rel=1e-3)
 

@@ -75,7 +75,11 @@ FAILURES = {
     diagnosis.CRITIC: (Noise, ("seed=1",), r"above 0\.05 in \d of 35 iterations; for \d+ iterations, "),
     diagnosis.NOISE: (Noise, ("seed=0", "lr=1e-5"), r"a share of signal of \S+, below 0\.02; for \d+ iterations, "),
     diagnosis.TRUNCATED: (Lost, (), rf"after 8 steps on average; for 35 iterations, {RETURNS}"),
-    diagnosis.MEMORY: (Button, (), r"a return of 8\.000, 8\.000 with zeros and 8\.000 with another episode's\. "),
+    diagnosis.MEMORY: (
+        Button,
+        (),
+        r"a return of 8\.000, 8\.000 with its memory zeroed and 8\.000 with another episode's\. ",
+    ),
     diagnosis.SAMPLED: (Change, CONSTANT, r"a return of 1\.000 ± 0\.000, against 4\.\S+ ± \S+ in training\. "),
 }
 

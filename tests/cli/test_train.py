@@ -29,7 +29,7 @@ def test_a_run_says_what_it_runs_and_what_came_out(console_call, console_run):
     form = return_format(mean, std)
     assert f"evaluation return {mean:{form}} ± {std:{form}} over 2 episodes, " in out
     zeroed, shuffled = result["eval_return_mean_zeroed_state"], result["eval_return_mean_shuffled_state"]
-    assert f", {zeroed:{form}} with its memory zeroed, {shuffled:{form}} with another episode's; " in out
+    assert f", {zeroed:{form}} with its memory zeroed, {shuffled:{form}} with another episode's memory; " in out
     assert str(console_run) in out
 
 
