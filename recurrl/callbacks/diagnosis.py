@@ -203,7 +203,8 @@ def _memory_not_used(metrics: Metrics) -> Iterator[tuple[str, str]]:
     mean, zeroed, shuffled = (metrics[f"eval/return_mean{of}"] for of in ("", "_zeroed_state", "_shuffled_state"))
     if not mean - min(zeroed, shuffled) > MIN_MEMORY_GAIN * abs(mean - metrics.get(RANDOM_MEAN, 0.0)):
         form = return_format(mean)
-        figure = f"a return of {mean:{form}}, {zeroed:{form}} with its memory zeroed and {shuffled:{form}} with another episode's"
+        memories = f"{zeroed:{form}} with its memory zeroed and {shuffled:{form}} with another episode's"
+        figure = f"a return of {mean:{form}}, {memories}"
         yield MEMORY, figure
 
 
