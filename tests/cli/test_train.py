@@ -81,3 +81,4 @@ def test_a_policy_without_memory_runs_without_a_backend(train, tiny, tmp_path):
     how = ended(tmp_path / "run", "cell", "backend", "eval_return_mean_zeroed_state")
     assert how == ("completed", "none", None, None)
     assert "with its memory" not in outcome.out
+    assert not {"state/drift", "eval/return_mean_zeroed_state"} & metrics(tmp_path / "run")[-1].keys()
