@@ -12,7 +12,7 @@ import torch
 from recurrl.config import MLPConfig, PPOConfig
 from recurrl.config.collector import ReplayConfig
 from recurrl.config.keys import keys_of
-from recurrl.config.plugins import default_name
+from recurrl.config.plugins import GROUPS, default_name
 from recurrl.recurrent import set_recurrent_matmul_precision
 
 # Valid configurations
@@ -92,6 +92,12 @@ def test_a_value_of_the_wrong_type_is_rejected_in_the_words_of_the_page_of_keys(
 @pytest.mark.parametrize("key", sorted(key for key in WORDS if WORDS[key].startswith(("a list", "keys and"))))
 def test_a_list_and_a_mapping_cannot_take_each_others_place(rejection, key):
     assert "has a value that cannot be used" in rejection({key: ["x"] if key == "env.kwargs" else {"x": 1}})
+
+
+@pytest.mark.parametrize("key", ["env.source", *(f"{group}.name" for group in GROUPS)])
+def test_a_name_that_is_no_text_or_names_nothing_is_rejected(rejection, key):
+    for value in ({"x": 1}, ["x", "y"], "/proc/nope"):
+        assert re.search("must be text|does not exist|has no effect without a custom yaml", rejection({key: value}))
 
 
 def test_a_whole_number_may_be_written_as_a_decimal_or_with_an_exponent(compose):
