@@ -198,12 +198,6 @@ def untyped_defaults(compose_untyped):
     return compose_untyped("device=cpu", *sizes)
 
 
-@pytest.fixture(scope="session")
-def defaults(untyped_defaults):
-    """The same, as dataclasses."""
-    return typed(untyped_defaults)
-
-
 HOLDER = """
 import os, sys, time
 from pathlib import Path

@@ -66,11 +66,6 @@ def test_shuffling_gives_everybody_all_the_states_of_somebody_else():
         assert torch.equal(treated["action_noise"], own)
 
 
-def test_a_policy_without_memory_has_nothing_to_lose(compose):
-    config = compose("cell=none", "cell.hidden_size=4", "device=cpu")
-    assert memory_metrics(config.env, make_policy_for(config), 2, 0) == {}
-
-
 def test_random_actions_return_what_chance_gives_and_leave_random_numbers(remembering):
     config, _ = remembering
     torch.manual_seed(0)

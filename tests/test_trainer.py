@@ -4,7 +4,6 @@ import shutil
 import signal
 from operator import setitem
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,23 +15,8 @@ from recurrl.callbacks import Callbacks
 from recurrl.errors import ConfigError, RunError
 from recurrl.evaluation import StoppedError
 from recurrl.runtime.ranks import World
-from recurrl.trainer import Trainer
 
 pytestmark = pytest.mark.usefixtures("in_tmp_path")
-
-
-def test_what_is_due_by_frames_is_due_at_each_multiple_and_at_the_end():
-    def due(every_frames):
-        config = SimpleNamespace(frames_per_batch=64, total_frames=400)
-        reports = [SimpleNamespace(frames=64 * number) for number in range(1, 7)]
-        nothing = None
-        trainers = [Trainer(config, Path(), *[nothing] * 4, report, nothing) for report in reports]
-        assert [trainer.is_last for trainer in trainers] == [False] * 5 + [True]
-        return [trainer.is_due(every_frames) for trainer in trainers]
-
-    assert due(128) == [False, True, False, True, False, True]
-    assert due(100) == [False, True, False, True, True, True]
-    assert due(None) == [False] * 5 + [True]
 
 
 def callback(name="Mine", base=recurrl.Callback, **methods):

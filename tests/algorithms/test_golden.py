@@ -7,8 +7,9 @@ shows here as a change of a number. Weights and data are sines: no generator of 
 import pytest
 import torch
 from tensordict import TensorDict
+from test_grpo import diagonal
 from torch import nn
-from torch.distributions import Categorical, Independent, Normal
+from torch.distributions import Categorical
 
 from recurrl.build import make_algorithm
 from recurrl.policy import Policy, Trunk
@@ -25,25 +26,11 @@ def sines(*shape, phase):
 def make_policy(continuous):
     """A cell and two heads, put together here so that the numbers stay when networks get other layers."""
     cell = RecurrentModule("gru", 2, H, recurrent_backend="reference", in_key="encoded", out_key="features")
-    head = nn.Sequential(nn.Linear(H, 2), LocAndScale()) if continuous else nn.Linear(H, 2)
-    actor = ActionHead(head, normal if continuous else categorical)
+    actor = ActionHead(nn.Linear(H, 2), diagonal if continuous else lambda logits: Categorical(logits=logits))
     policy = Policy(Trunk(nn.Identity(), cell), actor, nn.Linear(H, 1)).double()
     for i, parameter in enumerate(policy.parameters()):
         parameter.data = 0.5 * sines(*parameter.shape, phase=float(i))
     return policy
-
-
-class LocAndScale(nn.Module):
-    def forward(self, features):
-        return features[..., :1], features[..., 1:].exp()
-
-
-def normal(loc, scale):
-    return Independent(Normal(loc, scale), 1)
-
-
-def categorical(logits):
-    return Categorical(logits=logits)
 
 
 def losses_and_gradient(compose, actions, overrides):

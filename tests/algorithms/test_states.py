@@ -198,8 +198,3 @@ def test_drift_is_the_relative_distance_of_current_states_from_recorded_ones(pol
                     difference += float((step["next", key][0] - then).square().sum())
                     recorded += float(then.square().sum())
     assert states.drift(minibatch)["state/drift"] == pytest.approx((difference / recorded) ** 0.5)
-
-
-def test_a_policy_without_memory_has_no_drift(small):
-    algorithm, batch = with_rollout(small(*OPTIONS, "cell=none"))
-    assert "state/drift" not in algorithm.update(batch, progress=0.0)

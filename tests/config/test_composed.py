@@ -10,8 +10,9 @@ import pytest
 import torch
 
 from recurrl.config import MLPConfig, PPOConfig
+from recurrl.config.collector import ReplayConfig
 from recurrl.config.keys import keys_of
-from recurrl.config.plugins import default_name
+from recurrl.config.plugins import GROUPS, default_name
 from recurrl.recurrent import set_recurrent_matmul_precision
 
 # Valid configurations
@@ -54,7 +55,8 @@ def test_a_required_key_is_answered_with_the_default_choice_of_its_group(rejecti
 # Values of the wrong type
 
 
-OF_DEFAULTS = keys_of(chosen={"algorithm": PPOConfig, "encoder": MLPConfig}).keys() - {"env.source"}  # looked up first
+CHOSEN = {"algorithm": PPOConfig, "buffer": ReplayConfig, "encoder": MLPConfig}
+OF_DEFAULTS = keys_of(chosen=CHOSEN).keys() - {"env.source"}  # looked up first
 PAGE = (Path(__file__).parents[2] / "docs" / "configuration.md").read_text(encoding="utf-8")
 ROWS = re.findall(r"^\| `([\w.]+)` \| .*? \| (.*?) \| .* \|$", PAGE, re.MULTILINE)
 WORDS = {
@@ -76,15 +78,26 @@ def test_a_value_of_the_wrong_type_is_rejected_by_the_name_of_its_key(rejection,
     assert re.fullmatch(rf"{re.escape(key)} must be [^(]+ \(got {re.escape(str(shown))}\)\.", error)
 
 
-OTHERS = {"a list": (3, "text"), "keys and": (3,), "true or false": (["x"], 0, 1, 2, 0.5)}
-"""Values of other types, by the beginning of those words; a list is none of what the other keys take."""
+OTHERS = {"a list": (3, "text"), "keys and": (3,), "true or false": (["x"], {"x": 1}, 0, 1, 2, 0.5)}
+"""Values of other types, by the beginning of those words; a list or mapping is none of what the other keys take."""
 
 
 @pytest.mark.parametrize(("key", "words"), sorted(WORDS.items()))
 def test_a_value_of_the_wrong_type_is_rejected_in_the_words_of_the_page_of_keys(rejection, key, words):
-    for value in next((OTHERS[beginning] for beginning in OTHERS if words.startswith(beginning)), (["x"],)):
+    for value in next((OTHERS[beginning] for beginning in OTHERS if words.startswith(beginning)), (["x"], {"x": 1})):
         advice = f" Use {key}=[...], with commas between its values." if words.startswith("a list") else ""
         assert rejection({key: value}) == f"{key} must be {words} (got {value}).{advice}"
+
+
+@pytest.mark.parametrize("key", sorted(key for key in WORDS if WORDS[key].startswith(("a list", "keys and"))))
+def test_a_list_and_a_mapping_cannot_take_each_others_place(rejection, key):
+    assert "has a value that cannot be used" in rejection({key: ["x"] if key == "env.kwargs" else {"x": 1}})
+
+
+@pytest.mark.parametrize("key", ["env.source", *(f"{group}.name" for group in GROUPS)])
+def test_a_name_that_is_no_text_or_names_nothing_is_rejected(rejection, key):
+    for value in ({"x": 1}, ["x", "y"], "/proc/nope"):
+        assert re.search("must be text|does not exist|has no effect without a custom yaml", rejection({key: value}))
 
 
 def test_a_whole_number_may_be_written_as_a_decimal_or_with_an_exponent(compose):

@@ -12,6 +12,7 @@ BY_THE_CONFIGURATION = [
     (("epochs=1",), "min_epochs_fraction=0.5", "several epochs of several minibatches"),
     (("minibatch_slices=16",), "min_epochs_fraction=0.5", "several epochs of several minibatches"),
     ((), "env.name=mine", "a custom yaml in a folder env"),
+    ((), 'env.ids=["Acrobot-v1"]', "a custom yaml in a folder env"),
     (("lr_schedule=adaptive",), "lr_final_fraction=0.5", "lr_schedule=linear"),
     (("algorithm.entropy_coeff=0",), "algorithm.entropy_final_fraction=0.5", "algorithm.entropy_coeff above 0"),
     (("algorithm.critic_coeff=0",), "algorithm.clip_value=0.2", "algorithm.critic_coeff above 0"),

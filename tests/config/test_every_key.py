@@ -3,8 +3,7 @@
 import random
 from collections import Counter
 from contextlib import suppress
-from copy import deepcopy
-from itertools import combinations, product
+from itertools import combinations
 
 import pytest
 from every_key import EVENTS, SLOW, TINY, changed, keys, levels, observed, others
@@ -15,9 +14,8 @@ from slow_cases import slow
 from recurrl.config.cell import NO_CELL
 from recurrl.config.composed import typed
 from recurrl.config.keys import keys_of
-from recurrl.config.plugins import GROUPS, choice_names, default_name, yaml_names, yaml_values
+from recurrl.config.plugins import choice_names, default_name, yaml_names, yaml_values
 from recurrl.errors import ConfigError
-from recurrl.runs.overrides import compose, text_of
 from recurrl.validation import check_config
 
 SHOWN, REJECTED, ALONE, SILENT = "shown", "rejected", "the only choice", "silent"
@@ -157,35 +155,6 @@ def test_no_key_of_a_choice_is_silent(compose_untyped, tmp_path, monkeypatch, ch
     counts, silent = judged([(choice, compose_untyped(*TINY, choice))], tmp_path, *prefixes)
     assert not silent
     assert Counter(least) <= counts
-
-
-WRONG = [["/proc/nope", "Acrobot-v1"], {"nope": 1}, "/proc/nope"]
-"""A list, a mapping, and a path where nothing is."""
-OF_THE_WRONG_KIND = [
-    slow("cell=gru", ""),
-    ("cell=gru", "env."),
-    ("buffer=replay", "buffer."),
-    ("algorithm.critic=recurrent", "algorithm."),
-]
-
-
-@pytest.mark.parametrize(("choice", "prefix"), OF_THE_WRONG_KIND)
-def test_no_value_of_the_wrong_kind_is_silent(compose_untyped, tmp_path, choice, prefix):
-    trial, counts = Trial(compose_untyped(*TINY, choice), tmp_path / "run"), Counter()
-    chosen_keys = [key for key, _, _ in keys(trial.composed) if key.startswith(prefix)]
-    for key, value in product(chosen_keys, WRONG):
-        composed, group = deepcopy(trial.composed), key.removesuffix(".name")
-        try:
-            if group in GROUPS and isinstance(value, list):
-                composed = compose([*TINY, choice, f"{group}={text_of(value)}"])
-            else:
-                OmegaConf.update(composed, key, value, merge=False, force_add=True)
-            outcome = trial.outcome(composed, key)
-        except ConfigError:
-            outcome = REJECTED
-        counts[f"silent: {key}={value}" if outcome == SILENT else outcome] += 1
-    assert set(counts) <= {REJECTED, SHOWN}
-    assert counts[REJECTED] >= 2 * len(chosen_keys)
 
 
 @pytest.mark.slow

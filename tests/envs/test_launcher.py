@@ -3,6 +3,7 @@
 import os
 
 import pytest
+from slow_cases import slow
 
 import recurrl
 from recurrl.errors import ConfigError
@@ -40,20 +41,16 @@ def called(console, tmp_path, *command):
     return found
 
 
-def test_it_is_called_before_torch_is_imported(console, tiny, app, tmp_path):
-    command = ("recurrl-train", *tiny, *app, "hydra.run.dir=run")
-    assert called(console, tmp_path, *command) == ["launched False", "made"]
-
-
-@pytest.mark.slow
-def test_so_it_is_by_every_command(console, tiny, app, tmp_path):
-    for command in (
+@pytest.mark.parametrize("count", [1, slow(5)], ids=["training", "every command"])
+def test_it_is_called_before_torch_is_imported(console, tiny, app, tmp_path, count):
+    commands = (
         ("recurrl-train", *tiny, *app, "hydra.run.dir=run"),
         ("recurrl-train", "resume=run", "total_frames=96"),
         ("recurrl-evaluate", "run", "--episodes", "2"),
         ("recurrl-export", "run", "--format", "onnx"),
         ("recurrl-check", *tiny, *app),
-    ):
+    )
+    for command in commands[:count]:
         assert called(console, tmp_path, *command) == ["launched False", "made"], command
 
 

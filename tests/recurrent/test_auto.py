@@ -56,23 +56,20 @@ def test_a_choice_that_does_not_depend_on_the_kernel_compiles_none(cell, device,
     assert (caplog.messages, chosen) == ([f"backend=auto chose {line}"], line.partition(":")[0])
 
 
-def test_it_logs_its_choice_once_and_what_is_missing(no_compiler, caplog):
+MISSING = [("CC", "no-such-compiler", "no-such-compiler"), ("PATH", "", "cc, gcc, clang")]
+
+
+@pytest.mark.parametrize(("variable", "value", "missing"), MISSING)
+def test_it_logs_its_choice_once_and_what_is_missing(folder, monkeypatch, caplog, variable, value, missing):
+    monkeypatch.delenv("CC", raising=False)
+    monkeypatch.setenv(variable, value)
     with caplog.at_level(logging.INFO):
         assert run("gru") == "scan"
         run("gru")
     assert caplog.messages == [
-        "backend=auto chose scan: backend=native needs a C compiler, and there is no no-such-compiler in PATH. Install "
-        "one (on Debian and Ubuntu: apt install gcc libc6-dev), or choose backend=scan."
+        f"backend=auto chose scan: backend=native needs a C compiler, and there is no {missing} in PATH. Install one "
+        "(on Debian and Ubuntu: apt install gcc libc6-dev), or choose backend=scan."
     ]
-
-
-def test_without_a_compiler_native_is_rejected_with_what_to_install(folder, monkeypatch):
-    monkeypatch.delenv("CC", raising=False)
-    monkeypatch.setenv("PATH", "")
-    assert library.unavailable_reason() == (
-        "backend=native needs a C compiler, and there is no cc, gcc, clang in PATH. Install one (on Debian and Ubuntu: "
-        "apt install gcc libc6-dev), or choose backend=scan."
-    )
 
 
 def compiler(tmp_path, script):

@@ -18,12 +18,6 @@ def test_a_linear_cell_has_no_matmuls_of_another_precision():
     assert re.search("precision=bf16 is not supported by .* it needs gru or lstm", str(reason))
 
 
-def test_without_a_gpu_and_the_interpreter_the_backend_says_so(monkeypatch):
-    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
-    reason = unsupported_reason("triton", make_cell("gru", 64), Options(), CPU)
-    assert str(reason).startswith("backend=triton needs a CUDA device, and this is device=cpu. Choose backend=auto")
-
-
 @pytest.mark.parametrize(("capability", "runs"), [((7, 5), False), ((8, 0), True), ((8, 9), True), ((9, 0), True)])
 def test_an_old_gpu_is_rejected(capability, runs, monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
