@@ -13,7 +13,7 @@ from typing import Any, ClassVar, NoReturn, cast
 
 import torch
 import torchrl.modules
-from tensordict import TensorDictBase, unravel_key
+from tensordict import TensorDictBase, unravel_key, unravel_key_list
 from tensordict.nn import TensorDictModuleBase, dispatch
 from tensordict.utils import NestedKey
 from torch import Tensor, nn
@@ -21,11 +21,11 @@ from torchrl.data import Unbounded
 from torchrl.envs import TensorDictPrimer
 from torchrl.modules import canonicalize_rnn_subset, recurrent_mode
 
+from recurrl.keys import IS_INIT, path_of
 from recurrl.recurrent import choice, layer, precision
 from recurrl.recurrent.backends import Backend, Options
 from recurrl.recurrent.cell import Cell, States
 from recurrl.recurrent.cells import make_cell
-from recurrl.recurrent.module import keys
 from recurrl.recurrent.segments import Segments, only_ends
 
 PYTHON_MODULES: dict[type[nn.RNNBase], type[nn.RNNBase]] = {nn.GRU: torchrl.modules.GRU, nn.LSTM: torchrl.modules.LSTM}
@@ -140,16 +140,15 @@ class RecurrentModule(TensorDictModuleBase):
         self.add_module(self._submodule, layers)
         self.python_based = python_based or isinstance(wrapped, tuple(PYTHON_MODULES.values()))
         names: list[NestedKey] = [f"recurrent_state{suffix}" for suffix in self.cell.state_shapes()]
-        self.in_keys = keys.read_keys(self._name, self.DEFAULT_IN_KEYS or names, in_key, in_keys)
+        self.in_keys = _read_keys(self._name, self.DEFAULT_IN_KEYS or names, in_key, in_keys)
         new_states = self.DEFAULT_OUT_KEYS or [("next", name) for name in names]
-        self.out_keys = keys.written_keys(self._name, new_states, out_key, out_keys)
+        self.out_keys = _written_keys(self._name, new_states, out_key, out_keys)
         self.default_recurrent_mode = default_recurrent_mode
         self.recurrent_backend = recurrent_backend
         self.recurrent_compute_dtype = recurrent_compute_dtype
         self.recurrent_recompute = recurrent_recompute
         self.recurrent_matmul_precision = recurrent_matmul_precision
         self.backend_in_use: str | None = None
-        self._resolved: tuple[tuple[Any, ...], str | Backend] = ((), "")
         self._weights = layer.weight_names(self.cell, self.layers)
         precision.check(recurrent_matmul_precision)
         # The device is not known yet: the parameters may be moved.
@@ -338,27 +337,16 @@ class RecurrentModule(TensorDictModuleBase):
 
     def _sequence(self, x_BTI: Tensor, is_init_BT: Tensor | None, states: States) -> tuple[Tensor, States]:
         assert is_init_BT is not None
-        if torch.compiler.is_compiling():
-            backend = self._resolve(x_BTI)
-        else:
-            # Kept for the next call. Compared, not looked up in a dict: a custom backend need not be hashable.
-            requested = (self.recurrent_backend, self.python_based, self.options, x_BTI.device, x_BTI.dtype)
-            if self._resolved[0] != requested:
-                self._resolved = requested, self._resolve(x_BTI)
-            backend = self._resolved[1]
+        backend = self.recurrent_backend
+        if self.python_based and backend in (choice.AUTO, "pad"):
+            backend = "reference"
+        backend = choice.resolve(self._name, self.cell, backend, self.options, x_BTI.device, x_BTI.dtype)
         name = choice.name_of(backend)
         if self.backend_in_use != name:  # a module takes long to set an attribute
             self.backend_in_use = name
         segments = Segments(is_init_BT.to(x_BTI.device))
         run = layer.all_steps(choice.backend_of(backend), self.cell, segments, self.options)
         return layer.run_layers(run, self.layers, self._weights, x_BTI, states)
-
-    def _resolve(self, x_BTI: Tensor) -> str | Backend:
-        """The backend for inputs of this kind: never ``auto``."""
-        backend = self.recurrent_backend
-        if self.python_based and backend in (choice.AUTO, "pad"):
-            backend = "reference"
-        return choice.resolve(self._name, self.cell, backend, self.options, x_BTI.device, x_BTI.dtype)
 
 
 def _make_layers(
@@ -371,6 +359,48 @@ def _make_layers(
     sizes |= {"proj_size": cell.proj_size} if cell.proj_size else {}
     layers: layer.Parameters = form(hidden_size=cell.hidden_size, bias=bias, **sizes, batch_first=True, device=device)
     return layers
+
+
+def _read_keys(
+    owner: str, states: Sequence[NestedKey], in_key: NestedKey | None, in_keys: Sequence[NestedKey] | None
+) -> list[NestedKey]:
+    """The keys of the input, of each state (by default ``states``), and of ``is_init``, which is added if missing.
+
+    Raises:
+        ValueError: not exactly one of ``in_key`` and ``in_keys`` is None, or a key is missing; names ``owner``.
+        TypeError: a key has the wrong type.
+    """
+    keys = _keys("in_key", in_key, in_keys, states)
+    if not keys or path_of(keys[-1])[-1] != IS_INIT:
+        keys.append(IS_INIT)
+    if len(keys) != 2 + len(states):
+        raise ValueError(
+            f"{owner} reads one input, {len(states)} state(s) and optionally 'is_init' last. Got in_keys={keys}."
+        )
+    return keys
+
+
+def _written_keys(
+    owner: str, states: Sequence[NestedKey], out_key: NestedKey | None, out_keys: Sequence[NestedKey] | None
+) -> list[NestedKey]:
+    """The keys of the output and of each new state (by default ``states``).
+
+    Raises:
+        ValueError: not exactly one of ``out_key`` and ``out_keys`` is None, or a key is missing; names ``owner``.
+        TypeError: a key has the wrong type.
+    """
+    keys = _keys("out_key", out_key, out_keys, states)
+    if len(keys) != 1 + len(states):
+        raise ValueError(f"{owner} writes one output and {len(states)} state(s). Got out_keys={keys}.")
+    return keys
+
+
+def _keys(
+    name: str, single: NestedKey | None, several: Sequence[NestedKey] | None, states: Sequence[NestedKey]
+) -> list[NestedKey]:
+    if (single is None) == (several is None):
+        raise ValueError(f"Pass either {name} or {name}s. Got {name}={single!r} and {name}s={several!r}.")
+    return list(unravel_key_list([single, *states] if single is not None else several))
 
 
 # The compiler runs this while it traces. The setting is private: torch has no public one.
