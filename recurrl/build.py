@@ -32,7 +32,7 @@ from recurrl.runtime.ranks import World, world
 from recurrl.runtime.run_summary import RunSummary
 from recurrl.runtime.seeds import seed_of_rank, seed_process, seeds
 from recurrl.runtime.signals import StopRequest
-from recurrl.specs import leaves_of
+from recurrl.specs import is_continuous
 from recurrl.tracking import make_trackers
 from recurrl.tracking.progress import Progress
 from recurrl.trainer import Trainer
@@ -242,7 +242,7 @@ def describe(config: TrainConfig, algorithm: Algorithm) -> str:
     """A one-line description of a run."""
     parameters = sum(parameter.numel() for parameter in algorithm.parameters() if parameter.requires_grad)
     buffer = config.buffer
-    continuous = any(spec.dtype.is_floating_point for _, spec in leaves_of(algorithm.policy.action_spec))
+    continuous = is_continuous(algorithm.policy.action_spec)
     replays = buffer.replays and not (isinstance(buffer, ReplayConfig) and buffer.max_replay_ratio(continuous) == 1)
     is_off_policy = replays or config.collector.collects_ahead
     corrected = "; old rows corrected" * (is_off_policy and config.algorithm.corrects_for_old_weights)

@@ -5,7 +5,7 @@ from tensordict import TensorDictBase
 from torch import Tensor
 from torchrl.data import Binary, Bounded, Categorical, Composite, MultiCategorical, TensorSpec
 
-from recurrl.keys import ACTION, path_of
+from recurrl.keys import path_of
 
 
 def leaves_of(spec: TensorSpec) -> list[tuple[tuple[str, ...], TensorSpec]]:
@@ -50,6 +50,7 @@ def bounds_of(spec: TensorSpec) -> tuple[Tensor, Tensor]:
     return low, high
 
 
-def has_continuous_action(rows: TensorDictBase) -> bool:
-    """True if any part of the rows' action is continuous."""
-    return any(part.is_floating_point() for part in rows.select(ACTION).values(True, True))
+def is_continuous(action: TensorSpec | Tensor | TensorDictBase) -> bool:
+    """True if any part of an action, or of the actions that a spec describes, is continuous."""
+    parts = action.values(True, True) if isinstance(action, Composite | TensorDictBase) else [action]
+    return any(part.dtype.is_floating_point for part in parts)

@@ -27,7 +27,7 @@ from recurrl.keys import ACTION, ADVANTAGE, IS_INIT, LOG_PROB, LOSS_MASK
 from recurrl.policy.policy import Policy, SequenceOutput
 from recurrl.runtime.ranks import world
 from recurrl.runtime.statistics import summary
-from recurrl.specs import has_continuous_action
+from recurrl.specs import is_continuous
 
 REF_LOG_PROB = "ref_log_prob"
 EPISODE_LOSS_STEPS = "episode_loss_steps"
@@ -62,7 +62,7 @@ class GRPO(Algorithm):
         )
         # Again, because a callback may change these options.
         self.log_clip_range = log_range(options.clip_epsilon, options.clip_epsilon_high)
-        bonus = options.bonus(continuous=has_continuous_action(rows_NT))
+        bonus = options.bonus(continuous=is_continuous(rows_NT[ACTION]))
         self.entropy_coeff.fill_(self.annealed(bonus, options.entropy_final_fraction))
         metrics = add_group_advantages(rows_NT, reward_NT, options)
         if self.reference is not None:

@@ -21,7 +21,7 @@ from recurrl.keys import ACTION, ADVANTAGE, EPISODE_LENGTH, LOG_PROB, LOSS_MASK,
 from recurrl.policy.normalization import RunningScale
 from recurrl.policy.policy import Policy, SequenceOutput
 from recurrl.runtime.statistics import masked, moments, summary, variance
-from recurrl.specs import has_continuous_action
+from recurrl.specs import is_continuous
 
 MAX_FOLLOWED = 1.5
 """The factor by which the probability of an old action may have changed as its advantage asks, and still be learned."""
@@ -93,7 +93,7 @@ class PPO(Algorithm):
         if options.normalize_advantage != "minibatch":
             self.advantage_scale.update(masked(advantage, mask))
         # Discrete tasks may show what they need only late, so their bonus lasts longer; robots then learn less.
-        continuous = has_continuous_action(rows_NT)
+        continuous = is_continuous(rows_NT[ACTION])
         power = 1.0 if continuous else 0.5
         coeff = self.annealed(options.bonus(continuous), options.entropy_final_fraction, power)
         self.entropy_coeff.copy_(coeff * self.advantage_scale.value)

@@ -14,7 +14,8 @@ from torch import Tensor
 
 from recurrl.buffers.on_policy import SliceBuffer
 from recurrl.config.collector import ReplayConfig
-from recurrl.specs import has_continuous_action
+from recurrl.keys import ACTION
+from recurrl.specs import is_continuous
 
 logger = logging.getLogger(__name__)
 
@@ -62,7 +63,7 @@ class ReplayBuffer(SliceBuffer):
     def extend(self, rollout_NT: TensorDictBase, signal_share: float) -> TensorDictBase:
         """Rows ``[R, T]`` to learn from: the new ones, then those drawn from earlier rollouts."""
         rows, min_ratio = len(rollout_NT), self.options.min_replay_ratio
-        max_ratio = self.options.max_replay_ratio(continuous=has_continuous_action(rollout_NT))
+        max_ratio = self.options.max_replay_ratio(continuous=is_continuous(rollout_NT[ACTION]))
         if max_ratio == 1:
             return rollout_NT
         layout = _layout(rollout_NT)

@@ -21,7 +21,7 @@ from recurrl.recurrent import RecurrentModule
 from recurrl.recurrent.backends import Backend
 from recurrl.recurrent.cell import Cell, orthogonal
 from recurrl.recurrent.gated import GatedCell
-from recurrl.specs import bounds_of, is_image, leaves_of
+from recurrl.specs import bounds_of, is_continuous, is_image, leaves_of
 
 _TRIED = 3
 """Number of observations with which an encoder is tried out."""
@@ -43,7 +43,7 @@ def make_policy(config: TrainConfig, observation_spec: Composite, action_spec: T
     cell, critic = cell_from_options(config.cell), config.algorithm.critic_kind
     # The actor gets no spec of the critic's entries, so it cannot read them.
     seen = _without(observation, config.algorithm.critic_only)
-    discrete = not any(spec.dtype.is_floating_point for _, spec in leaves_of(action_spec))
+    discrete = not is_continuous(action_spec)
     sees_action = config.policy.previous_action
     if sees_action is None:
         sees_action = discrete and cell is not None
@@ -250,7 +250,7 @@ def conditions_met(options: AlgorithmConfig, observation: TensorSpec, action: Te
     entries = [(path, spec) for path, spec in leaves_of(observation) if path != (ACTION_MASK,)]
     images = [spec for _, spec in entries if is_image(spec)]
     others = [(path, spec) for path, spec in entries if not is_image(spec)]
-    continuous = [spec for _, spec in leaves_of(action) if spec.dtype.is_floating_point]
+    continuous = [spec for _, spec in leaves_of(action) if is_continuous(spec)]
     met = {
         IMAGES: images,
         # The bits of a small image enter dense layers.
