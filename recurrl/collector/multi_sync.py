@@ -129,8 +129,8 @@ class ProcessHost:
     def _hung(self) -> WorkerError:
         return WorkerError(
             f"hangs in native code after collecting {self.frames} frames: no response within "
-            f"collector.timeout_s={self._options.timeout_s:g} s. If its steps may take longer, set a larger limit, or "
-            f"null for none. {CONTINUES}"
+            f"collector.timeout_s={self._options.timeout_s:g} s. If its steps may take longer, increase "
+            f"the limit, or set it to null. {CONTINUES}"
         )
 
     def _result(self, worker: int) -> Any:

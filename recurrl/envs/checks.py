@@ -17,7 +17,8 @@ from torchrl.data import Composite, TensorSpec
 
 from recurrl.envs.spaces import Space, is_text, parts_of, spec_of, tuples_to_dicts
 from recurrl.errors import ConfigError, EnvError, RunError, message_of
-from recurrl.keys import ACTION_MASK, OBSERVATION
+from recurrl.keys import ACTION_MASK, OBSERVATION, name_of
+from recurrl.runtime.time_limit import TimeLimitError
 from recurrl.specs import choices
 
 Array = np.ndarray[Any, Any]
@@ -59,6 +60,8 @@ class EnvChecks:
             raise
         except UnnamedEnvError as unnamed:
             raise self.error(self.at, str(unnamed)) from unnamed.__cause__
+        except TimeLimitError as late:
+            raise self.error(self.at, f"did not return from {call}: {late}") from late
         except (Exception, SystemExit) as error:
             problem = f"raised {type(error).__name__} in {call}: {message_of(error)}. HYDRA_FULL_ERROR=1 shows where."
             raise self.error(self.at, problem) from error
@@ -102,8 +105,8 @@ class EnvChecks:
         ones = [as_array(value) for value in values]
         for i, one in enumerate(ones):
             if one.size != 1 or one.dtype.kind not in kinds:
-                got = f"{values[i]!r}, a {type(values[i]).__name__}"
-                raise self.error(i, f"returned the {name} {got}. Have step return {expected}.")
+                got = f"{values[i]!r} of type {type(values[i]).__name__}"
+                raise self.error(i, f"returned {name}={got}. Have step return {expected}.")
         return np.array([one.item() for one in ones])
 
     def error(self, i: int | None, problem: str) -> EnvError:
@@ -121,11 +124,11 @@ class EnvChecks:
         for key, values_N in observation.items():
             values, limit = values_N.numpy(), limits[key]
             if limit is None:
-                self.check_finite(f"value of observation {key!r}", values)
+                self.check_finite(f"value of observation {name_of(key)!r}", values)
                 continue
             most = np.asarray(limit, f"u{values.itemsize}")
             if (values.view(most.dtype) >= most).any():  # as unsigned integers, negative numbers are large
-                what = f"a value of observation {key!r} that is out of range"
+                what = f"a value of observation {name_of(key)!r} that is out of range"
                 advice = f"Its space has the integers from 0 to {np.asarray(limit) - 1}."
                 self.reject((values < 0) | (values >= limit), values, what, advice)
 
@@ -190,7 +193,7 @@ def _leaves_in(space: Space, value: Any) -> Iterator[Any]:
         value = {str(i): part for i, part in enumerate(value)}
     if not isinstance(value, Mapping):
         kind = type(space).__name__.lower()
-        raise UnnamedEnvError(f"returned a {type(value).__name__} as observation, but its space is a {kind}.")
+        raise UnnamedEnvError(f"returned an observation of type {type(value).__name__}, but its space is a {kind}.")
     parts = parts_of(space)
     wrong = value.keys() ^ parts.keys()
     if any(key not in parts or not is_text(parts[key]) for key in wrong):
@@ -229,10 +232,10 @@ def _fitted(key: NestedKey, entry: Array, shape: tuple[int, ...], dtype: np.dtyp
         fitted = entry.astype(dtype).reshape(shape)
         if dtype.kind == "f" or np.array_equal(fitted, entry.reshape(shape)):
             return fitted
-        raise UnnamedEnvError(f"gave the observation {key!r} values that {dtype} cannot represent: {entry}.")
+        raise UnnamedEnvError(f"gave the observation {name_of(key)!r} values that {dtype} cannot represent: {entry}.")
     raise UnnamedEnvError(
-        f"gave the observation {key!r} the shape {entry.shape} and the dtype {entry.dtype}, but its space has {shape} "
-        f"and {dtype}. Have the environment return observations that match its observation_space."
+        f"gave the observation {name_of(key)!r} the shape {entry.shape} and the dtype {entry.dtype}, but its space "
+        f"has {shape} and {dtype}. Have the environment return observations that match its observation_space."
     )
 
 

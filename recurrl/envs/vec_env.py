@@ -21,7 +21,7 @@ from recurrl.envs.batched import BatchedEnv, Tensors
 from recurrl.envs.checks import UnnamedEnvError, unpacked
 from recurrl.envs.spaces import Space, dicts_to_tuples, raw_specs, tuples_to_dicts
 from recurrl.errors import ConfigError, require
-from recurrl.keys import FINAL_UNKNOWN, INSERTED, OBSERVATION, PRIVILEGED, path_of
+from recurrl.keys import FINAL_UNKNOWN, INSERTED, OBSERVATION, PRIVILEGED, name_of, path_of
 from recurrl.runtime.serialization import Stateful
 
 logger = logging.getLogger(__name__)
@@ -225,8 +225,9 @@ class SimulatorEnv(VecEnv):
             value = entries[key]
             if value.shape != shape or value.dtype != dtype or value.device != self.device:
                 raise UnnamedEnvError(
-                    f"gave the observation {key!r} the shape {tuple(value.shape)} and {value.dtype} on {value.device}, "
-                    f"but it must have {tuple(shape)} and {dtype} on {self.device}, as at the first reset."
+                    f"gave the observation {name_of(key)!r} the shape {tuple(value.shape)} and {value.dtype} on "
+                    f"{value.device}, but it must have {tuple(shape)} and {dtype} on {self.device}, as at the "
+                    "first reset."
                 )
         return {key: entries[key] for key in self._expected}
 

@@ -45,7 +45,7 @@ class _Limit:
         elif self.due[0] < np.inf:
             raise TimeLimitError(
                 f"no response within collector.timeout_s={self.seconds:g} s. If its steps may take longer, increase "
-                "the limit, or set it to null for none"
+                "the limit, or set it to null"
             )
 
 

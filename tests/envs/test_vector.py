@@ -165,7 +165,7 @@ MESSAGES = {
     "shape": f"{AT} {GAVE} (4, 2) and the dtype float32, but its space has (4, 3) and float32.",
     "dtype": f"{AT} {GAVE} (4, 3) and the dtype <U32, but its space has (4, 3) and",
     "rewards": f"The vector environment of 4 {AT} returned rewards of shape (1,). Have step",
-    "flags": f"Environment 0 of 4 {AT} returned the truncated array([False, False]), a ndarray. Have step",
+    "flags": f"Environment 0 of 4 {AT} returned truncated=array([False, False]) of type ndarray. Have step",
     "final of objects": f"{NEITHER} {GAVE} (3,) and the dtype object",
     "final of none": f"{NEITHER} index 1 is out of bounds",
     "final": "at step 2, ended episodes without info['final_obs'], which autoreset mode SAME_STEP requires.",
