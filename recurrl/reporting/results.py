@@ -1,12 +1,14 @@
 """The results of runs, read from their directories: one by one, grouped over seeds, and as tables."""
 
 import json
+import math
 import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import yaml  # type: ignore[import-untyped]
@@ -227,8 +229,9 @@ def left_out(groups: Sequence[Group]) -> list[str]:
 
 
 def over_seeds(results: Sequence[Result]) -> list[Group]:
-    """The groups that have more than one run."""
-    return [group for group in grouped(results) if len(group.runs) > 1]
+    """The groups that have more than one run, that of the highest mean return first."""
+    groups = [group for group in grouped(results) if len(group.runs) > 1]
+    return sorted(groups, key=lambda group: fmean(group.numbers(_RETURN) or [-math.inf]), reverse=True)
 
 
 def comparison(results: Sequence[Result], heading: str) -> str:
