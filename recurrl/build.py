@@ -252,5 +252,5 @@ def describe(config: TrainConfig, algorithm: Algorithm) -> str:
     return (
         f"{config.env.id}, {config.env.num_envs} environments; {memory} on {config.device}, precision "
         f"{config.precision}; {parameters:,} parameters; "
-        f"{config.iterations} iterations of {config.frames_per_batch} frames{corrected}"
+        f"{config.iterations} iteration{'s' * (config.iterations != 1)} of {config.frames_per_batch} frames{corrected}"
     )

@@ -91,7 +91,7 @@ def check_consistency(policy: Policy, batch_NT: TensorDictBase, config: TrainCon
     figures = ", ".join(f"{name} {value:.1e}" for name, value in differences.items())
     return (
         f"consistency check passed: the update reproduces the rollout in {batch_NT.numel()} frames with {resets} "
-        f"resets; largest differences: {figures} (tolerance {tolerance:.0e})"
+        f"reset{'s' * (resets != 1)}; largest differences: {figures} (tolerance {tolerance:.0e})"
     )
 
 

@@ -97,7 +97,7 @@ def _draw(figure: Figure, episode: Episode) -> list[Axes]:
     curves: dict[str, dict[str, Array]] = {}
     if episode.hidden:
         hidden = {f"[{index}]": values for index, values in episode.hidden.items()}
-        curves["hidden from the policy, by index in the observation"] = hidden
+        curves["entries of the observation that are hidden from the policy"] = hidden
     if episode.values is not None:
         curves["value: the discounted return expected, as scaled for learning"] = {"": episode.values}
     if not (curves or episode.states):
