@@ -12,7 +12,6 @@ if not Path("/dev/nvidia0").exists():
 if "PYTEST_XDIST_WORKER" in os.environ:  # one of several processes, which share the cores
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-import importlib.util
 import shutil
 import signal
 import subprocess
@@ -21,6 +20,7 @@ from contextlib import suppress
 from copy import deepcopy
 from functools import cache, partial
 from pkgutil import resolve_name
+from unittest.mock import Mock
 
 import gymnasium
 import hydra
@@ -56,10 +56,6 @@ def _choices(item):
     """The strings among a test's parameters."""
     parameters = item.callspec.params.values() if hasattr(item, "callspec") else ()
     return [value for value in parameters if isinstance(value, str)]
-
-
-class EnvironmentMadeError(Exception):
-    """An environment was made where none may be."""
 
 
 @pytest.fixture
@@ -176,7 +172,7 @@ def _in_tmp_path(name):
     return command
 
 
-train, evaluate, check = map(_in_tmp_path, ("train", "evaluate", "check"))
+train, evaluate, check, upload = map(_in_tmp_path, ("train", "evaluate", "check", "upload"))
 
 
 @pytest.fixture(scope="session")
@@ -250,11 +246,7 @@ def yamls(tmp_path):
 @pytest.fixture
 def no_environments(monkeypatch):
     """Makes it an error to make an environment."""
-
-    def make(*args, **kwargs):
-        raise EnvironmentMadeError
-
-    monkeypatch.setattr(gymnasium, "make", make)
+    monkeypatch.setattr(gymnasium, "make", Mock(side_effect=AssertionError("an environment was made")))
 
 
 @pytest.fixture
@@ -274,15 +266,8 @@ def register():
 
 @pytest.fixture
 def not_installed(monkeypatch):
-    """Makes a package look as if it were not installed."""
-    find_spec = importlib.util.find_spec
-
-    def not_installed(package):
-        monkeypatch.setattr(
-            importlib.util, "find_spec", lambda name, *rest: None if name == package else find_spec(name, *rest)
-        )
-
-    return not_installed
+    """Marks a package as Python marks what cannot be imported."""
+    return lambda package: monkeypatch.setitem(sys.modules, package, None)
 
 
 @pytest.fixture

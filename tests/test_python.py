@@ -207,9 +207,7 @@ class Kept(recurrl.Callback):
         assert state == {"a": 1}
 
 
-def test_a_run_goes_on_in_its_directory_and_prints_warnings_where_the_program_sets_up_no_logging(
-    tiny, monkeypatch, capsys
-):
+def test_a_run_goes_on_in_its_directory_and_prints_warnings_where_no_logging_is_set_up(tiny, monkeypatch, capsys):
     recurrl.train(tiny, run_dir="run", callbacks=[Kept()])
     monkeypatch.setattr(logging.getLogger(), "handlers", [])
     resumed = recurrl.train({"resume": "run", "total_frames": 96})

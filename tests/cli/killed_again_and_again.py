@@ -1,6 +1,6 @@
 """A program that ends a training run as often as requested, resuming it each time, until it completes.
 
-    python killed_again_and_again.py RUN_DIR KILLS TERMS override...
+    python killed_again_and_again.py RUN_DIR KILLS TERMS TOTAL_FRAMES CHECKPOINT_EVERY_FRAMES override...
 
 Each life is a fork of this process, which has only imported things, so that it begins at once; so do its workers, which
 come from a server that has imported them too. A life ends by SIGKILL or SIGTERM: at a random call of a function; within
@@ -46,13 +46,11 @@ def frames_of_last_row(run):
 
 def ends_itself(run, number, where, calls, after):
     """Has this process send itself a signal, once it has come far enough, at a call of what happens there."""
-    left = [calls]
+    left = itertools.count(calls, -1)
 
     def count():
-        if frames_of_newest(run) >= after:
-            left[0] -= 1
-            if left[0] == -1:
-                os.kill(os.getpid(), number)
+        if frames_of_newest(run) >= after and next(left) == 0:
+            os.kill(os.getpid(), number)
 
     if where == ANYWHERE:
         profile(run, count, after)
@@ -91,8 +89,11 @@ def counting_steps(evaluate, count, *arguments):
     return evaluate(*others, lambda: count() or stopped())
 
 
-def live(run, overrides, prepare):
-    """Trains, in the forked process."""
+def lived(run, overrides, prepare=lambda: None):
+    """Trains, in a fork of this process, and returns its exit code."""
+    child = os.fork()
+    if child:
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     with (run.parent / "output.txt").open("a") as output:
         os.dup2(output.fileno(), sys.stdout.fileno())
         os.dup2(output.fileno(), sys.stderr.fileno())
@@ -106,14 +107,6 @@ def live(run, overrides, prepare):
         sys.stderr.write(f"{stop.code}\n")
         os._exit(stop.code if isinstance(stop.code, int) else int(stop.code is not None))
     os._exit(0)
-
-
-def birth(run, overrides, prepare=lambda: None):
-    """The process id of a new life."""
-    child = os.fork()
-    if child == 0:
-        live(run, overrides, prepare)
-    return child
 
 
 def start_server():
@@ -143,13 +136,9 @@ def check(run, most):
     return unsaved
 
 
-def value(overrides, key):
-    return [int(each.partition("=")[2]) for each in overrides if each.startswith(f"{key}=")][-1]
-
-
 def main():
-    run, kills, terms, overrides = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4:]
-    total, interval = value(overrides, "total_frames"), value(overrides, "checkpoint.every_frames")
+    run, overrides = Path(sys.argv[1]), sys.argv[6:]
+    kills, terms, total, interval = map(int, sys.argv[2:6])
     if any(each.startswith("collector=multi") for each in overrides):
         start_server()
     draws = random.Random(0)
@@ -160,17 +149,14 @@ def main():
     for life, (number, where) in enumerate(ends):
         after = total if where == LAST_EVALUATION else life * (total * 8 // 10) // spread
         calls = draws.randrange(MOST[where])
-        child = birth(run, overrides, partial(ends_itself, run, number, where, calls, after))
-        status = os.waitpid(child, 0)[1]
-        code = os.waitstatus_to_exitcode(status)
+        code = lived(run, overrides, partial(ends_itself, run, number, where, calls, after))
         # As python ends by SIGTERM, before the run handles it.
         expected = {-number} if number == signal.SIGKILL or where == ANYWHERE else set()
         expected |= {128 + number} if number == signal.SIGTERM else set()
         assert code in expected, f"life {life}, {where}: {code} {(run.parent / 'output.txt').read_text()}"
         unsaved = check(run, unsaved if code == 128 + number else interval)
         lives.append({"frames": frames_of_newest(run), "code": code, "where": where, "time": time.time()})
-    status = os.waitpid(birth(run, overrides), 0)[1]
-    assert status == 0, (run.parent / "output.txt").read_text()
+    assert lived(run, overrides) == 0, (run.parent / "output.txt").read_text()
     # Python's tracker removes the semaphores of a process that was killed a moment after it.
     deadline = time.monotonic() + 20
     while list(Path("/dev/shm").glob("sem.mp-*")) and time.monotonic() < deadline:

@@ -59,11 +59,9 @@ def test_a_run_whose_summary_cannot_be_written_has_an_error_message_and_its_file
     outcome = train(*tiny, *FAILING, "+env.kwargs.at=0")
     assert "the arm is stuck" in outcome.error
     assert "summary.json cannot be written: [Errno 28]" in outcome.err
-    arguments = {
-        "run_dir": tmp_path / "run",
-        "callbacks": [Mock(spec=["on_iteration"], on_iteration=lambda *_: "stop")],
-    }
-    assert "(got 'stop')" in error_of(recurrl.train, [*tiny, "checkpoint.every_frames=32"], **arguments)
+    wrong = Mock(spec=["on_iteration"], on_iteration=lambda *_: "stop")
+    each = [*tiny, "checkpoint.every_frames=32"]
+    assert "(got 'stop')" in error_of(recurrl.train, each, run_dir=tmp_path / "run", callbacks=[wrong])
     assert (tmp_path / "run/checkpoints/frames_000000000032").is_dir()
 
 

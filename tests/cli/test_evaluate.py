@@ -17,7 +17,7 @@ from recurrl.runs.open_run import open_run
 
 def test_evaluating_a_run_prints_the_returns_of_its_last_evaluation_and_leaves_it_as_it_was(evaluate, finished_run):
     before = {path: path.stat().st_mtime_ns for path in finished_run.rglob("*")}
-    _, normal, zeroed, shuffled = evaluate(finished_run, "--memory").succeeded().out.splitlines()
+    _, normal, *without_memory = evaluate(finished_run, "--memory").succeeded().out.splitlines()
     assert {path: path.stat().st_mtime_ns for path in finished_run.rglob("*")} == before
     result = summary(finished_run)
     mean, std = result["eval_return_mean"], result["eval_return_std"]
@@ -25,10 +25,8 @@ def test_evaluating_a_run_prints_the_returns_of_its_last_evaluation_and_leaves_i
     assert normal.split()[:3] == [str(finished_run), f"{mean:{form}}", f"{std:{form}}"]
     assert " too few episodes " in normal
     assert normal.split()[-1] == "2"
-    for line, name, key in (
-        (zeroed, "its memory zeroed", "zeroed"),
-        (shuffled, "another episode's memory", "shuffled"),
-    ):
+    names = {"zeroed": "its memory zeroed", "shuffled": "another episode's memory"}
+    for line, (key, name) in zip(without_memory, names.items(), strict=True):
         words = line.partition(f"{finished_run} with {name} ")[2].split()
         assert float(words[0]) == pytest.approx(result[f"eval_return_mean_{key}_state"], rel=1e-3)
 

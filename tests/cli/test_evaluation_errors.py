@@ -42,9 +42,7 @@ WHEN = {"mid-run": (1, KEPT, 32), "the last": (2, KEPT, 64), "without memory": (
 
 
 @pytest.mark.parametrize(("which", "kind", "frames"), WHEN.values(), ids=WHEN)
-def test_a_signal_ends_an_evaluation_that_a_resumed_run_repeats(
-    train, tiny, tmp_path, monkeypatch, which, kind, frames
-):
+def test_a_signal_ends_an_evaluation_that_a_resume_repeats(train, tiny, tmp_path, monkeypatch, which, kind, frames):
     arguments = (*tiny, "evaluation.every_frames=32", "resume=auto")
     train(*arguments, "hydra.run.dir=whole").succeeded()
     steps_after = signal_in_evaluation(monkeypatch, which, kind)
@@ -67,13 +65,12 @@ def failing(train, tiny):
     return lambda how, *arguments: train(*tiny, *OPTIONS, f"+env.kwargs={{at: {AFTER}, {how}}}", *arguments)
 
 
-@pytest.mark.parametrize("by", ["raising", "hanging"])
-def test_an_environment_that_fails_in_the_last_evaluation_costs_no_policy(failing, train, tmp_path, by):
+@pytest.mark.parametrize(("by", "how"), [("raising", "raised "), ("hanging", "did not return from step: ")])
+def test_an_environment_that_fails_in_the_last_evaluation_costs_no_policy(failing, train, tmp_path, by, how):
     outcome = failing(f"by: {by}", "collector.timeout_s=0.5").failed()
     path = tmp_path / "run" / "checkpoints" / "frames_000000000064"
-    assert outcome.error.startswith(
-        f"In the evaluation after 64 frames: Environment 0 of 2 (recurrl-test/Failing-v0), at step {AFTER - 1}, raised "
-    )
+    environment = f"Environment 0 of 2 (recurrl-test/Failing-v0), at step {AFTER - 1}, {how}"
+    assert outcome.error.startswith(f"In the evaluation after 64 frames: {environment}")
     assert f"The policy is saved in {path}" in outcome.error
     assert "Traceback" not in outcome.err
     assert ended(tmp_path / "run", "frames", "checkpoint") == ("failed", 64, f"checkpoints/{path.name}")

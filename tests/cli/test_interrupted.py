@@ -31,9 +31,8 @@ def test_a_second_signal_ends_the_run_at_once_which_resume_auto_starts_from_scra
     outcome = train(*arguments)
     assert outcome.code == 143
     assert ended(tmp_path / "run", "frames", "checkpoint") == ("interrupted", 0, None)
-    assert outcome.out.splitlines()[-1].endswith(
-        f"interrupted by SIGTERM at 0 frames; this run has written no checkpoint to {tmp_path / 'run'}"
-    )
+    last = f"interrupted by SIGTERM at 0 frames; this run has written no checkpoint to {tmp_path / 'run'}"
+    assert outcome.out.splitlines()[-1].endswith(last)
     train(*arguments).succeeded()
     train(*tiny, "hydra.run.dir=other").succeeded()
     interrupted, whole = (without_times(metrics(tmp_path / name)) for name in ("run", "other"))

@@ -66,6 +66,7 @@ class Change(Task):
 COARSE = ("lr=3e-2", "algorithm.gamma=0.5", "seed=3")
 INDIFFERENT = ("algorithm.entropy_coeff=0", "algorithm.lmbda=0.9", "min_epochs_fraction=1")
 CONSTANT = ("lr=1e-9", "seed=1", "policy.previous_action=false")
+NO_USE = r"a return of 8\.000, 8\.000 with its memory zeroed and 8\.000 with another episode's\. "
 RETURNS = r"with returns of -8\.000 ± 0\.000, at first -8\.000 ± 0\.000\. "
 FAILURES = {
     diagnosis.RANDOM: (Noise, ("seed=1",), r"a return of \S+ ± \S+, against \S+ ± \S+\. "),
@@ -75,11 +76,7 @@ FAILURES = {
     diagnosis.CRITIC: (Noise, ("seed=1",), r"above 0\.05 in \d of 35 iterations; for \d+ iterations, "),
     diagnosis.NOISE: (Noise, ("seed=0", "lr=1e-5"), r"a share of signal of \S+, below 0\.02; for \d+ iterations, "),
     diagnosis.TRUNCATED: (Lost, (), rf"after 8 steps on average; for 35 iterations, {RETURNS}"),
-    diagnosis.MEMORY: (
-        Button,
-        (),
-        r"a return of 8\.000, 8\.000 with its memory zeroed and 8\.000 with another episode's\. ",
-    ),
+    diagnosis.MEMORY: (Button, (), NO_USE),
     diagnosis.SAMPLED: (Change, CONSTANT, r"a return of 1\.000 ± 0\.000, against 4\.\S+ ± \S+ in training\. "),
 }
 

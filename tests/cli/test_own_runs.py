@@ -122,10 +122,6 @@ def edited(run, old, new):
     return run
 
 
-def copied(run):
-    return shutil.copytree(run, run.with_name("copy"))
-
-
 def moved_and_linked(run):
     run.symlink_to(run.rename(run.with_name("moved")))
     return run
@@ -161,7 +157,7 @@ ATTACKS = {
     "with another key": lambda run: edited(run, "", "init_from_another: 1\n"),
     "edited": lambda run: edited(run, "my_parts:my_cell", "my_parts:other_cell"),
     "edited elsewhere": lambda run: edited(run, "  kwargs: {}", "  kwargs: {command: rm}"),
-    "copied": copied,
+    "copied": lambda run: shutil.copytree(run, run.with_name("copy")),
     "moved": lambda run: run.rename(run.with_name("moved")),
     "moved and linked": moved_and_linked,
     "with a linked configuration": with_a_linked_configuration,

@@ -32,7 +32,7 @@ def test_a_run_ended_at_random_moments_ends_bit_for_bit_as_one_that_was_not(
     train(*arguments, f"hydra.run.dir={whole}").succeeded()
     own = with_a_disk_of_its_own("/dev/shm", "256m")
     before = set() if own else {path.name for path in Path("/dev/shm").iterdir()}
-    program = [*own, sys.executable, PROGRAM, killed, str(kills), str(terms), *arguments]
+    program = [*own, sys.executable, PROGRAM, killed, *map(str, (kills, terms, frames, 64)), *arguments]
     report = json.loads(output_of(program, timeout=3600))
     lives = report["lives"]
     assert len(lives) == kills + terms

@@ -209,9 +209,8 @@ def _listening(seen):
         logger.setLevel(before)
     messages = [record.getMessage() for record in handler.buffer]
     seen["consistency check"] = any(message.startswith("consistency check") for message in messages)
-    seen["wandb"] = [
-        re.findall(r"is (\w+ \(.*?\))", message) for message in messages if message.startswith("wandb run")
-    ]
+    of_wandb = [message for message in messages if message.startswith("wandb run")]
+    seen["wandb"] = [re.findall(r"is (\w+ \(.*?\))", message) for message in of_wandb]
 
 
 def _of_algorithm(made):

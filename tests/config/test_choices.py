@@ -40,9 +40,7 @@ NOT_IN_DEV = ("ray",)
 
 
 @pytest.mark.parametrize(("group", "option"), YAMLS)
-def test_every_choice_composes_and_is_valid_where_it_can_run(
-    compose_untyped, checked, rejection, group, option, monkeypatch
-):
+def test_every_choice_is_valid_where_it_can_run(compose_untyped, checked, rejection, monkeypatch, group, option):
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     monkeypatch.syspath_prepend(Path(__file__).parents[1] / "envs")
     values = plain(compose_untyped(f"{group}={option}")[group], resolve=False)
@@ -67,7 +65,8 @@ def test_every_experiment_composes_and_is_valid(compose, experiment):
 
 
 @pytest.mark.parametrize("group", [*GROUPS, *PRESETS])
-def test_an_unknown_choice_is_rejected_with_those_that_exist(rejected, group):
+def test_no_choice_and_an_unknown_one_are_rejected_the_latter_with_those_that_exist(rejected, group):
+    assert rejected(f"{group}=null").startswith(f"{group} must be one of its choices (got null).")
     error = rejected(*(["-m"] if group == "hparams_search" else []), f"{group}=nonesuch")
     assert error.startswith(f"{group}=nonesuch does not exist. ")
     listed = error.partition("Choose one of: ")[2].rstrip(".").split(", ")
@@ -84,11 +83,6 @@ def test_an_unknown_name_of_a_choice_is_rejected_with_those_that_exist(rejected)
     known = ", ".join(plugins.choice_names("algorithm"))
     error = f"algorithm=nonesuch does not exist. Choose one of: {known}, or package.module:Name for a custom one."
     assert rejected("algorithm.name=nonesuch") == error
-
-
-@pytest.mark.parametrize("group", [*GROUPS, *PRESETS])
-def test_a_group_without_a_choice_is_rejected(rejected, group):
-    assert rejected(f"{group}=null").startswith(f"{group} must be one of its choices (got null).")
 
 
 def test_every_group_of_the_schema_is_a_folder_of_yamls_with_a_default():

@@ -36,14 +36,10 @@ def commands():
     """Every command of the pages, in blocks of ``console`` after a ``$``, and in indented blocks."""
     for page in PAGES:
         text = page.read_text(encoding="utf-8")
-        consoles = [
-            re.sub(r"^(\$ )?", "", "\n".join(line for line in body.splitlines() if line.startswith("$ ")), flags=re.M)
-            for language, body in _BLOCK.findall(text)
-            if language == "console"
-        ]
+        typed = [re.findall(r"^\$ (.*)", body, re.M) for tag, body in _BLOCK.findall(text) if tag == "console"]
         rest = _BLOCK.sub("", text)
         indented = [re.sub(r"^    ", "", block, flags=re.M) for block in _INDENTED.findall(rest)]
-        for block in (*consoles, *indented):
+        for block in (*map("\n".join, typed), *indented):
             yield from _commands_of(page.relative_to(ROOT).as_posix(), block)
 
 

@@ -12,17 +12,15 @@ from documented import ROOT, snippets
 import recurrl
 
 PAGE, OF_CELLS = "docs/extending.md", "docs/writing-a-cell.md"
-FILES = {
-    code.splitlines()[0].removeprefix("# "): code
-    for page, code in snippets("python")
-    if page in (PAGE, OF_CELLS) and re.match(r"# \w+\.py\n", code)
-}
-COMMANDS = [
-    shlex.split(command)
-    for page, block in snippets("bash")
-    if page in (PAGE, OF_CELLS)
-    for command in block.replace("\\\n", "").splitlines()
-]
+
+
+def of_pages(language):
+    return [code for page, code in snippets(language) if page in (PAGE, OF_CELLS)]
+
+
+NAMED = [code for code in of_pages("python") if re.match(r"# \w+\.py\n", code)]
+FILES = {code.splitlines()[0].removeprefix("# "): code for code in NAMED}
+COMMANDS = [shlex.split(line) for code in of_pages("bash") for line in code.replace("\\\n", "").splitlines()]
 
 
 @pytest.fixture
@@ -36,14 +34,11 @@ def folder(tmp_path, in_tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("words", COMMANDS, ids=lambda words: words[1])
-def test_a_command_trains_with_the_file_above_it_resumes_and_can_be_evaluated(
-    words, folder, tiny, recurrl_train, recurrl_evaluate
-):
+def test_a_command_trains_with_the_file_above_it_resumes_and_can_be_evaluated(words, folder, tiny, train, evaluate):
     run = [*words[1:], *tiny]
-    recurrl_train(*run, f"hydra.run.dir={folder / 'run'}", cwd=folder).succeeded()
-    longer = (f"resume={folder / 'run'}", "total_frames=96", f"hydra.run.dir={folder / 'longer'}")
-    recurrl_train(*run, *longer, cwd=folder).succeeded()
-    recurrl_evaluate(folder / "longer", cwd=folder).succeeded()
+    train(*run, "hydra.run.dir=run").succeeded()
+    train(*run, "resume=run", "total_frames=96", "hydra.run.dir=longer").succeeded()
+    evaluate("longer").succeeded()
 
 
 def test_the_callbacks_stop_a_run_and_log_a_metric(folder, tiny):

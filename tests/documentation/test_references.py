@@ -28,9 +28,8 @@ def test_the_references_of_docstrings_exist(path):
     nodes = list(ast.walk(ast.parse(text)))
     classes = [f"{module}.{node.name}" for node in nodes if isinstance(node, ast.ClassDef)]
     # Also what is imported for types alone.
-    imports = [
-        f"{node.module}.{alias.name}" for node in nodes if isinstance(node, ast.ImportFrom) for alias in node.names
-    ]
+    from_modules = [node for node in nodes if isinstance(node, ast.ImportFrom)]
+    imports = [f"{node.module}.{alias.name}" for node in from_modules for alias in node.names]
     for name in set(REFERENCE.findall(text)) - set(re.findall(r"self\.(\w+)", text)):
         first, _, rest = name.partition(".")
         imported = [f"{each}.{rest}".rstrip(".") for each in imports if each.endswith(f".{first}")]

@@ -14,11 +14,11 @@ class Counting(gymnasium.Env):
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
         self.steps = 0
-        return self.observation(), {}
+        return self.observation(), self.info()
 
     def step(self, action):
         self.steps += 1
-        return self.observation(), self.reward(action), *self.ended(), {}
+        return self.observation(), self.reward(action), *self.ended(), self.info()
 
     def observation(self):
         return np.zeros(self.observation_space.shape, np.float32)
@@ -29,6 +29,9 @@ class Counting(gymnasium.Env):
     def ended(self):
         """Whether it is terminated, and whether it is truncated."""
         return self.steps == self.length, False
+
+    def info(self):
+        return {}
 
 
 class OneBit(Counting):

@@ -58,8 +58,7 @@ def main():
         free()
         after = train(arguments, run) if full["frames"] else None
         sys.stdout.write(json.dumps({"free": kib, "full": full, "after": after}) + "\n")
-        for entry in Path(disk).iterdir():
-            shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
+        shutil.rmtree(run, ignore_errors=True)
 
 
 if __name__ == "__main__":

@@ -109,7 +109,7 @@ def still(seen):
     return torch.zeros(len(seen["privileged"]), dtype=torch.long)
 
 
-class Masked(gymnasium.Env):
+class Masked(Counting):
     """Allows a random half of the choices at each step, and none after the last; rejects to do what it did not allow.
 
     Args:
@@ -118,6 +118,7 @@ class Masked(gymnasium.Env):
         nothing_at: the step at which nothing is allowed, by mistake.
     """
 
+    length = 5
     SIZES: ClassVar = {"discrete": [6], "multi_discrete": [2, 4]}
 
     def __init__(self, mask_in, action, nothing_at=None):
@@ -128,26 +129,20 @@ class Masked(gymnasium.Env):
         in_observation = mask_in == "observation"
         self.observation_space = spaces.Dict({"seen": shown, "action_mask": mask}) if in_observation else shown
 
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        self.time = 0
-        return self._show()
-
     def step(self, action):
         allowed = np.split(self.mask, np.cumsum(self.sizes)[:-1])
         assert all(part[choice] for part, choice in zip(allowed, np.atleast_1d(action), strict=True))
-        self.time += 1
-        observation, info = self._show()
-        return observation, 0.0, self.time == 5, False, info
+        return super().step(action)
 
-    def _show(self):
+    def observation(self):
         halves = [self.np_random.permutation(size) < size // 2 for size in self.sizes]
-        nothing = self.time in (5, self.nothing_at)
+        nothing = self.steps in (self.length, self.nothing_at)
         self.mask = np.zeros(6, np.int8) if nothing else np.concatenate(halves).astype(np.int8)
         seen = self.np_random.uniform(-1, 1, 2).astype(np.float32)
-        if self.mask_in == "observation":
-            return {"seen": seen, "action_mask": self.mask}, {}
-        return seen, {"action_mask": self.mask} if self.mask_in == "info" else {}
+        return {"seen": seen, "action_mask": self.mask} if self.mask_in == "observation" else seen
+
+    def info(self):
+        return {"action_mask": self.mask} if self.mask_in == "info" else {}
 
 
 class VectorCartPole(CartPoleVectorEnv):

@@ -17,11 +17,6 @@ from recurrl import checkpoint
 OFFLINE = "logger.mode=offline"
 
 
-@pytest.fixture
-def upload(machine, recurrl_upload, tmp_path):
-    return lambda *arguments: recurrl_upload(*arguments, cwd=tmp_path)
-
-
 def test_the_best_checkpoint_and_other_files_of_a_run_offline_wait_for_wandb_sync(trained, upload, tmp_path):
     trained(OFFLINE, "checkpoint.every_frames=32", "evaluation.every_frames=32").succeeded()
     run = tmp_path / "run"

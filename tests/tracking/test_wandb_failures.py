@@ -143,9 +143,7 @@ def test_a_run_that_wandb_cannot_start_fails_before_training(server, trained, tm
 # wandb fails
 
 
-def test_a_server_that_disappears_loses_no_metrics_and_respects_the_timeout(
-    server, online, tmp_path, monkeypatch, caplog
-):
+def test_a_lost_server_loses_no_metrics_and_the_timeout_holds(server, online, tmp_path, monkeypatch, caplog):
     monkeypatch.setenv("WANDB_FINISH_TIMEOUT", "1.5")
     trackers = trackers_of(online, tmp_path / "run")
     log(trackers, 32)

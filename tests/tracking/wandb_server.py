@@ -1,6 +1,5 @@
 """A fake wandb server that records runs and their artifacts."""
 
-import gzip
 import json
 import os
 import re
@@ -31,24 +30,11 @@ class Artifact:
 class Handler(BaseHTTPRequestHandler):
     """Hands each request to its server, of the class below."""
 
-    protocol_version = "HTTP/1.1"
-
-    def setup(self):
-        super().setup()
-        self.server.connections.add(self.connection)
-
-    def finish(self):
-        self.server.connections.discard(self.connection)
-        super().finish()
-
     def do_POST(self):
         body = self.rfile.read(int(self.headers.get("content-length") or 0))
-        if self.headers.get("content-encoding") == "gzip":
-            body = gzip.decompress(body)
         answer = json.dumps(self.server.answer(self.path, body) if self.server.status == 200 else REJECTED).encode()
         self.send_response(self.server.status)
         self.send_header("content-type", "application/json")
-        self.send_header("content-length", str(len(answer)))
         self.end_headers()
         self.wfile.write(answer)
 
@@ -67,7 +53,6 @@ class WandbServer(ThreadingHTTPServer):
         completed: exit codes reported for each run id.
         artifacts: those that were uploaded and committed, by name.
         views: workspaces that were saved.
-        connections: those that are open.
         rejection: why artifacts are rejected; empty to accept them.
         status: of every answer; with another one than 200 every request is an error.
     """
@@ -79,7 +64,6 @@ class WandbServer(ThreadingHTTPServer):
         self.completed = defaultdict(list)
         self.artifacts = {}
         self.views = []
-        self.connections = set()
         self.rejection = ""
         self.status = 200
         self._begun = []
@@ -90,11 +74,9 @@ class WandbServer(ThreadingHTTPServer):
         return f"http://127.0.0.1:{self.server_port}"
 
     def stop(self):
-        """Closes the port and all connections."""
+        """Closes the port; a connection ends with its answer."""
         self.shutdown()
         self.server_close()
-        for connection in list(self.connections):
-            connection.close()
 
     def answer(self, path, body):
         if path == "/graphql":
@@ -123,8 +105,7 @@ class WandbServer(ThreadingHTTPServer):
     # The answers to GraphQL's operations, by their names.
 
     def _Viewer(self, query):
-        viewer = {"id": "viewer", "entity": "me", "username": "me", "email": "", "flags": "{}", "teams": {"edges": []}}
-        return {"viewer": viewer}
+        return {"viewer": {"id": "viewer", "entity": "me", "username": "me", "teams": {"edges": []}}}
 
     _GetDefaultEntity = _Viewer
 
@@ -137,16 +118,16 @@ class WandbServer(ThreadingHTTPServer):
         self.runs[query["name"]] |= {key: value for key, value in query.items() if value is not None}
         project = PROJECT | {"name": query.get("project") or "p"}
         bucket = {"id": "bucket", "name": query["name"], "displayName": query.get("displayName"), "project": project}
-        return {"upsertBucket": {"bucket": {**bucket, "historyLineCount": None}, "inserted": True}}
+        return {"upsertBucket": {"bucket": bucket, "inserted": True}}
 
     def _RunResumeStatus(self, query):
         if query["name"] not in self.history:
             return {"model": PROJECT | {"bucket": None}}
         rows = self.history[query["name"]]
-        bucket = {"id": "bucket", "name": query["name"], "displayName": "", "notes": None, "tags": []}
-        bucket |= {"logLineCount": 0, "eventsLineCount": 0, "historyLineCount": len(rows), "eventsTail": "[]"}
+        bucket = {"id": "bucket", "name": query["name"], "config": "{}", "historyLineCount": len(rows)}
+        bucket |= {"logLineCount": 0, "eventsLineCount": 0, "eventsTail": "[]"}
         bucket |= {"historyTail": json.dumps([json.dumps(row) for row in rows[-1:]])}
-        bucket |= {"summaryMetrics": json.dumps(rows[-1] if rows else {}), "config": "{}", "wandbConfig": '{"t": 1}'}
+        bucket |= {"summaryMetrics": json.dumps(rows[-1] if rows else {}), "wandbConfig": '{"t": 1}'}
         return {"model": PROJECT | {"bucket": bucket}}
 
     def _CreateRunFiles(self, query):
@@ -179,18 +160,17 @@ class WandbServer(ThreadingHTTPServer):
 
     def _CommitArtifact(self, query):
         artifact = self._begun[int(query["artifactID"])]
-        self.artifacts[_name_of(artifact)] = artifact
+        self.artifacts[artifact.request["artifactCollectionName"]] = artifact
         return {"commitArtifact": {"artifact": {"id": query["artifactID"], "digest": artifact.request["digest"]}}}
 
     def _ArtifactByID(self, query):
-        artifact = self._begun[int(query["id"])]
-        sequence = {"__typename": "ArtifactSequence", "name": _name_of(artifact), "project": PROJECT}
+        request = self._begun[int(query["id"])].request
+        sequence = {"__typename": "ArtifactSequence", "name": request["artifactCollectionName"], "project": PROJECT}
         described = {"__typename": "Artifact", "id": query["id"], "artifactSequence": sequence, "versionIndex": 0}
-        described |= {"artifactType": {"name": artifact.request["artifactTypeName"]}, "description": None}
-        described |= {"metadata": artifact.request["metadata"], "digest": artifact.request["digest"], "tags": []}
+        described |= {"artifactType": {"name": request["artifactTypeName"]}, "description": None, "tags": []}
+        described |= {"metadata": request["metadata"], "digest": request["digest"], "size": 0, "fileCount": 0}
         described |= {"ttlDurationSeconds": -2, "ttlIsInherited": True, "historyStep": None, "state": "COMMITTED"}
-        described |= {"size": 0, "fileCount": len(artifact.files), "aliases": [], "commitHash": "c"}
-        described |= {"createdAt": "2026-01-01T00:00:00", "updatedAt": None}
+        described |= {"aliases": [], "commitHash": "c", "createdAt": "2026-01-01T00:00:00", "updatedAt": None}
         return {"artifact": described}
 
 
@@ -208,7 +188,3 @@ def synced(run_dir):
     subprocess.run(command, env=environment, check=True, capture_output=True, timeout=60)
     server.stop()
     return server
-
-
-def _name_of(artifact):
-    return artifact.request.get("artifactCollectionName") or artifact.request["artifactCollectionNames"][0]
