@@ -138,8 +138,8 @@ def on_gpu(small, monkeypatch):
     """A configuration, and its policy on a fake GPU. The environments are on a device, and nothing is in them."""
 
     def on_gpu(device, env_id, *overrides, **kwargs):
-        config = small("env=gym", "env.packages=[tasks]", f"env.id={env_id}", *overrides)
-        config.env.kwargs, config.device = kwargs, "cuda:0"
+        config = small("env=gym", "env.packages=[tasks]", f"env.id={env_id}", *overrides, **kwargs)
+        config.device = "cuda:0"
         with closing(source_of(config.env).plain()) as plain:
             spaces = plain.observation_space, plain.action_space
 

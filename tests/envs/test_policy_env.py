@@ -113,8 +113,8 @@ FROM_INFO = "env.action_mask_from_info=true"
 @pytest.mark.parametrize("mode", AutoresetMode)
 def test_a_mask_in_the_info_of_a_vector_environment_forbids_actions_in_training_evaluation_and_use(mode, small):
     """The task raises if an action is not allowed."""
-    config = small("env=gym", f"env.id={__name__}:masked_in_one", FROM_INFO, "policy.previous_action=true")
-    config.env.kwargs = {"mode": mode}
+    options = (FROM_INFO, "policy.previous_action=true")
+    config = small("env=gym", f"env.id={__name__}:masked_in_one", *options, mode=mode)
     policy, rows = collected(config)
     mask = rows["observation", "action_mask"]
     assert (mask.sum(-1) == 3).all()
