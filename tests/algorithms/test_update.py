@@ -10,11 +10,12 @@ import pytest
 import torch
 from collected import assert_replays, fresh_policy, rollouts, weights_of, with_rollout
 from counting_env import Counting
+from rejections import error_of
 
 from recurrl import checkpoint
 from recurrl.algorithms.ppo import PPO
 from recurrl.build import make_algorithm, make_collector
-from recurrl.errors import ConfigError, NonFiniteError
+from recurrl.errors import NonFiniteError
 
 OPTIONS = ("frames_per_batch=64", "slice_len=8", "epochs=3")
 GRPO = ("algorithm=grpo", "algorithm.group_size=2", "env=pendulum_no_velocity")
@@ -207,8 +208,8 @@ def test_grpo_learns_without_a_critic_and_logs_its_groups(small):
 def test_a_penalty_on_the_kl_that_begins_later_without_a_reference_is_an_error(small):
     algorithm, batch = with_rollout(small(*OPTIONS, *GRPO, "algorithm.kl_to_ref_coeff=0"))
     algorithm.options.kl_to_ref_coeff = 0.1
-    with pytest.raises(ConfigError, match=r"algorithm\.kl_to_ref_coeff must stay 0 in a run that began with 0"):
-        algorithm.update(batch, 0.0)
+    error = error_of(algorithm.update, batch, 0.0)
+    assert "algorithm.kl_to_ref_coeff must stay 0 in a run that began with 0" in error
 
 
 @pytest.mark.parametrize(("every", "refreshed"), [("null", [0]), ("2", [0, 2])])
@@ -261,5 +262,4 @@ def test_skipped_steps_in_a_row_are_counted_across_a_resume(small, monkeypatch, 
     first.update(batch.clone(), progress=0.5)
     path = checkpoint.save(tmp_path, 64, {}, first.components())
     checkpoint.Checkpoint(path).load(second.components(), {"seed": 0})
-    with pytest.raises(NonFiniteError, match="the last 12 gradient steps"):
-        second.update(batch, progress=0.5)
+    assert "the last 12 gradient steps" in error_of(second.update, batch, progress=0.5, kind=NonFiniteError)

@@ -7,7 +7,7 @@ from tasks import CUE, MASKED
 from torchrl.data import Binary, Categorical, Composite, Unbounded
 
 from recurrl.envs import make_batched_env, make_env
-from recurrl.errors import ConfigError, EnvError
+from recurrl.errors import EnvError
 from recurrl.evaluation import random_metrics
 from recurrl.policy import make_policy
 
@@ -32,16 +32,15 @@ DO_NOT_GO_TOGETHER = [
     (Unbounded((2,)), Binary(2), "Masks need a single discrete or multi-discrete action"),
     (Binary(2), Binary(2), "Masks need a single discrete or multi-discrete action"),
     (Composite(a=Categorical(2)), Binary(2), "Masks need a single discrete or multi-discrete action"),
-    (Categorical(3), Binary(4), r"has shape \(4,\), but its actions have 3 choices"),
-    (Categorical(3, shape=(2,)), Binary(3), r"has shape \(3,\), but its actions have 6 choices"),
+    (Categorical(3), Binary(4), "has shape (4,), but its actions have 3 choices"),
+    (Categorical(3, shape=(2,)), Binary(3), "has shape (3,), but its actions have 6 choices"),
 ]
 
 
 @pytest.mark.parametrize(("action", "mask", "sentence"), DO_NOT_GO_TOGETHER)
 def test_a_mask_that_does_not_go_with_the_action_is_rejected(action, mask, sentence, compose):
     observation = Composite(observation=Composite(seen=Unbounded((2,)), action_mask=mask))
-    with pytest.raises(ConfigError, match=sentence):
-        make_policy(compose("device=cpu"), observation, action)
+    assert sentence in error_of(make_policy, compose("device=cpu"), observation, action)
 
 
 def test_the_first_policy_is_uniform_over_what_is_allowed(compose):
