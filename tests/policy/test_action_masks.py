@@ -3,7 +3,7 @@
 import pytest
 import torch
 from rejections import error_of
-from tasks import CUE, MASKED
+from tasks import CUE, FROM_INFO, MASKED_KINDS
 from torchrl.data import Binary, Categorical, Composite, Unbounded
 
 from recurrl.envs import make_batched_env, make_env
@@ -12,19 +12,17 @@ from recurrl.evaluation import random_metrics
 from recurrl.policy import make_policy
 
 
-@pytest.mark.parametrize("action", ["discrete", "multi_discrete"])
-@pytest.mark.parametrize("where", ["info", "observation"])
-def test_what_is_not_allowed_is_not_done_at_random_or_to_find_out_whether_reset_seeds_are_heeded(
-    where, action, configure
-):
+@pytest.mark.parametrize("kind", MASKED_KINDS)
+def test_what_is_not_allowed_is_not_done_at_random_or_to_find_out_whether_reset_seeds_are_heeded(kind, configure):
     """The task rejects it; so it does in training (``test_every_kind.py``) and in use (``test_agent.py``)."""
-    config = configure(MASKED, f"env.action_mask_from_info={where == 'info'}".lower(), mask_in=where, action=action)
+    env_id, overrides, kwargs = MASKED_KINDS[kind]
+    config = configure(env_id, *overrides, **kwargs)
     random_metrics(config.env, episodes=5, seed=1)
     make_batched_env(config.env, 2, seed=0, group_size=2).close()
 
 
 def test_a_mask_that_the_info_does_not_hold_is_rejected(configure):
-    config = configure(CUE, "env.action_mask_from_info=true")
+    config = configure(CUE, FROM_INFO)
     assert "returned no info['action_mask']" in error_of(make_env(config.env, 1, seed=0).reset, kind=EnvError)
 
 
