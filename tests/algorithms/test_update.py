@@ -8,7 +8,7 @@ from functools import partial
 
 import pytest
 import torch
-from collected import assert_replays, fresh_policy, rollouts, weights_of, with_rollout
+from collected import assert_replays, fresh_policy, weights_of, with_rollout, with_rollouts
 from counting_env import Counting
 from rejections import error_of
 
@@ -61,11 +61,9 @@ def test_schedules_fall_with_the_inverse_square_root_of_frames_in_long_runs(over
 
 
 def test_the_next_rollout_acts_with_the_weights_as_they_are_then(small):
-    config = small(*OPTIONS, "lr=0.05")
-    policy = fresh_policy(config, std=0.5)
-    algorithm = make_algorithm(config, policy)
-    for batch in rollouts(config, policy, 3):
-        assert_replays(policy, batch)
+    algorithm, batches = with_rollouts(small(*OPTIONS, "lr=0.05"), 3, std=0.5)
+    for batch in batches:
+        assert_replays(algorithm.policy, batch)
         algorithm.update(batch, progress=0.0)
 
 
@@ -214,11 +212,11 @@ def test_a_penalty_on_the_kl_that_begins_later_without_a_reference_is_an_error(s
 
 @pytest.mark.parametrize(("every", "refreshed"), [("null", [0]), ("2", [0, 2])])
 def test_the_reference_policy_is_refreshed_every_so_many_iterations(every, refreshed, small):
-    config = small(*OPTIONS, *GRPO, "algorithm.kl_to_ref_coeff=0.1", f"algorithm.ref_refresh_iterations={every}")
-    policy = fresh_policy(config)
-    algorithm, is_refreshed = make_algorithm(config, policy), []
-    for batch in rollouts(config, policy, 4):
-        collecting = deepcopy(policy.state_dict())
+    options = ("algorithm.kl_to_ref_coeff=0.1", f"algorithm.ref_refresh_iterations={every}")
+    algorithm, batches = with_rollouts(small(*OPTIONS, *GRPO, *options), 4)
+    is_refreshed = []
+    for batch in batches:
+        collecting = deepcopy(algorithm.policy.state_dict())
         algorithm.update(batch, progress=0.0)
         reference = algorithm.reference.state_dict()
         is_refreshed.append(all(torch.equal(reference[name], value) for name, value in collecting.items()))
