@@ -116,14 +116,20 @@ def compose_untyped():
 
 @pytest.fixture(scope="session")
 def compose(compose_untyped):
-    """Composes the configuration of a run from overrides, as dataclasses, not checked."""
-    return lambda *overrides: typed(compose_untyped(*overrides))
+    """Composes the configuration of a run from overrides, as dataclasses, not checked; ``kwargs`` are the task's."""
+
+    def compose(*overrides, **kwargs):
+        config = typed(compose_untyped(*overrides))
+        config.env.kwargs |= kwargs
+        return config
+
+    return compose
 
 
 @pytest.fixture(scope="session")
 def small(compose, tiny):
     """The configuration of the ``tiny`` run, with further overrides: four environments, rows of 8 steps, width 8."""
-    return lambda *overrides: compose(*tiny, *overrides)
+    return lambda *overrides, **kwargs: compose(*tiny, *overrides, **kwargs)
 
 
 @pytest.fixture(scope="session")
@@ -131,8 +137,7 @@ def agent_of(small):
     """A policy whose heads are far from zero and whose statistics have seen something, as an agent."""
 
     def agent_of(env_id, *overrides, **kwargs):
-        config = small("env=gym", "env.packages=[tasks]", f"env.id={env_id}", *overrides)
-        config.env.kwargs = kwargs
+        config = small("env=gym", "env.packages=[tasks]", f"env.id={env_id}", *overrides, **kwargs)
         policy = fresh_policy(config, std=0.5)
         for module in policy.modules():
             if isinstance(module, ObservationNormalizer):

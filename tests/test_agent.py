@@ -8,7 +8,7 @@ import pytest
 import torch
 from counting_env import Counting
 from gymnasium import spaces
-from gymnasium.vector.utils import batch_space, concatenate, create_empty_array, iterate
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from rejections import error_of
 from tasks import ACTIONS, CUE, MASKED, OBSERVATIONS, PREVIOUS
 
@@ -37,27 +37,17 @@ gymnasium.register("recurrl-test/Tuples-v0", entry_point=Tuples)
 
 def played(agent, seed, episodes):
     """The returns in plain environments that begin as those of an evaluation do."""
-    envs = [agent.make_env() for _ in range(episodes)]
-    infos = [None] * episodes
-    observed = [None] * episodes
-    for i, (env, start) in enumerate(zip(envs, seeds(seed + SEED_OFFSET, episodes), strict=True)):
-        env.reset(seed=start)
-        observed[i], infos[i] = env.reset()
-    state, is_init = agent.initial_state(episodes), np.zeros(episodes, bool)
-    rewards, totals, running = np.zeros(episodes, np.float32), np.zeros(episodes), np.ones(episodes, bool)
-    has_masks = agent.step.interface.env.action_mask_from_info
-    seen, done = agent.observation_space, batch_space(agent.action_space, episodes)
+    envs = SyncVectorEnv([agent.make_env] * episodes, autoreset_mode=AutoresetMode.SAME_STEP)
+    envs.reset(seed=seeds(seed + SEED_OFFSET, episodes))
+    observed, info = envs.reset()
+    state, is_init, rewards = agent.initial_state(episodes), np.zeros(episodes, bool), np.zeros(episodes, np.float32)
+    totals, running = np.zeros(episodes), np.ones(episodes, bool)
     while running.any():
-        masks = np.stack([info["action_mask"] for info in infos]) if has_masks else None
-        batch = concatenate(seen, observed, create_empty_array(seen, episodes))
-        actions, state = agent.act(batch, state, is_init, reward=rewards, action_mask=masks)
-        for i, (env, action) in enumerate(zip(envs, iterate(done, actions), strict=True)):
-            observed[i], rewards[i], ended, cut, infos[i] = env.step(action)
-            totals[i] += float(rewards[i]) if running[i] else 0.0
-            running[i] &= not (ended or cut)
-            is_init[i] = ended or cut
-            if is_init[i]:
-                observed[i], infos[i] = env.reset()
+        actions, state = agent.act(observed, state, is_init, reward=rewards, action_mask=info.get("action_mask"))
+        observed, rewards, ended, cut, info = envs.step(actions)
+        rewards, is_init = rewards.astype(np.float32), ended | cut
+        totals += rewards * running
+        running &= ~is_init
     return totals.tolist()
 
 

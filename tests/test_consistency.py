@@ -11,6 +11,7 @@ from counting_env import Counting
 from gymnasium import spaces
 from my_package.elman_cell import Elman
 from rejections import error_of
+from tasks import MASKED
 from torch import nn
 from torchrl.envs import InitTracker, TransformedEnv
 from wrong_environments import Stale
@@ -169,23 +170,10 @@ def test_a_wrong_observation_after_resets_is_caught_without_episode_ends(small, 
     assert "after each of 20 resets" in complaint(config, policy, batch)
 
 
-class Masked(Counting):
-    """Fails on masked actions; its episodes are longer than rows, so that the check acts at random."""
-
-    observation_space = spaces.Dict(at=spaces.Box(0, 1, (1,)), action_mask=spaces.MultiBinary(9))
-    action_space, length = spaces.Discrete(9), np.inf
-
-    def observation(self):
-        self.allowed = np.eye(9, dtype=np.int8)[self.np_random.integers(9)]
-        return {"at": self.np_random.random(1, "float32"), "action_mask": self.allowed}
-
-    def step(self, action):
-        assert self.allowed[action], "a masked action"
-        return super().step(action)
-
-
-def test_forced_resets_leave_masked_actions_out(small, register):
-    config = small(*OF_ONE, f"env.id={register(Masked)}")
+def test_forced_resets_leave_masked_actions_out(small):
+    """The task fails on masked actions; its episodes are longer than rows, so that the check acts at random."""
+    task = ("env.packages=[tasks]", f"env.id={MASKED}")
+    config = small(*OF_ONE, *task, mask_in="observation", action="discrete", length=99)
     policy, batch = collected(config)
     assert not batch["next", "done"].any()
     assert "with 0 resets" in check_consistency(policy, batch, config)

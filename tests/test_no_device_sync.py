@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from device_sync import GPU, Nowhere, Waits, fake_gpu, moved
-from tasks import ACTIONS, CUE, MASKED, OBSERVATIONS, PREVIOUS
+from tasks import CUE, FROM_INFO, KINDS, MASKED
 from torch.utils._pytree import tree_leaves
 
 from recurrl import build, evaluation
@@ -21,7 +21,6 @@ from recurrl.envs.source import source_of
 from recurrl.recurrent import segments
 from recurrl.recurrent.cells import cell_names, lmu
 
-SQUASHED = (*PREVIOUS, "policy.bounded_action=tanh")
 PACKED = "segments.py"
 """It finds segments on the host, for kernels that do not take resets."""
 VARIANTS = [
@@ -122,12 +121,10 @@ def test_what_waits_is_noted():
         assert waits.places.total() == 1, read
 
 
-KINDS = {
-    **{f"sees {kind}": (CUE, (), {"observation": kind}) for kind in OBSERVATIONS},
-    **{f"does {kind}": (CUE, PREVIOUS, {"action": kind}) for kind in ACTIONS},
-    **{f"does {kind}, squashed": (CUE, SQUASHED, {"action": kind}) for kind in ("bounded", "dict")},
+USED = {
+    **KINDS,
     "critic that sees": (CUE, ("env.mask=[1]", "algorithm.critic_observation=[privileged]"), {}),
-    "masked in info": (MASKED, ("env.action_mask_from_info=true",), {"mask_in": "info", "action": "discrete"}),
+    "masked in info": (MASKED, (FROM_INFO,), {"mask_in": "info", "action": "discrete"}),
     "masked in observation": (MASKED, (), {"mask_in": "observation", "action": "discrete"}),
 }
 MASKED_CHOICES = (MASKED, (), {"mask_in": "observation", "action": "multi_discrete"})
@@ -138,8 +135,8 @@ def on_gpu(small, monkeypatch):
     """A configuration, and its policy on a fake GPU. The environments are on a device, and nothing is in them."""
 
     def on_gpu(device, env_id, *overrides, **kwargs):
-        config = small("env=gym", "env.packages=[tasks]", f"env.id={env_id}", *overrides)
-        config.env.kwargs, config.device = kwargs, "cuda:0"
+        config = small("env=gym", "env.packages=[tasks]", f"env.id={env_id}", *overrides, **kwargs)
+        config.device = "cuda:0"
         with closing(source_of(config.env).plain()) as plain:
             spaces = plain.observation_space, plain.action_space
 
@@ -209,8 +206,8 @@ def test_rollout_and_update_are_on_the_policys_gpu(on_gpu, monkeypatch, override
 
 EVERYWHERE = [
     # The numbers of several choices are values of a spec, and those of one on a fake GPU are lost.
-    *(pytest.param(GPU, KINDS[name], id=f"{name}, on the GPU") for name in KINDS if name != "does multi_discrete"),
-    *(pytest.param(torch.device("cpu"), kind, id=f"{name}, on the host") for name, kind in KINDS.items()),
+    *(pytest.param(GPU, USED[name], id=f"{name}, on the GPU") for name in USED if name != "does multi_discrete"),
+    *(pytest.param(torch.device("cpu"), kind, id=f"{name}, on the host") for name, kind in USED.items()),
     pytest.param(torch.device("cpu"), MASKED_CHOICES, id="masked choices, on the host"),
 ]
 

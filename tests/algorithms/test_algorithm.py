@@ -226,8 +226,7 @@ class OneTerm(Algorithm):
 @pytest.mark.parametrize("key", ["lr_schedule=adaptive", "algorithm.target_kl=0.1"])
 def test_what_follows_the_kl_needs_it(key, small):
     algorithm, batches = made(small, OneTerm, key)
-    with pytest.raises(ConfigError, match="must have a log_ratio for lr_schedule=adaptive and "):
-        algorithm.update(batches[0], 0.0)
+    assert "must have a log_ratio for lr_schedule=adaptive and " in error_of(algorithm.update, batches[0], 0.0)
 
 
 def test_a_loss_that_learns_from_inserted_steps_is_an_error(small):
@@ -263,5 +262,4 @@ def test_mistakes_of_an_algorithm_without_a_critic_are_their_own_errors(method, 
     config = small(*OPTIONS, "algorithm=grpo", "algorithm.group_size=2")
     policy, batch = collected(config)
     algorithm = altered(OneTerm, **{method: does})(config.algorithm, policy, config)
-    with pytest.raises(error, match=message):
-        algorithm.update(batch, 0.0)
+    assert message in error_of(algorithm.update, batch, 0.0, kind=error)

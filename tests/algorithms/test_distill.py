@@ -7,7 +7,7 @@ from types import MethodType
 
 import pytest
 import torch
-from collected import fresh_policy, rollouts
+from collected import fresh_policy, with_rollouts
 from rejections import error_of
 from run_files import column, whole_and_resumed
 from tasks import CUE, MASKED
@@ -50,9 +50,8 @@ def teacher_run(recurrl_train, tiny, tmp_path_factory):
 
 def labelled(config, count=3):
     """The algorithm of a run, and its rollouts with the teacher's actions."""
-    policy = fresh_policy(config, std=0.5)
-    algorithm = make_algorithm(config, policy)
-    batches = [batch.clone() for batch in rollouts(config, policy, count)]
+    algorithm, collected = with_rollouts(config, count, std=0.5)
+    batches = [batch.clone() for batch in collected]
     for batch in batches:
         algorithm.teacher.label(batch)
     return algorithm, batches
@@ -240,8 +239,7 @@ def test_a_student_without_the_sign_learns_to_turn_from_a_teacher_that_sees_it(c
     sizes = ("env.num_envs=16", "frames_per_batch=512", "slice_len=16", "minibatch_slices=8", "device=cpu", "lr=1e-3")
     maze = ("env=t_maze", "env.kwargs.length=3", "backend=scan")
     config = compose(*maze, *sizes, *distilled(function(teacher)))
-    policy = fresh_policy(config)
-    algorithm = make_algorithm(config, policy)
-    losses = [algorithm.update(batch, 0.0)["loss/imitation"] for batch in rollouts(config, policy, 12)]
+    algorithm, batches = with_rollouts(config, 12)
+    losses = [algorithm.update(batch, 0.0)["loss/imitation"] for batch in batches]
     assert losses[0] > 0.4  # a mean over ten epochs
     assert losses[-1] < 0.05

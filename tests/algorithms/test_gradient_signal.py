@@ -2,11 +2,10 @@
 
 import pytest
 import torch
-from collected import fresh_policy, rollouts, with_rollout
+from collected import with_rollout, with_rollouts
 from torch import nn
 
 from recurrl.algorithms.gradient_signal import AVERAGE_RATE, ENOUGH_SIGNAL, GradientSignal
-from recurrl.build import make_algorithm
 from recurrl.keys import LOG_PROB
 
 SIZES = (3, 197)
@@ -88,9 +87,8 @@ def test_an_update_takes_fewer_epochs_where_gradients_are_noise_once_the_critic_
 def test_an_update_replays_earlier_rows_where_gradients_are_noise(averages, ratio, small):
     """By signal shares of 0, a quarter and 1; only with earlier rows are log-probabilities computed again."""
     config = small("frames_per_batch=64", "slice_len=8", "buffer.rollouts=2", "buffer.replay_ratio=3")
-    policy = fresh_policy(config, std=0.5)
-    algorithm, progress = make_algorithm(config, policy), (0.0, 0.1, 0.2)
-    for batch, done in zip(rollouts(config, policy, 3), progress, strict=True):
+    algorithm, batches = with_rollouts(config, 3, std=0.5)
+    for batch, done in zip(batches, (0.0, 0.1, 0.2), strict=True):
         algorithm.gradient_signal.averages.copy_(torch.tensor(averages))
         batch[LOG_PROB] += 1.0
         wrong = batch[LOG_PROB].clone()

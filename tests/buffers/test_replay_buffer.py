@@ -70,9 +70,10 @@ def test_earlier_rows_come_again_as_they_were_collected(rollouts, ratio, envs):
             each.set("value", each["state"])
 
 
-@pytest.mark.parametrize(
-    ("least", "ratios"), [(1, (5, 4, 3, 2, 1)), (3, (5, 5, 4, 4, 3)), (5, (5, 5, 5, 5, 5))], ids=["1", "3", "always"]
-)
+RATIOS = {1: (5, 4, 3, 2, 1), 3: (5, 5, 4, 4, 3), 5: (5, 5, 5, 5, 5)}
+
+
+@pytest.mark.parametrize(("least", "ratios"), RATIOS.items(), ids=RATIOS)
 def test_the_noisier_gradients_are_the_more_rows_come_again(least, ratios):
     simulated = Simulated(seed=0)
     buffer = filled(4, simulated, ratio=5, least=least)

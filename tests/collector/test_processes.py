@@ -35,11 +35,8 @@ def several(collector, count):
 
 def failing(small, *overrides, **how):
     """The configuration of environments that fail so, and a policy for them."""
-    config = small(*OPTIONS, *FAILING, *overrides)
-    config.env.kwargs = {"at": 10**9}
-    policy = fresh_policy(config)
-    config.env.kwargs = how
-    return config, policy
+    harmless = small(*OPTIONS, *FAILING, *overrides, at=10**9)
+    return small(*OPTIONS, *FAILING, *overrides, **how), fresh_policy(harmless)
 
 
 @pytest.mark.parametrize(("collector", "ahead"), [("multi_sync", 0), ("multi_async", 1)])

@@ -178,9 +178,8 @@ def test_workers_have_the_newest_weights_or_stale_ones_as_configured_and_a_kille
             assert collector.metrics().get("collect/staleness", 0) == min(iteration, ahead)
             value_everything(policy, iteration + 1.0)
         os.kill(min(of_ray("ray::ActorWorker") - before), signal.SIGKILL)
-        with pytest.raises(
-            RunError, match=r"Worker \d of 2 \(environments . to .\) was lost after collecting \d+ frames"
-        ):
+        says = r"Worker \d of 2 \(environments . to .\) was lost after collecting \d+ frames"
+        with pytest.raises(RunError, match=says):
             several(collector, ahead + 1)
     assert all_gone("ray::ActorWorker", before)
 

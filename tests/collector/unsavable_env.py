@@ -1,28 +1,23 @@
-"""CartPoles whose episodes cannot be saved. Imported by workers, as ``env.packages`` names it."""
+"""Environments whose episodes cannot be saved. Imported by workers, as ``env.packages`` names it."""
 
 from functools import partial
 
 import gymnasium
 import numpy as np
+from counting_env import Counting
 from torchrl.envs import GymEnv, SerialEnv, StepCounter, TransformedEnv
 
 from recurrl.envs import Source
 
 
-class Handle(gymnasium.Wrapper):
-    """A CartPole with a handle; a blind one shows zeros."""
+class Handle(Counting):
+    """Has a handle, and shows random numbers; a blind one shows zeros."""
 
     def __init__(self, blind=False):
-        super().__init__(gymnasium.make("CartPole-v1", max_episode_steps=10).unwrapped)
         self.handle, self.blind = iter([]), blind
 
-    def reset(self, **options):
-        observation, info = self.env.reset(**options)
-        return np.zeros_like(observation) if self.blind else observation, info
-
-    def step(self, action):
-        observation, *rest = self.env.step(action)
-        return (np.zeros(4, np.float32), 0.0, False, False, {}) if self.blind else (observation, *rest)
+    def observation(self):
+        return super().observation() if self.blind else self.np_random.random(1, np.float32)
 
 
 gymnasium.register("recurrl-test/Handle-v0", entry_point=Handle, max_episode_steps=10)

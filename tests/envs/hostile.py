@@ -6,20 +6,17 @@ from typing import NamedTuple
 
 import gymnasium
 import numpy as np
+import tasks
 from gymnasium import spaces
 
 EVALUATION_SEED = 1_000_003
 
 FLOATS = spaces.Box(-1, 1, (3,), np.float32)
 OBSERVATIONS = {
-    "vector": FLOATS,
+    **{kind: tasks.OBSERVATIONS[kind] for kind in ("vector", "image", "discrete", "multi_discrete", "binary")},
     "double": spaces.Box(-1, 1, (2,), np.float64),
     "half": spaces.Box(-1, 1, (2,), np.float16),
-    "image": spaces.Box(0, 255, (36, 36, 1), np.uint8),
     "number": spaces.Box(-1, 1, (), np.float32),
-    "discrete": spaces.Discrete(5),
-    "multi_discrete": spaces.MultiDiscrete([3, 4]),
-    "binary": spaces.MultiBinary(3),
     "dict": spaces.Dict({"at": FLOATS, "symbol": spaces.Discrete(3)}),
     "nested": spaces.Dict({"inner": spaces.Dict({"at": FLOATS, "bits": spaces.MultiBinary(2)}), "n": FLOATS}),
     "tuple": spaces.Tuple([FLOATS, spaces.Discrete(3)]),

@@ -24,9 +24,8 @@ MESSAGES = {
 @pytest.mark.parametrize("failure", MESSAGES)
 def test_an_error_names_the_environment_and_its_step(failure, compose):
     place = "reset" if RESET in MESSAGES[failure] else "step"
-    config = compose("env=gym", "env.packages=[hostile]", "env.id=Hostile-v0").env
-    config.kwargs = {"observation": "vector", "action": "discrete", "failure": failure, "place": place}
-    env = make_env(config, 4, seed=0)
+    how = {"observation": "vector", "action": "discrete", "failure": failure, "place": place}
+    env = make_env(compose("env=gym", "env.packages=[hostile]", "env.id=Hostile-v0", **how).env, 4, seed=0)
     env.base_env.raw.envs.reverse()  # the one that misbehaves is the last
     assert MESSAGES[failure] in error_of(env.rollout, 4, break_when_any_done=False, kind=EnvError)
 

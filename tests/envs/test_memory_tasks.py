@@ -20,13 +20,11 @@ def t_maze(env, i):
         nonlocal place
         if place == junction and action in (0, 2):
             return bits(), 4.0 if (action == 0) == north else -0.1, True
-        if action == 1 and place < junction:
-            place += 1
-            return bits(), 0.0, False
-        if action == 3 and place > 0:
-            place -= 1
-            return bits(), 0.0, False
-        return bits(), -0.1, False
+        moved = place + {1: 1, 3: -1}.get(action, 0)
+        if moved == place or not 0 <= moved <= junction:
+            return bits(), -0.1, False
+        place = moved
+        return bits(), 0.0, False
 
     return step
 

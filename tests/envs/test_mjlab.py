@@ -54,9 +54,7 @@ def mjlab(monkeypatch):
 
 @pytest.mark.parametrize("finite", [False, True])
 def test_a_task_is_made_of_its_configuration_with_values_replaced(mjlab, compose, finite):
-    kwargs = {"speed": 2.0, "groups": {"actor": {"num_envs": 7}}, "is_finite_horizon": finite}
-    config = compose(*mjlab)
-    config.env.kwargs = kwargs
+    config = compose(*mjlab, speed=2.0, groups={"actor": {"num_envs": 7}}, is_finite_horizon=finite)
     (rows,) = rollouts(config, fresh_policy(config))
     found = Env.last.cfg
     assert (found.scene.num_envs, found.auto_reset, found.speed, found.groups["actor"].num_envs) == (4, False, 2.0, 7)

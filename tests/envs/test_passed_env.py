@@ -141,6 +141,9 @@ USERS = {
 }
 
 
+COLLECTORS = ["collector=single", "collector=multi_sync collector.num_workers=2"]
+
+
 def small(tiny):
     """Settings for every kind of observation."""
     fast = ["evaluation.memory=false", "evaluation.random=false", "backend=reference"]
@@ -149,11 +152,10 @@ def small(tiny):
 
 @pytest.mark.parametrize(("passed", "settings", "env_id"), USERS.values(), ids=USERS)
 @pytest.mark.slow  # because of the export
-@pytest.mark.parametrize("collector", ["single", "multi_sync"])
+@pytest.mark.parametrize("collector", COLLECTORS)
 def test_every_users_environment_trains_resumes_evaluates_and_exports(passed, settings, env_id, collector, mine, tiny):
     env = passed(mine)
-    workers = ["collector.num_workers=2"] if collector == "multi_sync" else []
-    arguments = [*small(tiny), "total_frames=32", *settings.split(), f"collector={collector}", *workers]
+    arguments = [*small(tiny), "total_frames=32", *settings.split(), *collector.split()]
     run = recurrl.train(arguments, run_dir="run", env=env)
     config = (run.directory / "config.yaml").read_text()
     assert f"\n  id: {env_id}\n" in config
@@ -190,10 +192,9 @@ def test_its_arguments_wrappers_and_time_limit_count(mine, tiny):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("collector", ["single", "multi_sync"])
+@pytest.mark.parametrize("collector", COLLECTORS)
 def test_a_class_and_an_encoder_of_a_notebook_are_used_by_every_process(collector, tiny, tmp_path):
     """As in a notebook, ``__main__`` is no file."""
-    workers = [f"collector={collector}", *(["collector.num_workers=2"] if collector == "multi_sync" else [])]
     encoder = """
 import recurrl
 from torch import nn
@@ -203,8 +204,8 @@ class Foo(nn.Linear):
     def __init__(self, options: EncoderConfig, observation):
         super().__init__(*observation.shape, 8)
 """
-    settings = small(tiny)
-    train = f"run = recurrl.train([*{settings}, *{workers}, 'encoder=__main__:Foo'], env=Plain, run_dir='run')"
+    settings = [*small(tiny), *collector.split()]
+    train = f"run = recurrl.train([*{settings}, 'encoder=__main__:Foo'], env=Plain, run_dir='run')"
     shown = (
         "print(run.load())\ntry:\n    recurrl.train([*%s, 'encoder=__main__:Bar'])\nexcept ValueError as e: print(e)"
     )

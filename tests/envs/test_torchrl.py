@@ -5,7 +5,7 @@ from itertools import count
 import numpy as np
 import pytest
 import torch
-from collected import collected, collecting, fresh_policy
+from collected import acted, collected, collecting, fresh_policy
 from counting_env import Counting
 from gymnasium import spaces
 from rejections import error_of
@@ -159,10 +159,8 @@ def test_a_policy_is_trained_evaluated_and_used_with_nested_keys(name, small):
     torch.testing.assert_close(rows["next", "reward"], moved, rtol=0, atol=1e-5)
     agent = Agent(policy, config.env)
     assert len(agent.evaluate(episodes=2)) == 2
-    env, state = agent.make_env(), agent.initial_state()
-    observation, _ = env.reset()
-    action, state = agent.act(observation, state)
-    assert env.step(action)[1] == pytest.approx(action.item())
+    ((action, _, reward, *_),) = acted(agent, 1)
+    assert reward == pytest.approx(action.item())
 
 
 def test_memory_may_be_reused_and_bits_are_acted_on(small):
@@ -171,15 +169,8 @@ def test_memory_may_be_reused_and_bits_are_acted_on(small):
     steps = torch.arange(rows.shape[1])
     assert rows["next", "reward"][0, :, 0].tolist() == (steps + 1).tolist()
     assert rows["observation"][0].int().argmax(-1).tolist() == (steps % 8).tolist()
-    agent = Agent(policy, config.env)
-    env = agent.make_env()
-    observation, _ = env.reset()
-    assert env.observation_space.contains(observation)
-    action, _ = agent.act(observation, agent.initial_state())
-    assert env.action_space.contains(action)
-    observation, reward, *_ = env.step(action)
-    assert env.observation_space.contains(observation)
-    assert isinstance(reward, float)
+    for _, _, reward, *_ in acted(Agent(policy, config.env), 2):
+        assert isinstance(reward, float)
 
 
 def test_an_observation_of_another_shape_than_its_spec_ends_the_run(small):

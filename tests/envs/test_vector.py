@@ -88,8 +88,7 @@ WAYS = {
 @pytest.mark.parametrize("kwargs", WAYS.values(), ids=WAYS)
 def test_rows_hold_every_step_of_every_episode_and_nothing_else(kwargs, compose):
     small = ("env.num_envs=3", "frames_per_batch=60", "cell.hidden_size=4", "encoder.sizes=[4]")
-    config = compose("env=gym", f"env.id={__name__}:Clocks", *small)
-    config.env.kwargs = kwargs
+    config = compose("env=gym", f"env.id={__name__}:Clocks", *small, **kwargs)
     all_rows = torch.cat([rows.clone() for rows in rollouts(config, fresh_policy(config), 2)], 1)
     inserted = all_rows["next"].get("inserted", torch.zeros_like(all_rows["is_init"])).squeeze(-1)
     key = "observation" if all_rows["observation"].__class__ is torch.Tensor else ("observation", "clock")

@@ -9,20 +9,16 @@ from recurrl.policy import OBSERVATION
 @pytest.fixture(scope="session")
 def small(small):
     """The small configuration with rows of two slices of eight steps."""
-    return lambda *overrides: small("backend=reference", "frames_per_batch=64", "slice_len=8", "epochs=1", *overrides)
+    options = ("backend=reference", "frames_per_batch=64", "slice_len=8", "epochs=1")
+    return lambda *overrides, **kwargs: small(*options, *overrides, **kwargs)
 
 
 @pytest.fixture(scope="session")
 def configure(small):
     """A small configuration of one of the tasks; ``kwargs`` are the task's arguments."""
-
-    def configure(env_id, *overrides, **kwargs):
-        # The package of tasks is also imported in the processes of parallel environments.
-        config = small("env=gym", "env.packages=[tasks]", f"env.id={env_id}", *overrides)
-        config.env.kwargs = kwargs
-        return config
-
-    return configure
+    # The package of tasks is also imported in the processes of parallel environments.
+    task = ("env=gym", "env.packages=[tasks]")
+    return lambda env_id, *overrides, **kwargs: small(*task, f"env.id={env_id}", *overrides, **kwargs)
 
 
 @pytest.fixture(scope="session")

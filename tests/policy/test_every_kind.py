@@ -5,8 +5,8 @@ from statistics import fmean
 
 import pytest
 import torch
-from collected import assert_replays, collected, fresh_policy, rollouts, with_rollout
-from tasks import ACTIONS, CUE, MASKED, OBSERVATIONS, PREVIOUS, WITHOUT_MEMORY
+from collected import assert_replays, collected, with_rollout, with_rollouts
+from tasks import ACTIONS, CUE, KINDS, MASKED_KINDS, OBSERVATIONS, PREVIOUS, WITHOUT_MEMORY
 from tensordict import TensorDict
 from torchrl.data import Bounded, Composite, OneHot, Unbounded
 from torchrl.envs.utils import check_env_specs
@@ -21,33 +21,22 @@ from recurrl.policy.normalization import ObservationNormalizer
 
 SEES = "algorithm.critic_observation=[privileged]"
 
-REPLAYED = [
-    *(pytest.param(CUE, {"observation": kind}, (), id=f"sees {kind}") for kind in OBSERVATIONS),
-    *(pytest.param(CUE, {"action": kind}, PREVIOUS, id=f"does {kind}") for kind in ACTIONS),
-    pytest.param(CUE, {"action": "bounded"}, ("policy.bounded_action=tanh",), id="does squashed"),
-    pytest.param(CUE, {"action": "dict"}, ("policy.bounded_action=tanh",), id="does dict, squashed"),
-    pytest.param(CUE, {"observation": "dict", "action": "dict"}, PREVIOUS, id="all at once"),
-    *(
-        pytest.param(CUE, {}, (f"cell={cell}", f"algorithm.critic={critic}"), id=f"{cell}, {critic} critic")
-        for cell in ("lstm", "none")
-        for critic in ("shared", "recurrent", "feedforward")
-        if (cell, critic) != ("none", "recurrent")
-    ),
-    *(
-        pytest.param(CUE, {"delay": 9}, (f"backend={backend}", f"cell={cell}"), id=f"{backend}, {cell}")
-        for backend, cell in (("scan", "gru"), ("pad", "lstm"), ("triton", "gru"), ("triton", "lstm"))
-    ),
-    pytest.param("CartPole-v1", {}, ("env.mask=[1,3]", "algorithm.critic=feedforward", SEES), id="a critic that sees"),
-    *(
-        pytest.param(MASKED, {"mask_in": where, "action": kind}, (*options, *PREVIOUS), id=f"{kind} masked in {where}")
-        for where, options in (("info", ("env.action_mask_from_info=true",)), ("observation", ()))
-        for kind in ("discrete", "multi_discrete")
-    ),
+CRITICS = [
+    *(f"cell=lstm algorithm.critic={critic}" for critic in ("shared", "recurrent", "feedforward")),
+    *(f"cell=none algorithm.critic={critic}" for critic in ("shared", "feedforward")),
 ]
+BACKENDS = [f"backend={each}" for each in ("scan cell=gru", "pad cell=lstm", "triton cell=gru", "triton cell=lstm")]
+REPLAYED = {
+    **(KINDS | MASKED_KINDS),
+    "all at once": (CUE, PREVIOUS, {"observation": "dict", "action": "dict"}),
+    **{way: (CUE, way.split(), {}) for way in CRITICS},
+    **{way: (CUE, way.split(), {"delay": 9}) for way in BACKENDS},
+    "a critic that sees": ("CartPole-v1", ("env.mask=[1,3]", "algorithm.critic=feedforward", SEES), {}),
+}
 
 
-@pytest.mark.parametrize(("env_id", "kwargs", "overrides"), REPLAYED)
-def test_replayed_log_probs_and_values_equal_the_rollouts(env_id, kwargs, overrides, configure, collect):
+@pytest.mark.parametrize(("env_id", "overrides", "kwargs"), REPLAYED.values(), ids=REPLAYED)
+def test_replayed_log_probs_and_values_equal_the_rollouts(env_id, overrides, kwargs, configure, collect):
     policy, batch = collect(configure(env_id, *overrides, **kwargs))
     assert_replays(policy, batch.reshape(8, 8))
 
@@ -139,14 +128,13 @@ LEARNING = (
 
 def learned(config):
     """The mean return of deterministic episodes after training."""
-    policy = fresh_policy(config)
-    learner = make_algorithm(config, policy)
-    for iteration, batch in enumerate(rollouts(config, policy, config.iterations)):
-        learner.update(batch, iteration / config.iterations)
-    return fmean(evaluate(config.env, policy, episodes=50, seed=0))
+    algorithm, batches = with_rollouts(config, config.iterations)
+    for iteration, batch in enumerate(batches):
+        algorithm.update(batch, iteration / config.iterations)
+    return fmean(evaluate(config.env, algorithm.policy, episodes=50, seed=0))
 
 
-KINDS = [
+LEARNED = [
     *(("vector", action, "") for action in ACTIONS),
     *((observation, "discrete", "") for observation in OBSERVATIONS if "image" not in observation),
     *(("small_image", "discrete", f"encoder.images={network}") for network in ("bits", "impala")),
@@ -155,7 +143,7 @@ KINDS = [
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("observation", "action", "override"), KINDS)
+@pytest.mark.parametrize(("observation", "action", "override"), LEARNED)
 def test_a_recurrent_policy_learns_what_needs_memory(observation, action, override, configure):
     # Convolutions need smaller steps, and more of them: with replay, 19,200 frames are too few for one seed of four.
     steps = ["lr=1e-3", "total_frames=28800"] if "impala" in override else ["total_frames=14400"]

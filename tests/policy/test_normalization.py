@@ -1,5 +1,7 @@
 """Running statistics of observations and rewards."""
 
+from unittest.mock import Mock
+
 import pytest
 import torch
 from in_ranks import in_ranks, met
@@ -51,23 +53,13 @@ def test_statistics_in_use_are_replaced_when_the_observations_have_doubled():
     assert replaced == [1, 2, 4, 8, 16]
 
 
-class Reader(torch.nn.Module):
-    """Remembers how it was rescaled."""
-
-    def __init__(self):
-        super().__init__()
-        self.rescaled = []
-
-    def rescale_input(self, factor, shift):
-        self.rescaled.append((factor.clone(), shift.clone()))
-
-
 @pytest.mark.parametrize(("size", "is_rescaled"), [(0.0, False), (1.0, False), (3.0, False), (5.0, True)])
 def test_a_network_is_not_rescaled_for_an_entry_whose_deviation_has_grown_much(size, is_rescaled):
-    normalizer, reader = ObservationNormalizer(2), Reader()
+    normalizer, reader = ObservationNormalizer(2), Mock()
     normalizer.update_statistics(torch.tensor([[1.0, size], [2.0, -size]]), reader)
     normalizer.update_statistics(torch.tensor([[1.0, 5.0], [2.0, -7.0]]), reader)
-    ((factor, shift),) = reader.rescaled
+    (rescaled,) = reader.rescale_input.call_args_list
+    factor, shift = rescaled.args
     assert (factor[0], shift[0]) == (1, 0)
     assert ((factor[1] > 1) & (shift[1] < 0)).item() == is_rescaled
     assert (factor[1] == 1).item() == (shift[1] == 0).item() != is_rescaled

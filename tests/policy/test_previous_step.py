@@ -32,16 +32,14 @@ def flat(kind, action):
 @pytest.mark.parametrize("kind", ACTIONS)
 def test_the_previous_step_is_shown_and_forgotten_where_an_episode_starts(kind, configure, collect):
     _, batch = collect(configure(CUE, *PREVIOUS, action=kind))
-    after, now = (
-        {"previous_action": rows["previous_action"], "previous_reward": rows[OBSERVATION, "previous_reward"]}
-        for rows in (batch["next"], batch)
-    )
+    places = {"previous_action": "previous_action", "previous_reward": (OBSERVATION, "previous_reward")}
+    after, now = ({name: rows[place] for name, place in places.items()} for rows in (batch["next"], batch))
     # What follows a step shows it, also where it was the episode's last one: the bootstrap sees that.
     torch.testing.assert_close(after["previous_action"], flat(kind, batch[ACTION]))
     torch.testing.assert_close(after["previous_reward"], batch["next", "reward"])
     starts = batch["is_init"][:, 1:]
     assert starts.any()
-    for key in ("previous_action", "previous_reward"):
+    for key in places:
         torch.testing.assert_close(now[key][:, 1:], torch.where(starts, 0.0, after[key][:, :-1]))
     assert (after["previous_reward"][:, :-1][starts.squeeze(-1)] != 0).any()  # or nothing was forgotten
 
@@ -57,12 +55,12 @@ def test_by_default_a_recurrent_policy_sees_an_action_that_is_discrete(kind, cel
 
 @pytest.mark.parametrize("cell", [*cell_names(), "none", "mingru cell.highway=true"])
 def test_the_weights_of_the_action_are_small_at_first(configure, monkeypatch, cell):
+    overrides = f"policy.previous_action=true cell={cell}".split()
+
     def parameters(gain):
         monkeypatch.setattr(build, "PREVIOUS_ACTION_GAIN", gain)
         torch.manual_seed(0)
-        policy = make_policy_for(
-            configure(CUE, "policy.previous_action=true", *f"cell={cell}".split(), action="discrete")
-        )
+        policy = make_policy_for(configure(CUE, *overrides, action="discrete"))
         return [parameter.detach() for parameter in policy.parameters()]
 
     changed = [pair for pair in zip(parameters(1.0), parameters(0.01), strict=True) if not torch.equal(*pair)]

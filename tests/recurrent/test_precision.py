@@ -78,9 +78,8 @@ def test_the_package_can_be_imported_whatever_the_environment():
     env = {**os.environ, "TORCHRL_RNN_PRECISION": "fp16"}
     result = subprocess.run([sys.executable, "-c", read], env=env, capture_output=True, text=True, timeout=120)
     assert result.stdout == "imported\n"
-    assert (
-        "must be one of auto, ieee, tf32, tf32x3, bf16, fast, high-prec (got 'fp16')." in result.stderr.splitlines()[-1]
-    )
+    error = result.stderr.splitlines()[-1]
+    assert "must be one of auto, ieee, tf32, tf32x3, bf16, fast, high-prec (got 'fp16')." in error
 
 
 def test_an_unknown_mode_is_rejected():

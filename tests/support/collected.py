@@ -47,6 +47,12 @@ def collected(config, std=0.0):
     return policy, *rollouts(config, policy)
 
 
+def with_rollouts(config, count, std=0.0):
+    """The algorithm of a configuration with a fresh policy, and its rollouts, each with the weights of then."""
+    policy = fresh_policy(config, std)
+    return make_algorithm(config, policy), rollouts(config, policy, count)
+
+
 def assert_replays(policy, slices):
     """What the update sees is what the rollout saw: the same log-probabilities and values."""
     with torch.no_grad():
@@ -60,3 +66,15 @@ def with_rollout(config):
     """The algorithm of a configuration with a fresh policy, and its first rollout."""
     policy, rollout = collected(config)
     return make_algorithm(config, policy), rollout
+
+
+def acted(agent, steps):
+    """What an agent does in an environment of its own, step by step: the action, and all but the info that follows."""
+    env, state = agent.make_env(), agent.initial_state()
+    observation, info = env.reset()
+    for _ in range(steps):
+        assert env.observation_space.contains(observation)
+        action, state = agent.act(observation, state, action_mask=info.get("action_mask"))
+        assert env.action_space.contains(action)
+        observation, *results, info = env.step(action)
+        yield action, observation, *results

@@ -116,13 +116,13 @@ class Masked(Counting):
         mask_in: ``observation`` or ``info``.
         action: ``discrete`` or ``multi_discrete``.
         nothing_at: the step at which nothing is allowed, by mistake.
+        length: steps of an episode.
     """
 
-    length = 5
     SIZES: ClassVar = {"discrete": [6], "multi_discrete": [2, 4]}
 
-    def __init__(self, mask_in, action, nothing_at=None):
-        self.mask_in, self.nothing_at, self.sizes = mask_in, nothing_at, self.SIZES[action]
+    def __init__(self, mask_in, action, nothing_at=None, length=5):
+        self.mask_in, self.nothing_at, self.length, self.sizes = mask_in, nothing_at, length, self.SIZES[action]
         self.action_space = spaces.Discrete(6) if action == "discrete" else spaces.MultiDiscrete(self.sizes)
         shown = spaces.Box(-1, 1, (2,), np.float32)
         mask = spaces.Box(0, 1, (6,), np.int8)
@@ -169,6 +169,20 @@ VECTOR = ("env=gym", "env.id=tasks:VectorCartPole", "env.mask=[1,3]")
 """CartPole without velocities, as single environments and as a vector environment."""
 PREVIOUS = ("policy.previous_action=true", "env.previous_reward=true")
 """What a policy may see besides, of any environment."""
+FROM_INFO = "env.action_mask_from_info=true"
+SQUASHED = (*PREVIOUS, "policy.bounded_action=tanh")
+KINDS = {
+    **{f"sees {kind}": (CUE, (), {"observation": kind}) for kind in OBSERVATIONS},
+    **{f"does {kind}": (CUE, PREVIOUS, {"action": kind}) for kind in ACTIONS},
+    **{f"does {kind}, squashed": (CUE, SQUASHED, {"action": kind}) for kind in ("bounded", "dict")},
+}
+"""Every kind of observation and of action: the environment's id, overrides, and the environment's arguments."""
+MASKED_KINDS = {
+    f"{kind} masked in {where}": (MASKED, (*options, *PREVIOUS), {"mask_in": where, "action": kind})
+    for where, options in (("info", (FROM_INFO,)), ("observation", ()))
+    for kind in Masked.SIZES
+}
+"""The same with masks of actions."""
 
 gymnasium.register(CUE, entry_point=Cue)
 gymnasium.register(MASKED, entry_point=Masked)
