@@ -149,6 +149,7 @@ class RecurrentModule(TensorDictModuleBase):
         self.recurrent_recompute = recurrent_recompute
         self.recurrent_matmul_precision = recurrent_matmul_precision
         self.backend_in_use: str | None = None
+        self._resolved: tuple[tuple[Any, ...], str | Backend] = ((), "")
         self._weights = layer.weight_names(self.cell, self.layers)
         precision.check(recurrent_matmul_precision)
         # The device is not known yet: the parameters may be moved.
@@ -337,16 +338,27 @@ class RecurrentModule(TensorDictModuleBase):
 
     def _sequence(self, x_BTI: Tensor, is_init_BT: Tensor | None, states: States) -> tuple[Tensor, States]:
         assert is_init_BT is not None
-        backend = self.recurrent_backend
-        if self.python_based and backend in (choice.AUTO, "pad"):
-            backend = "reference"
-        backend = choice.resolve(self._name, self.cell, backend, self.options, x_BTI.device, x_BTI.dtype)
+        if torch.compiler.is_compiling():
+            backend = self._resolve(x_BTI)
+        else:
+            # Kept for the next call. Compared, not looked up in a dict: a custom backend need not be hashable.
+            requested = (self.recurrent_backend, self.python_based, self.options, x_BTI.device, x_BTI.dtype)
+            if self._resolved[0] != requested:
+                self._resolved = requested, self._resolve(x_BTI)
+            backend = self._resolved[1]
         name = choice.name_of(backend)
         if self.backend_in_use != name:  # a module takes long to set an attribute
             self.backend_in_use = name
         segments = Segments(is_init_BT.to(x_BTI.device))
         run = layer.all_steps(choice.backend_of(backend), self.cell, segments, self.options)
         return layer.run_layers(run, self.layers, self._weights, x_BTI, states)
+
+    def _resolve(self, x_BTI: Tensor) -> str | Backend:
+        """The backend for inputs of this kind: never ``auto``."""
+        backend = self.recurrent_backend
+        if self.python_based and backend in (choice.AUTO, "pad"):
+            backend = "reference"
+        return choice.resolve(self._name, self.cell, backend, self.options, x_BTI.device, x_BTI.dtype)
 
 
 def _make_layers(
