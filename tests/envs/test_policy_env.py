@@ -90,7 +90,9 @@ def test_a_step_and_a_reset_read_nothing_from_a_device(of):
     after = env.step_tensors(torch.zeros(COUNT, device="meta"))
     now = env.reset_tensors(after["done"])
     assert all(value.is_meta for value in (*after.values(), *now.values()))
-    assert now.keys() == {("observation", name) for name in ("privileged", "observation", "previous_reward")}
+    widths = {"privileged": 1, "observation": 2, "previous_reward": 1}
+    shapes = {("observation", name): (COUNT, width) for name, width in widths.items()}
+    assert {key: tuple(value.shape) for key, value in now.items()} == shapes
 
 
 class Narrow(Masked):

@@ -69,7 +69,7 @@ def with_rollout(config):
 
 
 def acted(agent, steps):
-    """What an agent does in an environment of its own, step by step: the action, and all but the info that follows."""
+    """Lets an agent act in a new environment: yields each action with the observation, reward and flags that follow."""
     env, state = agent.make_env(), agent.initial_state()
     observation, info = env.reset()
     for _ in range(steps):
