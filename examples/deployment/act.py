@@ -1,8 +1,6 @@
-"""Acts with an exported policy; needs only numpy and onnxruntime.
+"""Acts with an exported policy; needs only numpy and onnxruntime. Prints five actions for observations of zeros."""
 
-python act.py <folder with policy.onnx and policy.json>
-"""
-
+import argparse
 import json
 import sys
 from pathlib import Path
@@ -53,7 +51,9 @@ def nested(arrays):
 
 
 if __name__ == "__main__":
-    policy = Policy(sys.argv[1])
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", help="the folder with policy.onnx and policy.json")
+    policy = Policy(parser.parse_args().folder)
     inputs = {name: np.zeros((1, *of["shape"][1:]), of["dtype"]) for name, of in policy.description["inputs"].items()}
     inputs = nested({name: zeros for name, zeros in inputs.items() if name not in ("is_init", *policy.state)})
     for step in range(5):  # in your program: what the sensors say

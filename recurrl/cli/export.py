@@ -40,7 +40,7 @@ def _write(arguments: argparse.Namespace) -> str:
 def _export(arguments: argparse.Namespace) -> str:
     # These import torch, which the help and messages about typos need not wait for.
     from recurrl.agent import Agent
-    from recurrl.export.export import FORMATS, ONNX, export
+    from recurrl.export.export import DESCRIPTION, FORMATS, ONNX, export
     from recurrl.runs.open_run import open_run
 
     opened = open_run(arguments.run, arguments.which, "cpu", arguments.trust_packages)
@@ -48,11 +48,12 @@ def _export(arguments: argparse.Namespace) -> str:
     agent, facts = Agent(opened.make_policy(), opened.config.env), opened.described(str(arguments.run))
     formats = arguments.format or (FORMATS if arguments.layout is None else (ONNX,))
     written = export(agent, folder, facts, arguments.sampled, formats, arguments.layout)
-    return "".join(
+    compared = "".join(
         f"wrote {folder / name} (differs from the policy by at most {each['largest_difference']:.1e} of the outputs' "
         "scale)\n"
         for name, each in written["files"].items()
     )
+    return f"{compared}wrote {folder / DESCRIPTION}\n"
 
 
 def _hub_folder(arguments: argparse.Namespace) -> str:

@@ -168,8 +168,8 @@ def _described(agent: Agent, inputs: Tensors, outputs: Tensors, run: Mapping[str
         "states": {name: {"output": output, "initial": "zeros"} for name, output in states.items()},
         "units": "Actions are in the environment's units. Outputs distribution.* are the parameters of the policy's "
         "distribution: continuous actions normalised, logits up to a constant.",
-        "resets": f"{IS_INIT} true in a row makes that row's states and previous reward zero before anything else; "
-        "nothing else resets them. Set it at the first step of each episode."
+        "resets": f"{IS_INIT} true in a row makes that row's states zero before anything else, and its "
+        f"{PREVIOUS_REWARD}, if that is an input; nothing else resets them. Set it at the first step of each episode."
         if IS_INIT in inputs
         else "Pass zeros as states at the first step of each episode; nothing else resets them.",
     }

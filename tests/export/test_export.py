@@ -31,7 +31,9 @@ def exported(recurrl_export, finished_run, tmp_path_factory):
     """The export of a run by the command."""
     folder = tmp_path_factory.mktemp("exported")
     outcome = recurrl_export(finished_run, "--output", "made", cwd=folder).succeeded()
-    for line, name in zip(outcome.out.splitlines(), ("policy.onnx", "policy.pt2"), strict=True):
+    *lines, last = outcome.out.splitlines()
+    assert last == f"wrote {Path('made', 'policy.json')}"
+    for line, name in zip(lines, ("policy.onnx", "policy.pt2"), strict=True):
         assert line.startswith(f"wrote {Path('made', name)} (differs from the policy by at most ")
         assert line.endswith(" of the outputs' scale)")
     return folder / "made"
