@@ -18,7 +18,6 @@ from recurrl.collector.collector import Collector, RestartableCollector, Rollout
 from recurrl.collector.restarts import RestartingCollector, Restarts
 from recurrl.config import TrainConfig, WorkersConfig
 from recurrl.config.cell import NO_CELL
-from recurrl.config.collector import ReplayConfig
 from recurrl.config.plugins import factory
 from recurrl.envs import make_batched_env
 from recurrl.errors import check_method, naming, require
@@ -32,7 +31,6 @@ from recurrl.runtime.ranks import World, world
 from recurrl.runtime.run_summary import RunSummary
 from recurrl.runtime.seeds import seed_of_rank, seed_process, seeds
 from recurrl.runtime.signals import StopRequest
-from recurrl.specs import is_continuous
 from recurrl.tracking import make_trackers
 from recurrl.tracking.progress import Progress
 from recurrl.trainer import Trainer
@@ -241,16 +239,11 @@ def make_collector(config: TrainConfig, policy: Policy, frames: int = 0, restart
 def describe(config: TrainConfig, algorithm: Algorithm) -> str:
     """A one-line description of a run."""
     parameters = sum(parameter.numel() for parameter in algorithm.parameters() if parameter.requires_grad)
-    buffer = config.buffer
-    continuous = is_continuous(algorithm.policy.action_spec)
-    replays = buffer.replays and not (isinstance(buffer, ReplayConfig) and buffer.max_replay_ratio(continuous) == 1)
-    is_off_policy = replays or config.collector.collects_ahead
-    corrected = "; old rows corrected" * (is_off_policy and config.algorithm.corrects_for_old_weights)
     memory = "no memory (cell=none)"
     if config.cell.name != NO_CELL:
         memory = f"{config.cell.name} {config.cell.hidden_size}, backend={config.backend.name},"
     return (
         f"{config.env.id}, {config.env.num_envs} environments; {memory} on {config.device}, precision "
         f"{config.precision}; {parameters:,} parameters; "
-        f"{config.iterations} iteration{'s' * (config.iterations != 1)} of {config.frames_per_batch} frames{corrected}"
+        f"{config.iterations} iteration{'s' * (config.iterations != 1)} of {config.frames_per_batch} frames"
     )

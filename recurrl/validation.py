@@ -136,20 +136,19 @@ def _check_recurrence(config: TrainConfig) -> None:
         require(reason is None, str(reason))
     recurrent, advice = config.algorithm.critic_kind == "recurrent", "Choose a cell, or algorithm.critic=feedforward."
     _must(not recurrent or cell is not None, "cell", "a recurrent one with algorithm.critic=recurrent", NO_CELL, advice)
-    if config.compile != "none":
-        compiler = os.environ.get("CXX", "g++")
-        require(
-            device.type != "cpu" or shutil.which(compiler) is not None,
-            f"compile=loss needs a C++ compiler, but {compiler} is not on PATH. Install one (apt-get install g++), "
-            "name another in the environment variable CXX, or leave compile out.",
-        )
-        if cell is not None:
-            _check_compiled_cell(config, cell)
     if config.compile == "cudagraphs":
         advice = "Choose a GPU, or compile=loss."
         _must(device.type == "cuda", "device", "a CUDA device with compile=cudagraphs", config.device, advice)
         collector, advice = config.collector.name, "Choose collector=single, or compile=loss."
         _must(collector == "single", "collector", "single with compile=cudagraphs", collector, advice)
+    if config.compile != "none":
+        compiler = os.environ.get("CXX", "g++")
+        condition = f"none without a C++ compiler ({compiler} is not on PATH)"
+        advice = "Install one (apt-get install g++), or name another in the environment variable CXX."
+        found = device.type != "cpu" or shutil.which(compiler) is not None
+        _must(found, "compile", condition, config.compile, advice)
+        if cell is not None:
+            _check_compiled_cell(config, cell)
 
 
 def _check_compiled_cell(config: TrainConfig, cell: Cell) -> None:
@@ -201,13 +200,14 @@ def _check_off_policy(config: TrainConfig) -> None:
     algorithm, buffer = config.algorithm, config.buffer
     condition = f"on_policy with algorithm={algorithm.name}, which does not correct for older weights"
     advice = "Use buffer=on_policy."
-    _must(algorithm.corrects_for_old_weights or not buffer.replays, "buffer", condition, buffer.name, advice)
+    _must(algorithm.is_off_policy_corrected or not buffer.replays, "buffer", condition, buffer.name, advice)
     if isinstance(buffer, ReplayConfig):
-        lowest, ratio, limit = buffer.min_replay_ratio, buffer.max_replay_ratio(continuous=True), buffer.rollouts + 1
+        lowest, highest, limit = buffer.min_replay_ratio, buffer.replay_ratio, buffer.rollouts + 1
         condition = f"at most {limit}, the new rollout and the {buffer.rollouts} before it"
-        _must(ratio <= limit, "buffer.replay_ratio", condition, ratio, "Keep more in buffer.rollouts, or replay less.")
-        condition = f"at most {ratio} with buffer.replay_ratio={json.dumps(buffer.replay_ratio)}"
-        _must(lowest <= ratio, "buffer.min_replay_ratio", condition, lowest, "Raise that, or lower this.")
+        for key, ratio in (("replay_ratio", highest or 1), ("min_replay_ratio", lowest)):
+            _must(ratio <= limit, f"buffer.{key}", condition, ratio, "Keep more in buffer.rollouts, or replay less.")
+        condition = f"at most buffer.replay_ratio={highest}"
+        _must(lowest <= (highest or lowest), "buffer.min_replay_ratio", condition, lowest, "Raise that, or lower this.")
 
 
 def _check_states(config: TrainConfig) -> None:

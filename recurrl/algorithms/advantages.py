@@ -54,11 +54,12 @@ def gae(
 
 
 @torch.no_grad()
-def recompute_values(rows_NT: TensorDictBase, policy: Policy) -> Tensor:
-    """Ratios ``[N, T, 1]`` of the policy's probabilities to those of the behaviour policy, for :func:`gae`.
+def reevaluate(rows_NT: TensorDictBase, policy: Policy) -> Tensor:
+    """Re-evaluates rows of older weights in place, and returns the importance ratios ``[N, T, 1]`` for :func:`gae`.
 
     Runs the policy once over rows ``[N, T]``, from the states stored at their beginnings. Its log-probabilities and
-    values replace those of the rows, and its states replace the next states at the ends of episodes and rows.
+    values replace those of the rows, and its states replace the next states at the ends of episodes and rows. The
+    ratios are those of the policy's probabilities to the behaviour policy's.
     """
     output = policy.sequence(*policy.inputs(rows_NT))
     rows_NT.set(VALUE, output.value)

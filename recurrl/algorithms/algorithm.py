@@ -76,7 +76,7 @@ class Algorithm(nn.Module):
         self._is_checked = False
 
     def prepare(self, rows_NT: TensorDictBase, reward_NT: Tensor) -> dict[str, float]:
-        """Writes what the loss reads, such as advantages, into rows ``[N, T]``, and advances schedules.
+        """Computes the inputs of the loss, such as advantages, into rows ``[N, T]``, and advances schedules.
 
         Called once per iteration, without gradients, before the policy changes. Minibatches hold all entries but
         ``next``. One number per step is written as ``[N, T, 1]``.

@@ -10,7 +10,7 @@ from tensordict import TensorDictBase
 from torch import Tensor, nn
 from torch.nn import functional
 
-from recurrl.algorithms.advantages import advantage_metrics, gae, next_values, recompute_values, standardized
+from recurrl.algorithms.advantages import advantage_metrics, gae, next_values, reevaluate, standardized
 from recurrl.algorithms.algorithm import Algorithm
 from recurrl.algorithms.gradient_signal import AVERAGE_RATE
 from recurrl.algorithms.importance import clipped_surrogate, log_range, mean_of
@@ -23,8 +23,8 @@ from recurrl.policy.policy import Policy, SequenceOutput
 from recurrl.runtime.statistics import masked, moments, summary, variance
 from recurrl.specs import is_continuous
 
-MAX_FOLLOWED = 1.5
-"""The factor by which the probability of an old action may have changed as its advantage asks, and still be learned."""
+STALE_RATIO_LIMIT = 1.5
+"""A step of older weights is not learned from once its ratio has moved this far in the direction of its advantage."""
 MIN_EXPLAINED_VARIANCE = 0.2
 """A critic explains the returns once its explained variance, averaged over iterations, exceeds this."""
 MIN_HORIZON = 10
@@ -72,9 +72,8 @@ class PPO(Algorithm):
         options = self.options
         # Again, because a callback may change these options.
         self.log_clip_range = log_range(options.clip_epsilon, options.clip_epsilon_high)
-        has_old_rows = self.config.collector.collects_ahead or len(rows_NT) > self.config.env.num_envs
-        # This also writes the log-probabilities, values and next states of the current weights.
-        ratio = recompute_values(rows_NT, self.policy) if has_old_rows else None
+        is_off_policy = self.config.collector.collects_ahead or len(rows_NT) > self.config.env.num_envs
+        ratio = reevaluate(rows_NT, self.policy) if is_off_policy else None
         # Rows begin with the rollout; the episodes of earlier ones have been counted.
         gamma, reward_NT1 = self._discount(rows_NT[: self.config.env.num_envs]), reward_NT.unsqueeze(-1)
         if gamma < options.gamma < 1:
@@ -99,8 +98,8 @@ class PPO(Algorithm):
         self.entropy_coeff.copy_(coeff * self.advantage_scale.value)
         if ratio is not None:
             # Each update clips its own ratio only: the noise of one advantage would move the policy in all of them.
-            followed = torch.where(advantage > 0, ratio, 1 / ratio)
-            advantage = torch.where(followed > MAX_FOLLOWED, 0.0, advantage)
+            moved = torch.where(advantage > 0, ratio, 1 / ratio)
+            advantage = torch.where(moved > STALE_RATIO_LIMIT, 0.0, advantage)
         rows_NT.update({ADVANTAGE: advantage, VALUE_TARGET: target})
         return metrics
 

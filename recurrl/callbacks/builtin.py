@@ -51,7 +51,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(eq=False)
 class ConsistencyCheck(Callback):
-    """Checks that the update sees what the rollout saw, once, on the first rollout with weights of this process.
+    """Runs the consistency check once, on the first rollout that weights of this process collected.
 
     A resumed run may begin with rollouts that were collected ahead of learning, by weights that were not saved.
 

@@ -28,8 +28,8 @@ class AlgorithmConfig:
     gamma: float = option("discount per step", FRACTION)
     max_grad_norm: float | None = option("gradients are clipped to this norm; null: not at all", POSITIVE)
     target_kl: float | None = option("approximate KL above which an iteration's epochs end; null: none", POSITIVE)
-    corrects_for_old_weights: ClassVar[bool] = False
-    """True if the advantages are correct for batches that older weights collected."""
+    is_off_policy_corrected: ClassVar[bool] = False
+    """True if the advantages are correct for rows that stale weights collected."""
 
     @property
     def critic_kind(self) -> str | None:
@@ -76,7 +76,7 @@ class ClippedConfig(AlgorithmConfig):
         return self.entropy_coeff != 0 and self.entropy_final_fraction != 1
 
     def bonus(self, continuous: bool) -> float:
-        """``entropy_coeff``, or what stands for null."""
+        """``entropy_coeff``, or its default for this kind of action."""
         if self.entropy_coeff is None:
             return 0.04 if continuous else 0.02
         return self.entropy_coeff
@@ -122,7 +122,7 @@ class PPOConfig(ClippedConfig):
         """The option ``critic_observation``."""
         return tuple(self.critic_observation)
 
-    corrects_for_old_weights = True  # by V-trace
+    is_off_policy_corrected = True  # by V-trace
 
 
 @dataclass

@@ -61,7 +61,7 @@ class ReplayConfig(BufferConfig):
     rollouts: int = option("earlier rollouts to keep, if replay_ratio is above 1", Range(1, 1000, integers=True))
     replay_ratio: int | None = option(
         "rows to learn from per new row, including the new one, where gradients are noise (optim/signal); "
-        "null: 4, or 1 with continuous actions",
+        "null: 4, or 1 with continuous actions, and at least min_replay_ratio",
         Range(2, 1000, integers=True),
     )
     min_replay_ratio: int = option(
@@ -70,5 +70,5 @@ class ReplayConfig(BufferConfig):
     replays = True
 
     def max_replay_ratio(self, continuous: bool) -> int:
-        """``replay_ratio``, or what stands for null."""
-        return self.replay_ratio or (1 if continuous else 4)
+        """``replay_ratio``, or its default for this kind of action."""
+        return self.replay_ratio or max(self.min_replay_ratio, 1 if continuous else 4)

@@ -64,7 +64,7 @@ SEED = Range(0, 2**31 - 1, integers=True)
 
 
 class Condition(NamedTuple):
-    """What an option needs to have an effect.
+    """A precondition for an option to have an effect.
 
     Attributes:
         words: the condition in words, which follow "only with".

@@ -93,7 +93,7 @@ class BatchedEnv(EnvBase):
         """
 
     def start_in_groups(self, size: int, seed: int) -> None:
-        """From now on, ``size`` neighbours start their episodes from the same states, for ``algorithm=grpo``.
+        """From now on, ``size`` neighbours start their episodes from the same states.
 
         The j-th episode after a full reset starts from the same state in all members of a group, and from a different
         one in other groups, for other j and after other full resets.
@@ -102,8 +102,9 @@ class BatchedEnv(EnvBase):
             ConfigError: the environment cannot start episodes in groups.
         """
         raise ConfigError(
-            "algorithm=grpo needs the episodes of a group to start from the same state, which this environment cannot "
-            "do. Choose algorithm=ppo, or a task of single Gymnasium environments."
+            f"{type(self).__name__} must be able to start the episodes of a group from the same state (got "
+            f"algorithm.group_size={size}). Choose an algorithm without groups, such as ppo, or a task of single "
+            "Gymnasium environments."
         )
 
     def metrics(self) -> dict[str, float]:
@@ -120,7 +121,7 @@ class BatchedEnv(EnvBase):
 
     @property
     def stateful(self) -> Stateful:
-        """What holds the state that lasts beyond episodes, such as a curriculum's level, for checkpoints."""
+        """The object whose state outlasts episodes, such as a curriculum's level, for checkpoints."""
         return self
 
     def save_episodes(self) -> dict[str, Any]:

@@ -71,9 +71,7 @@ class Source(ABC):
             value = getattr(self.options, name)
             if name not in self.supported_options and value != unused[name]:
                 got, instead = (json.dumps(each, default=str).strip('"') for each in (value, unused[name]))
-                raise ConfigError(
-                    f"env.source={self.options.source} does not support env.{name}={got}. Set env.{name}={instead}."
-                )
+                raise ConfigError(f"env.{name} must be {instead} with env.source={self.options.source} (got {got}).")
 
     def episode_limit(self) -> int | None:
         """The steps after which an episode is truncated; None if unknown."""
@@ -134,7 +132,7 @@ class GymnasiumSource(Source):
             env = TimeLimit(env, options.max_episode_steps)
         for name in ("observation_space", "action_space"):
             if not isinstance(getattr(env, name, None), spaces.Space):
-                raise ConfigError(f"{options.id} has no {name}. Set one in its constructor.")
+                raise ConfigError(f"env.id={options.id} must have an {name} (got none). Set it in its constructor.")
         return env
 
 
@@ -163,8 +161,6 @@ def _wrapper(entry: Any) -> tuple[str, Callable[..., gymnasium.Env[Any, Any]]]:
     setting = f"env.wrappers={name}"
     wrapper = load(name, setting)
     if not (inspect.isclass(wrapper) and issubclass(wrapper, gymnasium.Wrapper)):
-        raise ConfigError(
-            f"{setting} is not a wrapper of single environments. Use a class derived from gymnasium.Wrapper."
-        )
+        raise ConfigError(f"env.wrappers must be classes derived from gymnasium.Wrapper (got {name}).")
     check_arguments(wrapper, ["env", *arguments], setting)
     return name, partial(wrapper, **arguments)

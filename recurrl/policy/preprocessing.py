@@ -1,4 +1,4 @@
-"""What happens to each entry of an observation: conversion to floating point and normalisation, then a network.
+"""Preprocessing of the entries of observations: conversion to floating point, normalisation, an encoder.
 
 A policy that sees its previous action gets it as one vector, see :class:`PreviousAction`.
 

@@ -91,7 +91,7 @@ def run(
 
         def accepted() -> None:
             record_settings()
-            (run_dir / SUMMARY).unlink(missing_ok=True)  # if the run is killed, an earlier one must not speak for it
+            (run_dir / SUMMARY).unlink(missing_ok=True)  # an old one would be taken for that of a killed run
 
         # The settings of a run that is resumed in place stay as they were until its checkpoint is loaded.
         if start is None or not start.is_in(run_dir):

@@ -9,7 +9,7 @@ from tensordict import TensorDict
 from tensordict.nn import TensorDictModuleBase
 from torchrl.objectives import ClipPPOLoss
 
-from recurrl.algorithms.advantages import gae, next_values, recompute_values, standardized
+from recurrl.algorithms.advantages import gae, next_values, reevaluate, standardized
 from recurrl.algorithms.importance import effective_sample_fraction, ratio_metrics
 from recurrl.build import make_algorithm, make_policy_for
 from recurrl.keys import LOSS_MASK
@@ -206,7 +206,7 @@ def test_an_old_step_that_the_policy_has_followed_has_no_advantage(env, small):
     rows["action_log_prob"] += torch.linspace(-1, 1, B * T, dtype=torch.float64).reshape(B, T)
     same = rows.clone()
     algorithm.prepare(rows, reward)
-    ratio = recompute_values(same, policy)
+    ratio = reevaluate(same, policy)
     advantage, target = gae(same, reward.unsqueeze(-1), next_values(same, policy), 0.995, 0.9, ratio)
     followed = ((advantage > 0) & (ratio > 1.5)) | ((advantage < 0) & (ratio < 1 / 1.5))
     assert 0 < followed.sum() < ((ratio - 1).abs() > 0.5).sum()

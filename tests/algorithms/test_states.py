@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensordict import TensorDict
 
-from recurrl.algorithms.advantages import next_values, recompute_values
+from recurrl.algorithms.advantages import next_values, reevaluate
 from recurrl.algorithms.states import SliceStates
 from recurrl.buffers.on_policy import SliceBuffer
 from recurrl.build import make_policy_for
@@ -128,7 +128,7 @@ def test_losses_and_gradients_are_those_of_a_loop_from_a_constant_state(policy, 
 def test_values_and_bootstraps_are_recomputed_with_the_current_weights(policy, cut):
     rows = rows_of(policy, *cut)
     before = rows.clone()
-    ratio = recompute_values(rows, policy)
+    ratio = reevaluate(rows, policy)
     torch.testing.assert_close(ratio.squeeze(-1).log() + before[LOG_PROB], rows[LOG_PROB], rtol=1e-9, atol=1e-9)
     bootstraps = next_values(rows, policy)
     for n, row in enumerate(before.unbind(0)):

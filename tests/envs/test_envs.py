@@ -63,7 +63,7 @@ UNSUPPORTED = [
     (spaces.Box(-1, 1, (0,)), DISCRETE, r"Box.*: its shape \(0,\) has no entries"),
     (BOX, spaces.Box(-1, 1, ()), r"it has no dimensions; declare it with shape \(1,\)"),
     *((*pair, "Dict.*: entries have the same name when joined by dots") for pair in ((TWICE, DISCRETE), (BOX, TWICE))),
-    (None, DISCRETE, "has no observation_space. Set one in its constructor"),
+    (None, DISCRETE, r"must have an observation_space \(got none\). Set it in its constructor"),
     (BOX, spaces.Dict({"a": spaces.Tuple([spaces.Text(3)])}), r"unsupported actions Text.* \(entry a.0\): a Text"),
 ]
 

@@ -116,7 +116,7 @@ CHOOSE = "Choose one of: t_maze, memory_chain, repeat_previous; or use module:Cl
 UNSUPPORTED = [
     ({"env.id": "y_maze"}, f"env.id=y_maze is not a memory task. {CHOOSE}"),
     ({"env.kwargs": {}}, f"env.id=t_maze requires env.kwargs.length, which is not given. {TAKES}"),
-    ({"env.packages": ["tasks"]}, 'env.source=memory does not support env.packages=["tasks"]. Set env.packages=[].'),
+    ({"env.packages": ["tasks"]}, 'env.packages must be [] with env.source=memory (got ["tasks"]).'),
 ]
 
 

@@ -120,8 +120,11 @@ MISTAKES = [
     ("env=mine:OnTensors env.sise=3", "Unknown configuration key 'env.sise'. Did you mean env.size"),
     ("env=gym env.id=mine:Gym env.xyzzy=3", "An argument of the environment is env.kwargs.xyzzy."),
     ("env=gymnasium.envs.classic_control:CartPoleEnv", "is env=gym env.id=gymnasium.envs.classic_control:CartPoleEnv"),
-    ("env=mine:OnTensors env.wrappers=[a.b:C]", 'does not support env.wrappers=["a.b:C"]. Set env.wrappers=[].'),
-    ("env=mine:OnTensors algorithm=grpo algorithm.group_size=2", "environment cannot do. Choose algorithm=ppo"),
+    ("env=mine:OnTensors env.wrappers=[a.b:C]", 'must be [] with env.source=mine:OnTensors (got ["a.b:C"]).'),
+    (
+        "env=mine:OnTensors algorithm=grpo algorithm.group_size=2",
+        "(got algorithm.group_size=2). Choose an algorithm without groups, such as ppo",
+    ),
     ("env=mine:OnTensors env.failure=raises", "(OnTensors), at step 3, raised RuntimeError in step: the simulator"),
     ("env=mine:OnTensors env.failure=hangs collector.timeout_s=0.3", "no response within collector.timeout_s=0.3 s."),
     ("env=gym env.source=memory env.id=mine:Options", "env.id=mine:Options is not a memory task."),

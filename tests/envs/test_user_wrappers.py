@@ -51,8 +51,11 @@ def test_an_episode_limit_counts_the_steps_of_the_policy(compose):
 
 IMPOSSIBLE = [
     ("[nowhere:Shift]", "env.wrappers=nowhere:Shift: there is no module nowhere. Install its package, or run from"),
-    ("[wrappers_of_mine:function]", "function is not a wrapper of single environments. Use a class derived from"),
-    ("[gymnasium.wrappers.vector:ClipReward]", "ClipReward is not a wrapper of single environments."),
+    ("[wrappers_of_mine:function]", "derived from gymnasium.Wrapper (got wrappers_of_mine:function)."),
+    (
+        "[gymnasium.wrappers.vector:ClipReward]",
+        "derived from gymnasium.Wrapper (got gymnasium.wrappers.vector:ClipReward).",
+    ),
     ("[{wrapper:wrappers_of_mine:Shift,buy:2}]", "Shift does not take buy. It takes: env, by."),
     ("[ClipReward]", "(got ClipReward)."),
     ("[3]", "(got 3)."),
