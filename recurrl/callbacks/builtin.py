@@ -323,4 +323,4 @@ class Log(Callback):
         self.progress.close()
         with ExitStack() as stack:
             for tracker in self.trackers:
-                stack.callback(tracker.close, int(failed))
+                stack.callback(tracker.close, failed)

@@ -51,7 +51,6 @@ def _upload(arguments: argparse.Namespace) -> str:
         about = {**evaluation, "frames": best.frames, "version": best.version, "sha256": best.checksums}
         artifacts: dict[str, tuple[Path, Mapping[str, Any]]] = {CHECKPOINT: (best.path, about)}
         artifacts |= {kind: (run_dir / kind, {}) for kind in (EXPORTS, VIDEOS) if (run_dir / kind).is_dir()}
-        # The exit code of training, which wandb shows as the state of its run.
-        exit_code = 0 if read_summary(run_dir).get("status") in ("completed", "stopped") else 1
-        where = upload(options, run_id, run_dir, plain(run_config.config), artifacts, exit_code)
+        failed = read_summary(run_dir).get("status") not in ("completed", "stopped")
+        where = upload(options, run_id, run_dir, plain(run_config.config), artifacts, failed)
     return f"{', '.join(artifacts)}: artifacts of the run's wandb run. {where}\n"

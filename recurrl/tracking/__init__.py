@@ -53,11 +53,11 @@ class Tracker:
         """
         raise NotImplementedError
 
-    def close(self, exit_code: int = 0) -> None:
+    def close(self, failed: bool = False) -> None:
         """Flushes and releases files, threads and connections.
 
         Args:
-            exit_code: 0 for a run that succeeded, nonzero for one that failed.
+            failed: True if the run failed, which a web service may show.
         """
 
 
@@ -84,7 +84,7 @@ def make_trackers(
                 isinstance(tracker, Tracker),
                 f"logger={name} must be a recurrl.tracking.Tracker (got {type(tracker).__name__}). Derive from it.",
             )
-            opened.callback(tracker.close, 1)
+            opened.callback(tracker.close, failed=True)
             trackers[name] = tracker
         opened.pop_all()
     return trackers

@@ -29,7 +29,7 @@ class TensorboardTracker(Tracker):
             self._writer.add_scalar(name, value, global_step=frames)
         self._writer.flush()
 
-    def close(self, exit_code: int = 0) -> None:
+    def close(self, failed: bool = False) -> None:
         """Closes the events file."""
         if self._writer is not None:
             self._writer.close()

@@ -54,9 +54,9 @@ class WandbTracker(Tracker):
             # Frames are wandb's steps too: only files with consecutive steps are uploaded as one run.
             self._attempt(self._run.log, {FRAMES: frames, **metrics}, step=frames)
 
-    def close(self, exit_code: int = 0) -> None:
+    def close(self, failed: bool = False) -> None:
         """Finishes the run, waiting up to a timeout for pending writes and uploads."""
-        self._attempt(self._run.finish, exit_code=exit_code)
+        self._attempt(self._run.finish, exit_code=int(failed))
 
     def _attempt(self, call: Callable[..., object], *args: Any, **kwargs: Any) -> None:
         """Calls wandb, unless an earlier call failed."""
@@ -144,7 +144,7 @@ def upload(
     run_dir: Path,
     settings: Settings,
     artifacts: Mapping[str, tuple[Path, Mapping[str, Any]]],
-    exit_code: int,
+    failed: bool,
 ) -> str:
     """Adds artifacts to the wandb run of a finished training run, and returns where they are.
 
@@ -154,7 +154,7 @@ def upload(
         run_dir: the training run's directory.
         settings: the training run's whole configuration.
         artifacts: the folder and the metadata of each, by kind.
-        exit_code: the training run's exit code.
+        failed: True if the training run failed, which wandb shows as the state of its run.
 
     Raises:
         ConfigError: wandb cannot continue the run.
@@ -167,10 +167,10 @@ def upload(
     try:
         for kind, (folder, metadata) in artifacts.items():
             log_artifact(run, kind, folder, metadata)
-        run.finish(exit_code=exit_code)
+        run.finish(exit_code=int(failed))
     except Exception as error:  # wandb's failures have no common public type
         with suppress(Exception):
-            run.finish(exit_code=exit_code)
+            run.finish(exit_code=int(failed))
         raise RunError(
             f"Not all of {', '.join(artifacts)} became artifacts of wandb run {run_id}: {message_of(error)}. Check the "
             "disk and the connection, and try again."

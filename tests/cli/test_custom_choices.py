@@ -23,7 +23,7 @@ class Notes(Tracker):
     def log(self, frames, metrics):
         pass
 
-    def close(self, exit_code=0):
+    def close(self, failed=False):
         pass
 
 class Failing(Notes):

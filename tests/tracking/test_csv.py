@@ -50,7 +50,7 @@ def test_a_run_that_resumes_in_its_directory_continues_its_rows(logger_options, 
 def test_a_resumed_run_that_logs_nothing_changes_nothing(logger_options, tmp_path):
     write_rows(tmp_path / "metrics.csv", [(8, {"a": 8.0}), (16, {"a": 16.0})])
     before = (tmp_path / "metrics.csv").read_bytes()
-    make(logger_options(), tmp_path, {}).close(exit_code=1)
+    make(logger_options(), tmp_path, {}).close(failed=True)
     assert (tmp_path / "metrics.csv").read_bytes() == before
 
 

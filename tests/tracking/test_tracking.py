@@ -19,7 +19,7 @@ def test_closing_reaches_every_destination_and_raises_the_failure_of_one(failing
     trackers[failing].close.side_effect = OSError("disk full")
     with pytest.raises(OSError, match="disk full"):
         Log(trackers, diagnosis=None, checkpoints=None, progress=Mock()).close(failed=True)
-    assert [tracker.close.mock_calls for tracker in trackers] == [[call(1)]] * 3
+    assert [tracker.close.mock_calls for tracker in trackers] == [[call(True)]] * 3
 
 
 def test_a_metric_named_like_the_axis_is_an_error_before_recording(tmp_path):
@@ -40,7 +40,7 @@ def test_destinations_are_closed_as_failed_when_a_later_one_fails(logger_options
     monkeypatch.setattr(recurrl.tracking.csv, "make", lambda *_: first)
     monkeypatch.setattr(recurrl.tracking.tensorboard, "make", Mock(**made))
     assert error in error_of(make_trackers, logger_options("tensorboard"), tmp_path, {}, kind=ValueError)
-    assert first.close.mock_calls == [call(1)]
+    assert first.close.mock_calls == [call(failed=True)]
 
 
 def test_importing_the_package_and_making_csv_imports_no_heavy_library(tmp_path):

@@ -38,9 +38,9 @@ def log(trackers, *frames):
             tracker.log(count, {"loss/critic": count / 10})
 
 
-def close(trackers, exit_code=0):
+def close(trackers, failed=False):
     for tracker in trackers.values():
-        tracker.close(exit_code)
+        tracker.close(failed)
 
 
 def ids(trackers):
@@ -59,7 +59,7 @@ def test_a_resumed_run_is_one_server_run_with_increasing_steps(server, online, t
     first = trackers_of(online, tmp_path / "run")
     log(first, 32, 64, 96)
     # Like a killed run, which never reports its end.
-    close(first, exit_code=1)
+    close(first, failed=True)
     [(run_id, rows)] = server.history.items()
     assert ids(first) == {"wandb": run_id}
     del rows[arrived:]

@@ -34,6 +34,6 @@ class JsonLines(Tracker):
         values = {name: value if math.isfinite(value) else None for name, value in logged.items()}
         self._file.write(json.dumps({"frames": frames, **values}) + "\n")
 
-    def close(self, exit_code: int = 0) -> None:
+    def close(self, failed: bool = False) -> None:
         """Closes the file."""
         self._file.close()
