@@ -6,6 +6,9 @@ from typing import Any
 
 from tensordict import NestedKey
 
+KeyPath = tuple[str, ...]
+"""The names of a nested key, the outermost first."""
+
 OBSERVATION = "observation"
 """A tensor, or a nested TensorDict, which may hold ``ACTION_MASK``, ``PREVIOUS_REWARD`` and ``PRIVILEGED``."""
 ACTION_MASK = "action_mask"
@@ -34,7 +37,7 @@ FINAL_UNKNOWN = "final_unknown"
 """True after the last step of an episode whose last observation the environment does not give."""
 
 
-def path_of(key: NestedKey) -> tuple[str, ...]:
+def path_of(key: NestedKey) -> KeyPath:
     """A key as the tuple of its names."""
     return (key,) if isinstance(key, str) else key
 
@@ -44,7 +47,7 @@ def name_of(key: NestedKey) -> str:
     return ".".join(path_of(key))
 
 
-def nested(entries: Mapping[tuple[str, ...], Any]) -> dict[str, Any]:
+def nested(entries: Mapping[KeyPath, Any]) -> dict[str, Any]:
     """Nested dicts, from entries by path."""
     tree: dict[str, Any] = {}
     for (*outer, last), entry in entries.items():

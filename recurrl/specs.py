@@ -5,10 +5,10 @@ from tensordict import TensorDictBase
 from torch import Tensor
 from torchrl.data import Binary, Bounded, Categorical, Composite, MultiCategorical, TensorSpec
 
-from recurrl.keys import path_of
+from recurrl.keys import KeyPath, path_of
 
 
-def leaves_of(spec: TensorSpec) -> list[tuple[tuple[str, ...], TensorSpec]]:
+def leaves_of(spec: TensorSpec) -> list[tuple[KeyPath, TensorSpec]]:
     """The tensors' specs within a spec, with their paths; the spec of a tensor has the path ``()``."""
     if not isinstance(spec, Composite):
         return [((), spec)]

@@ -15,10 +15,8 @@ from recurrl.config import EnvConfig
 from recurrl.envs.batched import Tensors
 from recurrl.envs.spaces import box_spec, space_of
 from recurrl.errors import ConfigError, require
-from recurrl.keys import ACTION_MASK, OBSERVATION, PREVIOUS_REWARD, PRIVILEGED
+from recurrl.keys import ACTION_MASK, OBSERVATION, PREVIOUS_REWARD, PRIVILEGED, KeyPath
 from recurrl.specs import bounds_of, leaves_of
-
-Path = tuple[str, ...]
 
 
 class Entry(nn.Module):
@@ -93,7 +91,9 @@ class Interface(nn.Module):
         self._modules_of_entries = nn.ModuleList(self.entries.values())
         self.observation_spec = Composite({key: entry.spec for key, entry in self.entries.items()})
 
-    def _added_entries(self, observation: Composite, own: Collection[Path], adds_privileged: bool) -> dict[Path, Entry]:
+    def _added_entries(
+        self, observation: Composite, own: Collection[KeyPath], adds_privileged: bool
+    ) -> dict[KeyPath, Entry]:
         """What the policy sees in addition to the environment's own observation."""
         masked, present = self.env.action_mask_from_info, set(observation.keys())
         gives = ACTION_MASK in present
@@ -127,11 +127,11 @@ class Interface(nn.Module):
             raw[OBSERVATION] = torch.cat([observation[key] for key in columns], -1).index_select(-1, order)
         return raw
 
-    def env_action(self, action: Any) -> dict[Path, Tensor]:
+    def env_action(self, action: Any) -> dict[KeyPath, Tensor]:
         """Converts the policy's action to the environment's: its parts by path, which is ``()`` for a single part."""
         return {part.path: part.to_env(action[part.path] if part.path else action) for part in self.parts}
 
-    def policy_action(self, action: Any) -> dict[Path, Tensor]:
+    def policy_action(self, action: Any) -> dict[KeyPath, Tensor]:
         """The inverse of :meth:`env_action`: converts the environment's action to the policy's parts, by path."""
         return {part.path: part.from_env(action[part.path]) for part in self.parts}
 
@@ -156,7 +156,7 @@ class ActionPart(nn.Module):
     _scaling: Tensor
     """The middle, half the range, and the lower and upper bound of the environment's actions, in float64."""
 
-    def __init__(self, path: Path, raw: TensorSpec) -> None:
+    def __init__(self, path: KeyPath, raw: TensorSpec) -> None:
         super().__init__()
         self.path, self.raw, self.spec = path, raw, raw
         self.is_continuous = raw.dtype.is_floating_point
@@ -188,7 +188,7 @@ class ActionPart(nn.Module):
         return torch.where(half > 0, (action.double() - middle) / half, 0.0).to(torch.get_default_dtype())
 
 
-def _own_entries(observation: TensorSpec, mask: Collection[int | str], privileged: bool) -> dict[Path, Entry]:
+def _own_entries(observation: TensorSpec, mask: Collection[int | str], privileged: bool) -> dict[KeyPath, Entry]:
     """The environment's own entries that the policy sees."""
     if isinstance(observation, Composite):
         return _own_entries_of_dict(observation, mask, privileged)
@@ -212,7 +212,7 @@ def _own_entries(observation: TensorSpec, mask: Collection[int | str], privilege
     return {(name,): Entry(OBSERVATION, box_spec(low[each], high[each]), each) for name, each in columns.items()}
 
 
-def _own_entries_of_dict(observation: Composite, mask: Collection[int | str], privileged: bool) -> dict[Path, Entry]:
+def _own_entries_of_dict(observation: Composite, mask: Collection[int | str], privileged: bool) -> dict[KeyPath, Entry]:
     """The entries of a dict that are not hidden; the entries of a tuple are called 0, 1, and so on."""
     hidden, names = set(map(str, mask)), [name for name in observation.keys() if name != ACTION_MASK]  # noqa: SIM118
     if hidden and not hidden < set(names):

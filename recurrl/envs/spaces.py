@@ -12,7 +12,7 @@ from torch import Tensor
 from torchrl.data import Binary, Bounded, Categorical, Composite, MultiCategorical, TensorSpec, Unbounded
 
 from recurrl.errors import ConfigError, require
-from recurrl.keys import ACTION_MASK, OBSERVATION
+from recurrl.keys import ACTION_MASK, OBSERVATION, KeyPath
 from recurrl.specs import bounds_of, choices
 
 Space = spaces.Space[Any]
@@ -51,7 +51,7 @@ def is_text(space: Space) -> bool:
     return all(leaf.dtype is not None and leaf.dtype.kind == "U" for _, leaf in leaves(space))
 
 
-def leaves(space: Space, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Space]]:
+def leaves(space: Space, path: KeyPath = ()) -> Iterator[tuple[KeyPath, Space]]:
     """The leaf spaces of nested dicts and tuples, with the path to each; an empty one is a leaf."""
     parts = parts_of(space)
     if not parts:

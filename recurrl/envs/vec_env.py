@@ -21,7 +21,7 @@ from recurrl.envs.batched import BatchedEnv, Tensors
 from recurrl.envs.checks import UnnamedEnvError, unpacked
 from recurrl.envs.spaces import Space, dicts_to_tuples, raw_specs, tuples_to_dicts
 from recurrl.errors import ConfigError, require
-from recurrl.keys import FINAL_UNKNOWN, INSERTED, OBSERVATION, PRIVILEGED, name_of, path_of
+from recurrl.keys import FINAL_UNKNOWN, INSERTED, OBSERVATION, PRIVILEGED, KeyPath, name_of, path_of
 from recurrl.runtime.serialization import Stateful
 
 logger = logging.getLogger(__name__)
@@ -298,7 +298,7 @@ def _is_dict(value: Any) -> bool:
     return isinstance(value, Mapping | TensorDictBase)
 
 
-def _leaves(path: tuple[str, ...], value: Any) -> Iterator[tuple[NestedKey, Any]]:
+def _leaves(path: KeyPath, value: Any) -> Iterator[tuple[NestedKey, Any]]:
     """The keys and values of the leaves of nested dicts; a path of one name is that name."""
     if not _is_dict(value):
         yield path[0] if len(path) == 1 else path, value

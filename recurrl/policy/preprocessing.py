@@ -15,11 +15,10 @@ from torch import Tensor, nn
 from torchrl.data import Binary, Categorical, Composite, TensorSpec, Unbounded
 
 from recurrl.errors import naming, require
-from recurrl.keys import ACTION_MASK, PREVIOUS_REWARD, name_of, nested
+from recurrl.keys import ACTION_MASK, PREVIOUS_REWARD, KeyPath, name_of, nested
 from recurrl.policy.normalization import ObservationNormalizer, update_statistics
 from recurrl.specs import bounds_of, choices, is_image, leaves_of
 
-Path = tuple[str, ...]
 PREVIOUS_ACTION_GAIN = 0.01
 """Factor on the initial weights of the previous action: a policy starts as if it hardly saw it, because tasks that can
 be learned without it would otherwise take longer (docs/measurements/recipe.md)."""
@@ -76,7 +75,7 @@ def per_entry(observation: TensorSpec, make_network: Callable[[TensorSpec], nn.M
     """
     if not isinstance(observation, Composite):
         return make_network(observation)
-    networks: dict[Path, nn.Module] = {}
+    networks: dict[KeyPath, nn.Module] = {}
     for path, spec in leaves_of(observation):
         with naming(f"Observation entry {name_of(path)}"):
             networks[path] = nn.Identity() if path == (PREVIOUS_REWARD,) else make_network(spec)
@@ -90,12 +89,12 @@ class PerEntry(nn.Module):
         entries: modules by the path to the entry. Entries without a module are ignored.
     """
 
-    def __init__(self, entries: Mapping[Path, nn.Module]) -> None:
+    def __init__(self, entries: Mapping[KeyPath, nn.Module]) -> None:
         super().__init__()
         self.by_path = dict(entries)
         self.entries = nn.ModuleList(entries.values())
 
-    def each(self, observation: Any) -> Iterator[tuple[Path, nn.Module, Any]]:
+    def each(self, observation: Any) -> Iterator[tuple[KeyPath, nn.Module, Any]]:
         """The path, the module and the observed value of each entry."""
         for path, module in self.by_path.items():
             yield path, module, reduce(getitem, path, observation)
