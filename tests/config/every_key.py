@@ -21,7 +21,8 @@ from every_key_env import Kind
 from omegaconf import OmegaConf
 
 from recurrl import build, checkpoint
-from recurrl.algorithms import algorithm, gradient_signal, ppo
+from recurrl.algorithms import algorithm, ppo
+from recurrl.algorithms.gradient_signal import GradientSignal
 from recurrl.config.composed import chosen_options, plain, typed
 from recurrl.config.keys import flat, keys_of
 from recurrl.config.options import meaning_of
@@ -58,15 +59,22 @@ TEXTS = {
 FAR = {"epochs": 8, "min_epochs_fraction": 1.0}
 """Enough gradient steps for probabilities to leave those of the rollout, in both directions."""
 
+NOISE = {"epochs": 10, "algorithm.target_kl": None}
+"""With these epochs, all gradients are taken for noise, else for signal, see :func:`observed`."""
+
+ALWAYS_REPLAYS = {"buffer.replay_ratio": 2, "buffer.min_replay_ratio": 2}
+"""An old row to each new one, with every kind of action, whether or not gradients are noise."""
+
 EVENTS = {
     "algorithm.advantage": {"algorithm.divide_by_std": False},
     "algorithm.aggregation": {"algorithm.drop_flat_groups": False},  # else all that is left may be of one length
     **dict.fromkeys(("algorithm.target_kl", "algorithm.clip_epsilon", "algorithm.clip_epsilon_high"), FAR),
-    "algorithm.horizon_fraction": {"algorithm.horizon_fraction": 2.0},  # of episodes of 8 steps; less than 10 are none
+    "algorithm.horizon_fraction": {"algorithm.horizon_fraction": 4.0},  # a horizon of less than 10 steps is none
     "env.normalize_reward": {"env.reward_scale": 1000.0},
-    "buffer.rollouts": {"total_frames": 128},
-    # And gradients that are noise, see observed.
-    "min_epochs_fraction": {"epochs": 10, "algorithm.target_kl": None},
+    "buffer.name": ALWAYS_REPLAYS,
+    "buffer.rollouts": {"total_frames": 128, **ALWAYS_REPLAYS},
+    "buffer.replay_ratio": {"total_frames": 128, **NOISE},
+    "min_epochs_fraction": NOISE,
     "checkpoint.keep_last": {"total_frames": 96, "checkpoint.every_frames": 32},
     "collector.on_env_error": {"env.kwargs": {"fails": True}},
 }
@@ -147,8 +155,7 @@ def observed(composed, run_dir, explicit=()):
     summary, threads = RunSummary(started=time.time()), torch.get_num_threads()
     with pytest.MonkeyPatch.context() as patch, _listening(seen):
         _spy(patch, seen)
-        # With the epochs of that event, all gradients are taken for noise.
-        patch.setattr(gradient_signal, "ENOUGH_SIGNAL", 1e9 if composed.epochs == 10 else gradient_signal.ENOUGH_SIGNAL)
+        patch.setattr(GradientSignal, "share", 0.0 if composed.epochs == NOISE["epochs"] else 1.0)
         patch.chdir(run_dir)
         try:
             config = typed(composed)
@@ -191,7 +198,9 @@ def _spy(patch, seen):
         return loss
 
     patch.setattr(algorithm, "compiled", compiled)
-    patch.setattr(ppo, "MIN_EXPLAINED_VARIANCE", -1.0)  # a run is too short for a critic to explain returns
+    # A run is too short for a critic to explain returns, and for lengths of episodes to average out.
+    patch.setattr(ppo, "MIN_EXPLAINED_VARIANCE", -1.0)
+    patch.setattr(ppo, "MIN_LENGTH_RATIO", 0.0)
     patch.setattr(os, "fsync", lambda _: None)
 
 
