@@ -33,7 +33,6 @@ AUTO = "auto"
 BEST, LAST = "best", "last"
 RETURN_MEAN = "eval/return_mean"
 """The metric that decides which checkpoint is the best."""
-_RETURNS = "discounted_return"
 
 logger = logging.getLogger(__name__)
 
@@ -161,9 +160,7 @@ class Checkpoint:
             *(self.path, self.ranks, size, ", and the replay buffer starts empty" if "buffer" in components else ""),
         )
         files.load(self.path, {name: each for name, each in components.items() if name not in rank_states.OWN}, changes)
-        # All ranks share the scale. The discounted returns start at zero again, like the episodes.
-        returns = components[rank_states.SCALER].state_dict()[_RETURNS]
-        scaler = files.state(self.path, rank_states.SCALER) | {_RETURNS: returns}
+        scaler = files.state(self.path, rank_states.SCALER)  # all ranks share the scale
         seeds = [seed_of_rank(settings["seed"], self.frames, rank) for rank in range(size)]
         rank_states.broadcast_states(components, [{rank_states.SCALER: scaler}] * size, seeds)
 

@@ -5,6 +5,7 @@ They change between iterations only, so that the update sees what the rollout sa
 Shape legend: B batch (any number of dimensions), N environments, T steps of a row.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -163,6 +164,13 @@ class RewardScaler(nn.Module):
         self.scale = scale
         self.moments = RunningMoments(1) if running else None
         self.discounted_return = nn.Buffer(torch.zeros(num_envs))
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
+        """Restores the statistics. With another number of environments, episodes restart and so do their returns."""
+        returns = state_dict.get("discounted_return")
+        if isinstance(returns, Tensor) and returns.shape != self.discounted_return.shape:
+            state_dict = {**state_dict, "discounted_return": torch.zeros_like(self.discounted_return)}
+        return super().load_state_dict(state_dict, strict, assign)
 
     @torch.no_grad()
     def update_statistics(self, reward_NT: Tensor, is_init_NT: Tensor, mask_NT: Tensor | None = None) -> None:

@@ -27,6 +27,16 @@ def test_an_environment_that_is_made_otherwise_begins_new_episodes_and_says_so(t
     assert after - before == 16  # of 32 frames
 
 
+@pytest.mark.parametrize("count", [2, 8])
+def test_a_run_is_resumed_with_another_number_of_environments(train, finished_run, tmp_path, count):
+    replays = ("buffer.replay_ratio=2", "buffer.min_replay_ratio=2")
+    train(f"resume={finished_run}", "total_frames=128", *replays, "hydra.run.dir=first").succeeded()
+    outcome = train("resume=first", "total_frames=192", f"env.num_envs={count}", "hydra.run.dir=run").succeeded()
+    assert f"Unfinished episodes are restarted: env.num_envs is {count} and was 4." in outcome.out
+    assert column(tmp_path / "run", "optim/replay_ratio")[-1] == 2.0
+    assert column(tmp_path / "run", "frames")[-1] == 192
+
+
 def test_the_best_evaluation_is_that_of_all_parts_of_a_run(train, tiny, tmp_path, monkeypatch):
     monkeypatch.setattr("recurrl.evaluation.evaluate", lambda *_: [5.0])
     assert train(*tiny, "hydra.run.dir=run").code == 0
