@@ -115,7 +115,14 @@ class Teacher:
         return self._state
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Restores the recurrent states."""
+        """Restores the recurrent states.
+
+        Raises:
+            ValueError: they are another teacher's.
+        """
+        shapes = {name: tuple(value.shape[1:]) for name, value in state.items()}
+        if shapes != self._shapes:
+            raise ValueError(f"the teacher's states are {self._shapes}, but those saved are {shapes}")
         self._state = {name: value.to(self._device) for name, value in state.items()}
 
 

@@ -185,6 +185,9 @@ def test_a_resumed_run_goes_on_exactly(train, tiny, teacher_run, tmp_path):
     overrides = (*PENDULUM, *distilled(teacher_run), *falls, *replay, "backend=scan")
     whole_and_resumed(train, tmp_path, 96, *tiny, *overrides)
     assert len(set(column(tmp_path / "whole", "loss/imitation"))) == 5
+    (tmp_path / "another.py").write_text("def teacher(seen):\n    return seen['observation'][:, :1]\n")
+    other = train(f"resume={tmp_path / 'whole'}", "total_frames=192", "algorithm.teacher=another:teacher")
+    assert "does not fit this configuration: algorithm.teacher is another:teacher and was" in other.error
 
 
 def test_a_teacher_that_does_not_fit_is_an_error_that_says_why(small, teacher_run, function, tmp_path):
