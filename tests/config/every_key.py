@@ -69,7 +69,8 @@ EVENTS = {
     "algorithm.advantage": {"algorithm.divide_by_std": False},
     "algorithm.aggregation": {"algorithm.drop_flat_groups": False},  # else all that is left may be of one length
     **dict.fromkeys(("algorithm.target_kl", "algorithm.clip_epsilon", "algorithm.clip_epsilon_high"), FAR),
-    "algorithm.horizon_fraction": {"algorithm.horizon_fraction": 4.0},  # a horizon of less than 10 steps is none
+    # Episodes must end, and a horizon of less than 10 steps is none.
+    "algorithm.horizon_fraction": {"algorithm.horizon_fraction": 4.0, "env.max_episode_steps": 8},
     "env.normalize_reward": {"env.reward_scale": 1000.0},
     "buffer.name": ALWAYS_REPLAYS,
     "buffer.rollouts": {"total_frames": 128, **ALWAYS_REPLAYS},
