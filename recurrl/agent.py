@@ -80,7 +80,7 @@ class NamedArray:
             name: the name in error messages; by default :attr:`name`.
 
         Raises:
-            ConfigError: the value has another shape or dtype, is not finite, or lies outside the space.
+            ConfigError: the value has another shape or dtype, is not finite, or is a choice that does not exist.
         """
         name, shape, spec = name or self.name, (*batch, *(self.space.shape or ())), self.spec
         dtype = torch.empty(0, dtype=spec.dtype).numpy().dtype
@@ -338,11 +338,11 @@ class Agent:
             is_init: true where an episode begins, ``[B]`` or one flag: the state is reset there. None for nowhere; a
                 state from :meth:`initial_state` needs no flag.
             deterministic: take the most probable action; False to sample with torch's global generator.
-            reward: the reward of the last step; only for policies with ``env.previous_reward``.
-            action_mask: ``info["action_mask"]``; only for policies with ``env.action_mask_from_info``.
+            reward: the reward of the last step, for policies with ``env.previous_reward``; others ignore it.
+            action_mask: ``info["action_mask"]``, for policies with ``env.action_mask_from_info``; others ignore it.
 
         Returns:
-            The action in the environment's own units, shape and dtype, as NumPy arrays, and the new state. A policy
+            The action in the environment's own units, shape and dtype, in NumPy's types, and the new state. A policy
             that sees its previous action will see the returned one, so carry out that action.
 
         Raises:

@@ -74,12 +74,13 @@ def check_prepared(algorithm: Algorithm, prepared: Any, rows_NT: TensorDictBase,
         before: the names of the rows' entries before it.
 
     Raises:
-        ConfigError: it returned no metrics, or added floating-point entries ``[N, T]``.
+        ConfigError: it returned no metrics, or added floating-point entries ``[N, T]`` or ``index``.
     """
     what, shape = f"prepare of algorithm={algorithm.options.name} must", rows_NT.shape
     require(isinstance(prepared, Mapping), f"{what} return its metrics (got {prepared!r:.60}). Return {{}} for none.")
     added = [(key, entry) for key, entry in rows_NT.items(leaves_only=True) if key not in before]
     flat = ", ".join(key for key, entry in added if entry.shape == shape and entry.is_floating_point())
+    require("index" not in rows_NT, f"{what} not write index (got one), which minibatches have. Choose another name.")
     require(not flat, f"{what} write {flat} as {(*shape, 1)} (got {tuple(shape)}). Write entry.unsqueeze(-1).")
 
 

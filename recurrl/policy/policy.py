@@ -249,56 +249,55 @@ class Policy(nn.Module):
             return data[OBSERVATION], {}, None
         return data[OBSERVATION], {key: data[key] for key in self.input_keys}, data[IS_INIT].squeeze(-1)
 
-    def reset(self, state: State, is_init_B: Tensor) -> NewState:
+    def reset(self, state: State, is_init: Tensor) -> NewState:
         """The state that enters a step: ``state``, but zero where an episode starts.
 
         Args:
             state: ``[B, ...]`` each: what the last step returned, or :meth:`initial_state`.
-            is_init_B: bool; true where an episode starts.
+            is_init: bool ``[B]``; true where an episode starts.
         """
-        return {key: reset_state(value, is_init_B) for key, value in state.items()}
+        return {key: reset_state(value, is_init) for key, value in state.items()}
 
     def step(
-        self, observation: Any, state: State, is_init_B: Tensor | None = None, noise_BZ: Tensor | None = None
+        self, observation: Any, state: State, is_init: Tensor | None = None, noise: Tensor | None = None
     ) -> StepOutput:
         """Acts for one step. It remembers nothing, and draws random numbers only for a head without ``noise_size``.
 
         Args:
             observation: ``[B, ...]``.
             state: ``[B, ...]`` each: what the last step returned, or :meth:`initial_state`.
-            is_init_B: bool; true where an episode starts, which resets the state. None for nowhere.
-            noise_BZ: standard normal numbers to sample the actions with, :attr:`noise_size` for each; None for the most
-                probable actions.
+            is_init: bool ``[B]``; true where an episode starts, which resets the state. None for nowhere.
+            noise: standard normal numbers ``[B, Z]`` to sample the actions with; None for the most probable actions.
         """
-        if is_init_B is not None:
-            state = self.reset(state, is_init_B)
+        if is_init is not None:
+            state = self.reset(state, is_init)
         distribution, value, new_state, features = self._outputs(observation, state, None, sequence=False)
         if NOISE in state:
-            if noise_BZ is not None:
-                noise_BZ = correlated(state[NOISE], noise_BZ, self.noise_correlation)
-            new_state[NOISE] = state[NOISE] if noise_BZ is None else noise_BZ
-        action = self.action(distribution, noise_BZ)
+            if noise is not None:
+                noise = correlated(state[NOISE], noise, self.noise_correlation)
+            new_state[NOISE] = state[NOISE] if noise is None else noise
+        action = self.action(distribution, noise)
         if self.previous_action is not None:
             new_state[PREVIOUS_ACTION] = self.previous_action(action)
         return StepOutput(action, distribution.log_prob(action), value, new_state, distribution, features)
 
-    def action(self, distribution: Any, noise_Z: Tensor | None) -> Any:
+    def action(self, distribution: Any, noise: Tensor | None) -> Any:
         """The most probable action of a distribution, or a random one with standard normal noise ``[..., Z]``."""
-        if noise_Z is None:
+        if noise is None:
             return most_probable(distribution)
-        return distribution.action_from_noise(noise_Z) if self.noise_size else distribution.sample()
+        return distribution.action_from_noise(noise) if self.noise_size else distribution.sample()
 
-    def sequence(self, observation: Any, state: State, is_init_BT: Tensor | None = None) -> SequenceOutput:
+    def sequence(self, observation: Any, state: State, is_init: Tensor | None = None) -> SequenceOutput:
         """Runs sequences of steps, for the update.
 
         Args:
             observation: ``[B, T, ...]``.
             state: ``[B, T, ...]`` each: the stored state of each step. It is read at ``t = 0`` and where
-                ``is_init_BT`` is true; other steps start from the state that the previous step produced. The previous
+                ``is_init`` is true; other steps start from the state that the previous step produced. The previous
                 action is read at all steps.
-            is_init_BT: bool; true where an episode starts. None for a policy without states.
+            is_init: bool ``[B, T]``; true where an episode starts. None for a policy without states.
         """
-        return self._outputs(observation, state, is_init_BT, sequence=True)
+        return self._outputs(observation, state, is_init, sequence=True)
 
     def _outputs(self, observation: Any, state: State, is_init: Tensor | None, sequence: bool) -> SequenceOutput:
         """Runs trunks and heads."""

@@ -188,6 +188,7 @@ NOT_LEARNT_OR_LOGGED = [
     (Late, "late.weight, late.bias of algorithm=ppo are made or unfrozen after its constructor"),
     (altered(prepare=lambda *_: None), r"prepare of algorithm=ppo must return its metrics \(got None\)"),
     (altered(prepare=lambda _, *of: [of[0].set("own", of[1]), {}][-1]), r"must write own as \(4, 16, 1\) \(got"),
+    (altered(prepare=lambda _, rows, reward: rows.set("index", reward)), r"must not write index \(got one\)"),
     (altered(prepare=text_metric), r"The metric mine/phase must be a number \(got 'warmup'\)"),
     (
         altered(loss=lambda *of: of[-1].value.mean()),

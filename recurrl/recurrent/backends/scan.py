@@ -135,8 +135,8 @@ def _compiled(cell: Cell, x_BTI: Tensor, segments: Segments, stored: States, wei
     if scan_unavailable_reason(x_BTI.device) is not None:
         device = x_BTI.device.type
         raise ValueError(
-            f"hoptorch.scan.ensure_scan_backward('{device}') must be true before torch.compile traces the cell "
-            f"{cell.name}. Call it first; if it is false, run without torch.compile."
+            f"ensure_scan_backward('{device}') of hoptorch.scan must be true before torch.compile traces the cell "
+            f"{cell.name}. Import it from there and call it first; if it is false, run without torch.compile."
         )
     steps = x_BTI.shape[1]
 

@@ -47,7 +47,7 @@ class RecurrentModule(TensorDictModuleBase):
         cell: name of a cell, a module of :mod:`recurrl.recurrent.cells`; or a
             :class:`~recurrl.recurrent.cell.Cell`, which has its own ``hidden_size``.
         input_size: features of the input, I.
-        hidden_size: features of each state, H.
+        hidden_size: features of the output, H, and of most cells' states.
         num_layers: layers, L.
         bias: give the layers biases.
         batch_first: must be true; accepted for compatibility with torch.
@@ -68,12 +68,13 @@ class RecurrentModule(TensorDictModuleBase):
         out_key: key of the output; the new states get their default keys under ``"next"``. Exclusive with ``out_keys``.
         out_keys: keys of the output and of each new state.
         device: where the parameters live.
-        wrapped: a torch module whose parameters to use, instead of sizes.
+        wrapped: a torch module whose parameters and sizes to use; those passed here are ignored, as in TorchRL.
         default_recurrent_mode: the mode when no ``set_recurrent_mode`` is active. Default: False.
 
     Raises:
         ValueError: an option is out of range, or the backend does not support the options on any device.
-        TypeError: a key has the wrong type.
+        TypeError, RuntimeError: a key has the wrong type.
+        NotImplementedError: ``python_based`` with ``bidirectional``.
 
     Attributes:
         DEFAULT_IN_KEYS: keys of the states if the constructor gets ``in_key``; empty to derive them from the cell.
@@ -313,7 +314,7 @@ class RecurrentModule(TensorDictModuleBase):
 
         Args:
             x: ``[B, T, I]``, or ``[B, I]`` for one step.
-            is_init: ``[B, T]``; or ``[B]``, or None for no resets.
+            is_init: ``[B, T]``; or ``[B]`` for one step, where None stands for no resets.
             states: stored states, ``[B, T, L·D, ...]`` each, or ``[B, L·D, ...]``.
             sequence: True for sequences, False for single steps.
 
@@ -380,7 +381,7 @@ def _read_keys(
 
     Raises:
         ValueError: not exactly one of ``in_key`` and ``in_keys`` is None, or a key is missing; names ``owner``.
-        TypeError: a key has the wrong type.
+        TypeError, RuntimeError: a key has the wrong type.
     """
     keys = _keys("in_key", in_key, in_keys, states)
     if not keys or path_of(keys[-1])[-1] != IS_INIT:
@@ -399,7 +400,7 @@ def _written_keys(
 
     Raises:
         ValueError: not exactly one of ``out_key`` and ``out_keys`` is None, or a key is missing; names ``owner``.
-        TypeError: a key has the wrong type.
+        TypeError, RuntimeError: a key has the wrong type.
     """
     keys = _keys("out_key", out_key, out_keys, states)
     if len(keys) != 1 + len(states):
