@@ -50,9 +50,7 @@ def on(monkeypatch, small):
 
     def on(device, *overrides):
         config = small("env=t_maze", *overrides)
-        monkeypatch.setattr(
-            rollout_module, "make_batched_env", lambda env, count, *_: PolicyEnv(Nowhere(count, device), env)
-        )
+        monkeypatch.setattr(rollout_module, "make_batched_env", lambda env, n, *_: PolicyEnv(Nowhere(n, device), env))
         return config, lambda policy, steps: SingleCollector(RolloutSpec(config.env, policy, 4 * steps, 0))
 
     monkeypatch.setattr(algorithm_module, "OPTIMIZERS", {"adam": NoOpOptimizer})

@@ -263,8 +263,8 @@ def find(path: Path, which: str = LAST) -> Path:
     newest = _newest(run_dir)
     if newest is None:
         raise ConfigError(
-            f"{run_dir} holds no checkpoint: its run ended before it wrote one. Choose another run, or start a new one "
-            "without it."
+            f"{run_dir} holds no checkpoint: its run ended before it wrote one. Choose another run, or start this one "
+            f"over with resume=auto hydra.run.dir={run_dir}."
         )
     if which == LAST:
         return newest

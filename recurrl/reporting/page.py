@@ -9,6 +9,7 @@ from string import Template
 from plotly.io import to_html  # type: ignore[import-untyped]
 from plotly.offline import get_plotlyjs  # type: ignore[import-untyped]
 
+from recurrl.errors import require
 from recurrl.reporting.figures import learning_curves, memory_bars
 from recurrl.reporting.results import OUTCOME, OVER_SEEDS, Result, grouped, left_out
 from recurrl.runtime.atomic import atomic_write
@@ -32,12 +33,13 @@ def write_report(runs: Sequence[Result], paths: Sequence[Path], output: Path | N
         output: the file, or a folder for its ``report.html``; None for the first of ``paths``.
 
     Raises:
-        ConfigError: a run's metrics are malformed.
+        ConfigError: a run's metrics are malformed, or the file's name does not end in ``.html``.
         OSError: the file cannot be written.
     """
     title = paths[0].resolve().name if len(paths) == 1 else f"{len(runs)} runs"
     place = output or paths[0]
     target = place / "report.html" if place.is_dir() else place
+    require(target.suffix == ".html", f"--output must be a folder or end in .html (got {output}). Choose another one.")
     with atomic_write(target) as file:
         file.write(_page(runs, f"recurrl: {title}"))
     return target

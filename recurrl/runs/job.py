@@ -99,6 +99,7 @@ def run(
         if start is not None:
             _copy_history(start, run_dir)
             summary.frames = start.frames
+            summary.checkpoint = "/".join(start.path.parts[-2:]) if start.is_in(run_dir) else None
         if launched_size() > 1:
             world().join()
             world().broadcast((settings, summary.frames))
@@ -179,8 +180,11 @@ def _resume_command(settings: DictConfig, run_dir: Path, callbacks: Sequence[Cal
     if passed or main_code:
         call = ", ".join([str(overrides), *(f"{name}=..." for name in passed)])
         return f"recurrl.train({call}), because {' and '.join(passed + main_code)} can only be passed from Python"
-    # Modules of the user are found from the folder in which the run was started.
-    return (f"cd {shlex.quote(str(Path.cwd()))} && " if code else "") + shlex.join(["recurrl-train", *overrides])
+    # Modules of the user, and a teacher, are found from the folder in which the run was started.
+    found_from_here = code or value_of(settings, "algorithm.teacher")
+    return (f"cd {shlex.quote(str(Path.cwd()))} && " if found_from_here else "") + shlex.join(
+        ["recurrl-train", *overrides]
+    )
 
 
 def run_rank() -> None:
@@ -228,7 +232,7 @@ def _is_complete(start: checkpoint.Checkpoint, config: TrainConfig, run_dir: Pat
 
 def _record_summary(summary: RunSummary, run_dir: Path, earlier: Mapping[str, Any]) -> None:
     """Writes the summary, or the earlier one if nothing has changed. If this fails, the run's own error is raised."""
-    has_changed = summary.frames_here > 0 or summary.status in ("completed", "stopped") or not earlier.get("frames")
+    has_changed = summary.has_begun or summary.status in ("completed", "stopped") or not earlier.get("frames")
     try:
         write_summary(run_dir, summary.values() if has_changed else earlier)
     except OSError as error:

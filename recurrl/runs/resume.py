@@ -3,6 +3,7 @@
 import logging
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -40,13 +41,18 @@ def with_resumed(composed: DictConfig, run_dir: Path) -> tuple[TrainConfig, chec
         return as_schema(composed), None
     effective, source, is_own = config_of(start)
     before = plain(effective)
-    for key in chain.from_iterable(map(keys_set, parsed(overrides))):
-        if key in PRESETS:
-            raise ConfigError(
-                f"{key}= cannot be combined with resume=, which keeps its run's settings. Leave it out, or start a new "
-                f"run with its weights: init_from={start.path} instead of resume."
-            )
+    keys = list(chain.from_iterable(map(keys_set, parsed(overrides))))
+    for key in (key for key in keys if key not in PRESETS):
         OmegaConf.update(effective, key, value_of(composed, key), merge=False, force_add=True)
+    for key in (key for key in keys if key in PRESETS):
+        # A scheduler repeats the command that began the run, whose preset changes nothing now.
+        now = differences(plain(effective), asdict(as_schema(composed)) | {"resume": resume})
+        changed = {name: values for name, values in now.items() if values[1] is not None}
+        require(
+            resume == checkpoint.AUTO and not changed,
+            f"{key}= cannot be combined with resume=, which keeps its run's settings. Leave it out, or start a new "
+            f"run with its weights: init_from={start.path} instead of resume.",
+        )
     keeps_schedule = "schedule_frames" not in overridden_keys(overrides)
     if keeps_schedule and before.get("schedule_frames") is None:
         # If total_frames grows, the schedules would otherwise jump back up.

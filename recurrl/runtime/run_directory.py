@@ -44,6 +44,8 @@ PREFIX = "frames_"
 MANIFEST = "manifest.json"
 """A checkpoint's values, such as its metrics, the checksums of its states, and a checksum of itself."""
 
+_KEYS = "hydra.run.dir=... (hydra.sweep.dir in a sweep, run_dir in Python)"
+
 logger = logging.getLogger(__name__)
 
 
@@ -116,7 +118,7 @@ def check_unused(run_dir: Path, is_resumed: bool) -> None:
         require(
             not os.path.lexists(path) or (fits(path) and (may_be_link or not path.is_symlink())),
             f"{path} is a link or is not {kind}, but the run must write there. Move it away, or choose another "
-            "run directory with hydra.run.dir=... (run_dir in Python).",
+            f"directory with {_KEYS}.",
         )
     is_run = any(map(looks_like_checkpoint, checkpoints.glob("*"))) or (run_dir / METRICS).exists()
     for path in (run_dir / CONFIG_FILE, run_dir / SUMMARY, run_dir / CURVE):
@@ -124,16 +126,16 @@ def check_unused(run_dir: Path, is_resumed: bool) -> None:
         require(is_run or (run_dir / ".hydra").is_dir() or not os.path.lexists(path), _foreign(path))
     require(
         is_resumed or not is_run,
-        f"{run_dir} already holds another run. Choose another directory with hydra.run.dir=... (run_dir in "
-        f"Python), or continue that run with resume={run_dir}.",
+        f"{run_dir} already holds another run. Choose another directory with {_KEYS}, or continue that run with "
+        f"resume={run_dir} (resume=auto in a sweep).",
     )
 
 
 def _foreign(path: Path) -> str:
     """The error message for a file that the run would overwrite."""
     return (
-        f"{path} was not written by a run, and this run would overwrite it. Move it away, or choose another run "
-        "directory with hydra.run.dir=... (run_dir in Python)."
+        f"{path} was not written by a run, and this run would overwrite it. Move it away, or choose another directory "
+        f"with {_KEYS}."
     )
 
 
@@ -181,7 +183,7 @@ def _lock(descriptor: int, path: Path) -> None:
             holder = holder if holder.startswith(_HOLDER) and holder.isprintable() else "another process"
             raise ConfigError(
                 f"{path.parent} is in use by {holder}. Wait until that run has ended, or choose another directory with "
-                "hydra.run.dir=... (run_dir in Python)."
+                f"{_KEYS}."
             ) from error
         if error.errno not in _NO_LOCKS:
             raise

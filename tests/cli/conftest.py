@@ -17,8 +17,8 @@ def signalled(monkeypatch):
         learn = Algorithm.update
         rest = list(numbers)
 
-        def interrupted(*arguments, **options):
-            metrics = learn(*arguments, **options)
+        def interrupted(algorithm, rollout_NT, progress):
+            metrics = learn(algorithm, rollout_NT, progress)
             while rest and rank in (None, os.environ.get("RANK")):
                 os.kill(os.getpid(), rest.pop(0))
             return metrics

@@ -37,6 +37,15 @@ def test_a_second_signal_ends_the_run_at_once_which_resume_auto_starts_from_scra
     train(*tiny, "hydra.run.dir=other").succeeded()
     interrupted, whole = (without_times(metrics(tmp_path / name)) for name in ("run", "other"))
     assert interrupted == whole
+    signalled(signal.SIGTERM, signal.SIGTERM)
+    assert "interrupted by SIGTERM at 64 frames; last checkpoint: " in train(*arguments, "total_frames=96").out
+
+
+def test_the_printed_command_resumes_where_a_teacher_is_found(train, tiny, tmp_path, signalled):
+    train(*tiny, "env.mask=[]", "hydra.run.dir=expert").succeeded()
+    signalled(signal.SIGTERM)
+    out = train(*tiny, "algorithm=distill", "algorithm.teacher=expert").out
+    assert f"to resume: cd {tmp_path} && recurrl-train resume=" in out
 
 
 REFERENCE = ("algorithm.kl_to_ref_coeff=0.1", "algorithm.ref_refresh_iterations=2")

@@ -76,11 +76,12 @@ def test_an_extended_run_follows_an_explicit_schedule(train, finished_run, tmp_p
     assert column(tmp_path / "run", "optim/lr")[3] == pytest.approx(3e-3 * (1 - 0.9 * 96 / 128))
 
 
-def test_a_resumed_run_has_no_summary_before_its_first_iteration_ends(train, run, monkeypatch):
-    before = summary(run)
+def test_a_resumed_run_that_fails_before_an_iteration_ends_says_so_and_where_it_is(train, run, monkeypatch):
+    before, same = summary(run), ("frames", "checkpoint", "eval_return_mean", "best_eval_return_mean")
     monkeypatch.setattr("recurrl.trainer.Trainer.agree_on_end", lambda _: summary(run))
+    # The earlier summary would be taken for that of a run that is killed now.
     assert f"No such file or directory: {run}/summary.json" in train("resume=run", "total_frames=96").failed().error
-    assert summary(run) == before  # nothing has changed
+    assert ended(run, *same) == ("failed", *(before[key] for key in same))
 
 
 # Where
@@ -224,6 +225,14 @@ def test_a_change_that_the_checkpoint_does_not_allow_is_rejected(train, tiny, tm
     unchanged = contents(tmp_path / "frames_1")
     assert reason in train("resume=frames_1", "total_frames=96", change).failed().error
     assert contents(tmp_path / "frames_1") == unchanged
+
+
+def test_a_command_with_an_experiment_can_be_repeated_by_a_scheduler(train, tiny, yamls):
+    yamls("experiment", "long", schedule_sqrt_after=100)
+    again = ("--config-dir", "mine", "experiment=long", *tiny, "resume=auto", "hydra.run.dir=run")
+    assert [train(*again, f"total_frames={frames}").code for frames in (64, 64, 96)] == [0, 0, 0]
+    yamls("experiment", "long", schedule_sqrt_after=50)
+    assert train(*again, "total_frames=128").error.startswith("experiment= cannot be combined with resume=, which")
 
 
 def test_resuming_with_an_experiment_is_rejected(train, finished_run, yamls):

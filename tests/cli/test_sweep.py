@@ -93,10 +93,8 @@ def test_a_sweep_ends_with_a_table_of_its_jobs_and_one_over_seeds(sweep, sweep_c
         assert (row[-4], row[-1]) == ("64", "completed")
     head, *rows = rows_of(seeds)
     assert " ".join(head) == "cell seeds mean std 95% interval interquartile mean min max"
-    returns_of = {
-        cell: [of["eval_return_mean"] for of in summaries[at : at + 2]] for at, cell in ((0, "gru"), (2, "lstm"))
-    }
-    best_first = sorted(returns_of.items(), key=lambda group: -fmean(group[1]))
+    returns = [of["eval_return_mean"] for of in summaries]
+    best_first = sorted({"gru": returns[:2], "lstm": returns[2:]}.items(), key=lambda group: -fmean(group[1]))
     for row, (cell, returns) in zip(rows, best_first, strict=True):
         assert row[:4] == [cell, "2", shown(fmean(returns), stdev(returns)), shown(stdev(returns), fmean(returns))]
         assert row[4:7] == ["too", "few", "seeds"]
@@ -124,7 +122,8 @@ def test_ctrl_c_ends_a_sweep_with_its_table_and_it_can_be_continued(train, tiny,
     assert "2 of 2 jobs completed" in outcome.err
     assert [len(metrics(tmp_path / "sweep" / job)) for job in ("0", "1")] == [2, 2]
     # Runs that are complete are shown with the values that they had, whatever is typed now.
-    train(*again, "seed=1,0").failed()
+    outcome = train(*again, "seed=1,0").failed()
+    assert "0 of 2 jobs completed\nfailed: 0: seed=0: ConfigError: seed=1 has no effect in a resumed" in outcome.err
     jobs = json.loads((tmp_path / "sweep" / "sweep.json").read_text(encoding="utf-8"))["jobs"]
     assert [job["settings"]["seed"] for job in jobs] == ["0", "1"]
 

@@ -59,9 +59,7 @@ CHOSEN = {"algorithm": PPOConfig, "buffer": ReplayConfig, "encoder": MLPConfig}
 OF_DEFAULTS = keys_of(chosen=CHOSEN).keys() - {"env.source"}  # looked up first
 PAGE = (Path(__file__).parents[2] / "docs" / "configuration.md").read_text(encoding="utf-8")
 ROWS = re.findall(r"^\| `([\w.]+)` \| .*? \| (.*?) \| .* \|$", PAGE, re.MULTILINE)
-WORDS = {
-    key: f"one of {values.replace('`', '')}" if "`" in values else values for key, values in ROWS if key in OF_DEFAULTS
-}
+WORDS = {key: f"one of {text.replace('`', '')}" if "`" in text else text for key, text in ROWS if key in OF_DEFAULTS}
 """What the page of keys says that each key takes."""
 
 WRONG = (

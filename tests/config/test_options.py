@@ -53,9 +53,7 @@ def classes():
     modules = [importlib.import_module(f"my_package.{path.stem}") for path in sorted(EXAMPLES.glob("my_package/*.py"))]
     of_examples = [each for module in modules for each in vars(module).values() if isinstance(each, type)]
     for group in GROUPS:
-        own = [
-            each for each in of_examples if "my_package" in each.__module__ and issubclass(each, base_options(group))
-        ]
+        own = [cls for cls in of_examples if "my_package" in cls.__module__ and issubclass(cls, base_options(group))]
         yield from ((f"{group}.", options) for options in (*PACKAGED_OPTIONS[group].values(), *own))
 
 

@@ -145,7 +145,7 @@ ORDERED = {
 
 @pytest.mark.parametrize(("space", "names"), ORDERED.values(), ids=ORDERED)
 @pytest.mark.parametrize(("name", "more"), [("Places", {}), ("in_one", {"cls": Places})])
-def test_entries_keep_their_names_in_any_order_and_the_parts_of_tuples_are_named_by_their_places(
+def test_entries_keep_their_names_in_any_order_and_parts_of_tuples_are_named_by_their_place(
     space, names, name, more, of
 ):
     env = make_env(of(name, observation=space, action=space, **more), 2, seed=0)

@@ -99,9 +99,7 @@ RAISED = [
 
 
 @pytest.mark.parametrize(("error", "arguments", "message"), RAISED)
-def test_an_environment_whose_constructor_raises_is_rejected_with_what_it_raised(
-    error, arguments, message, train, register
-):
+def test_an_environment_whose_constructor_raises_is_rejected_with_that(error, arguments, message, train, register):
     def make(**_):
         raise error
 

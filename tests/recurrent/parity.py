@@ -71,10 +71,9 @@ def outputs_and_gradients(module, data, neighbours=None):
 def numbers_kept(module, data):
     """How many numbers a sequence keeps for its backward pass, which runs."""
     sizes = []
-    keep = torch.autograd.graph.saved_tensors_hooks(
-        lambda value: sizes.append(value.numel()) or value, lambda kept: kept
-    )
-    with keep:
+    with torch.autograd.graph.saved_tensors_hooks(
+        lambda saved: sizes.append(saved.numel()) or saved, lambda saved: saved
+    ):
         output = sequence(module, data)["y"]
     kept = sum(sizes)
     output.sum().backward()

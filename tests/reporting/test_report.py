@@ -74,6 +74,7 @@ def test_failed_and_copied_runs_count_nowhere_and_are_named(sweep, recurrl_compa
     with SWEEP:
         pass
     assert recurrl_report("sweep", "--output", "page.html", cwd=tmp_path).out == "page.html\n"
+    assert recurrl_report("sweep", "--output", "sweep/0/x.json", cwd=tmp_path).error.startswith("--output must be a fo")
     for text in (capsys.readouterr().out, recurrl_compare("sweep", cwd=tmp_path).out):
         lines = [re.sub(r"(^| )sweep/", r"\1", " ".join(line.split())) for line in text.splitlines()]
         assert {f"{cell} {row}" for cell, row in rows.items()} <= set(lines)

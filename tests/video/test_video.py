@@ -178,9 +178,7 @@ def test_what_an_environment_draws_wrongly_is_named(agent_of, drawn):
     assert WRONG_PICTURES[drawn] in error_of(recorded, agent.policy, config)
 
 
-@pytest.mark.parametrize(
-    ("declared", "shown"), [(0.05, 1.0), (float("nan"), 1.0), (-5, 1.0), ("30", 30.0), (1e6, 1000.0)]
-)
+@pytest.mark.parametrize(("declared", "shown"), [(0.05, 1.0), (float("nan"), 1.0), (-5, 1.0), ("30", 30.0), (1e6, 1e3)])
 def test_frames_per_second_are_the_environments_within_bounds(agent_of, monkeypatch, declared, shown):
     monkeypatch.setitem(Blinking.metadata, "render_fps", declared)
     agent, config = agent_of("recurrl-test/Blinking-v0")
