@@ -39,7 +39,7 @@ def write_report(runs: Sequence[Result], paths: Sequence[Path], output: Path | N
     title = paths[0].resolve().name if len(paths) == 1 else f"{len(runs)} runs"
     place = output or paths[0]
     target = place / "report.html" if place.is_dir() else place
-    require(target.suffix == ".html", f"--output must be a folder or end in .html (got {output}). Choose another one.")
+    require(target.suffix == ".html", f"--output must be a folder or end in .html (got {output}).")
     with atomic_write(target) as file:
         file.write(_page(runs, f"recurrl: {title}"))
     return target

@@ -181,10 +181,8 @@ def _resume_command(settings: DictConfig, run_dir: Path, callbacks: Sequence[Cal
         call = ", ".join([str(overrides), *(f"{name}=..." for name in passed)])
         return f"recurrl.train({call}), because {' and '.join(passed + main_code)} can only be passed from Python"
     # Modules of the user, and a teacher, are found from the folder in which the run was started.
-    found_from_here = code or value_of(settings, "algorithm.teacher")
-    return (f"cd {shlex.quote(str(Path.cwd()))} && " if found_from_here else "") + shlex.join(
-        ["recurrl-train", *overrides]
-    )
+    first = f"cd {shlex.quote(str(Path.cwd()))} && " if code or value_of(settings, "algorithm.teacher") else ""
+    return first + shlex.join(["recurrl-train", *overrides])
 
 
 def run_rank() -> None:

@@ -46,8 +46,8 @@ def with_resumed(composed: DictConfig, run_dir: Path) -> tuple[TrainConfig, chec
         OmegaConf.update(effective, key, value_of(composed, key), merge=False, force_add=True)
     for key in (key for key in keys if key in PRESETS):
         # A scheduler repeats the command that began the run, whose preset changes nothing now.
-        now = differences(plain(effective), asdict(as_schema(composed)) | {"resume": resume})
-        changed = {name: values for name, values in now.items() if values[1] is not None}
+        others = differences(plain(effective), asdict(as_schema(composed))).items()
+        changed = [name for name, (_, now) in others if now is not None and name != "resume"]
         require(
             resume == checkpoint.AUTO and not changed,
             f"{key}= cannot be combined with resume=, which keeps its run's settings. Leave it out, or start a new "
