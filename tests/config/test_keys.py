@@ -41,8 +41,8 @@ WRONG_KEYS = [
     *(("hidden_size", "cell.hidden_size"), ("n_layers", "cell.num_layers"), ("algorithm.lr", "lr")),
     *(("entropy", "algorithm.entropy_coeff"), ("id", "env.id or logger.id"), ("track", "logger")),
     *(("gama", "algorithm.gamma"), ("timeout", "collector.timeout_s or ranks.timeout_s")),
-    ("n_steps", "frames_per_batch, which is n_steps × env.num_envs"),
-    *((far, None) for far in ("tracks", "name", "verbose", "gpu", "n", "save_freq", "log_interval", "anneal_lr")),
+    *(("n_steps", "frames_per_batch, which is n_steps × env.num_envs"), ("save_freq", "checkpoint.every_frames")),
+    *((far, None) for far in ("tracks", "name", "verbose", "gpu", "n", "save_all", "log_interval", "anneal_lr")),
     *((far, None) for far in ("encoder.dropout", "env.render_mode", "encoder.nonlinearity", "cell.dropout")),
     *((far, None) for far in ("env.kwarg.size", "logger.sizes_of", "capture_video", "torch_deterministic")),
 ]
