@@ -6,7 +6,7 @@ The jobs may run in other processes or on other machines, so their results are r
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +22,8 @@ from recurrl.runtime.run_summary import read_summary, write_summary
 from recurrl.runtime.signals import stop_request
 from recurrl.tracking.progress import SWITCH
 
-REJECTED = ".hydra/rejected"
-"""Why a job was rejected in the directory of an earlier run, whose summary stays; written for the end of the sweep."""
+FAILURE = ".hydra/failure"
+"""Why a job failed or was rejected in the directory of a run, whose summary stays; written for the end of the sweep."""
 SWEEP = ExitStack()
 """Closed when the command ends, however it ends; a sweep that has started is then reported."""
 
@@ -48,7 +48,7 @@ class BeforeSweep(Callback):
 @contextmanager
 def sweep_job(run_dir: Path) -> Iterator[None]:
     """Runs a job: records its overrides when it begins, and its error if it is rejected before it writes a summary."""
-    (run_dir / REJECTED).unlink(missing_ok=True)
+    (run_dir / FAILURE).unlink(missing_ok=True)
     if not read_summary(run_dir).get("frames"):
         (run_dir / SUMMARY).unlink(missing_ok=True)  # its error is not this job's
     if not (run_dir / CONFIG_FILE).exists():  # those of a resumed run stay as they are until it is accepted
@@ -59,10 +59,11 @@ def sweep_job(run_dir: Path) -> Iterator[None]:
         yield
     except Exception as error:
         reason = f"{type(error).__name__}: {error}"
-        if not (run_dir / SUMMARY).exists():
-            write_summary(run_dir, {"status": "failed", "frames": 0, "error": reason})
+        if (run_dir / CONFIG_FILE).exists():
+            with suppress(OSError):  # on a full disk; the job's own error says more
+                (run_dir / FAILURE).write_text(reason, encoding="utf-8")
         else:
-            (run_dir / REJECTED).write_text(reason, encoding="utf-8")
+            write_summary(run_dir, {"status": "failed", "frames": 0, "error": reason})
         raise
 
 
@@ -81,13 +82,12 @@ def _report(folder: Path) -> None:
     finally:  # on a full disk, too; and last, because standard output may be closed
         sys.stdout.write(f"\n{comparison_table(listed, 'job')}\n")
         sys.stdout.flush()
-    rejected = {job.name: read_text(path) for job in jobs if (path := job.directory / REJECTED).exists()}
-    failed = [job for job in jobs if job.name in rejected or not job.has_ended_well]
+    reasons = {job.name: read_text(path) for job in jobs if (path := job.directory / FAILURE).exists()}
+    failed = [job for job in jobs if job.name in reasons or not job.has_ended_well]
     sys.stderr.write(f"{len(jobs) - len(failed)} of {len(jobs)} jobs completed\n")
     keys = differing(jobs)
     for job in failed:
         settings = " ".join(f"{key}={value}" for key, value in job.settings.items() if key in keys or not keys)
-        status = "failed" if job.has_ended_well else job.status
-        reason = rejected.get(job.name) or job.error or "see its log"
-        sys.stderr.write(f"{status}: {job.name}: {settings or '(defaults)'}: {reason}\n")
+        status, reason = "failed" if job.name in reasons else job.status, reasons.get(job.name, job.error)
+        sys.stderr.write(f"{status}: {job.name}: {settings or '(defaults)'}: {reason or 'see its log'}\n")
     sys.stderr.write(f"The table is also in {folder}/sweep.json, with figures in {page}.\n")

@@ -114,15 +114,15 @@ def test_ctrl_c_ends_a_sweep_with_its_table_and_it_can_be_continued(train, tiny,
     signalled(signal.SIGINT)
     outcome = train("-m", *tiny, "seed=0,1", "hydra.sweep.dir=sweep")
     assert outcome.code == 130
-    assert "interrupted: 0: " in outcome.err
-    assert "0 of 1 jobs completed" in outcome.err
+    assert "0 of 1 jobs completed\ninterrupted: 0: " in outcome.err
     assert rows_of(outcome.out)[-2][-1] == "interrupted"
     again = ("-m", *tiny, "hydra.sweep.dir=sweep", "resume=auto")
-    outcome = train(*again, "seed=0,1").succeeded()
-    assert "2 of 2 jobs completed" in outcome.err
+    assert "2 of 2 jobs completed" in train(*again, "seed=0,1").succeeded().err
     assert [len(metrics(tmp_path / "sweep" / job)) for job in ("0", "1")] == [2, 2]
     # Runs that are complete are shown with the values that they had, whatever is typed now.
+    (tmp_path / "sweep/1/summary.json").unlink()  # as if it had been killed
     outcome = train(*again, "seed=1,0").failed()
+    assert not (tmp_path / "sweep/1/summary.json").exists()
     assert "0 of 2 jobs completed\nfailed: 0: seed=0: ConfigError: seed=1 has no effect in a resumed" in outcome.err
     jobs = json.loads((tmp_path / "sweep" / "sweep.json").read_text(encoding="utf-8"))["jobs"]
     assert [job["settings"]["seed"] for job in jobs] == ["0", "1"]
