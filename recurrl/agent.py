@@ -85,7 +85,10 @@ class NamedArray:
         name, shape, spec = name or self.name, (*batch, *(self.space.shape or ())), self.spec
         dtype = torch.empty(0, dtype=spec.dtype).numpy().dtype
         array = value.detach().cpu().numpy() if isinstance(value, Tensor) else as_array(value)
-        require(array.shape == shape, f"{name} must have the shape {shape} (got {array.shape}). {advice}")
+        # A scalar may stand for a vector of one entry, which its spec has.
+        fits = (*batch, *spec.shape) in (array.shape, (*array.shape, 1))
+        require(fits, f"{name} must have the shape {shape} (got {array.shape}). {advice}")
+        array = array.reshape(shape)
         castable = array.dtype.kind in "biuf" and is_castable(array.dtype, dtype)
         require(castable, f"{name} must have the dtype {dtype} (got {array.dtype}). {advice}")
         with np.errstate(over="ignore"):  # overflow becomes infinite, which is rejected below

@@ -84,7 +84,6 @@ def evaluate(
     privileged = policy is not None and PRIVILEGED in policy.critic_only
     torch.manual_seed(seed)
     with closing(make_batched_env(config, copies, seed + SEED_OFFSET, privileged=privileged)) as env:
-        lasting = to_bytes(env.raw.stateful.state_dict()) if isinstance(env.raw, TorchRLEnv) else None
         count, device = env.batch_size[0], env.device
         generator = torch.Generator().manual_seed(seed)
         state: State = {} if policy is None else policy.initial_state(count)
@@ -96,6 +95,7 @@ def evaluate(
         returns_NE = torch.zeros(count, most + 1, dtype=torch.float64, device=device)
         observation = env.reset_tensors(None)
         env.check_step(observation)
+        begun = _state_of_transforms(env)
         if observer is not None:
             observer(env, None, observation)
         done = torch.ones(count, 1, dtype=torch.bool, device=device)
@@ -127,12 +127,22 @@ def evaluate(
                 "counted. Set env.max_episode_steps.",
                 *(unfinished, episodes, config.id, max_steps),
             )
+        if _state_of_transforms(env) != begun:
+            # What belongs to an episode, such as stacked frames, is the same after another reset with the same seed.
+            torch.manual_seed(seed)
+            env.set_seed(seed + SEED_OFFSET)
+            env.reset_tensors(None)
         require(
-            lasting is None or to_bytes(env.raw.stateful.state_dict()) == lasting,
+            _state_of_transforms(env) == begun,
             f"env.id={config.id} must not keep statistics in its transforms or buffers: an evaluation begins without "
             "them. Use env.normalize_observation and env.normalize_reward instead, or set evaluation.episodes=0.",
         )
     return returns_NE[:, :-1].T.flatten()[:episodes].tolist()
+
+
+def _state_of_transforms(env: PolicyEnv) -> bytes:
+    """What an environment of TorchRL keeps in its transforms and buffers."""
+    return to_bytes(env.raw.stateful.state_dict() if isinstance(env.raw, TorchRLEnv) else {})
 
 
 def _step(policy: Policy, observation: Tensors, state: State, deterministic: bool) -> StepOutput:

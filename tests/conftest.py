@@ -9,6 +9,8 @@ from pathlib import Path
 # Triton decides at its import whether it interprets its kernels or compiles them, and torch imports it.
 if not Path("/dev/nvidia0").exists():
     os.environ["TRITON_INTERPRET"] = "1"
+# A thread of onnxruntime looks up hosts to report to. A rank that is forked meanwhile can never look one up itself.
+os.environ["ORT_DISABLE_TELEMETRY"] = "1"
 if "PYTEST_XDIST_WORKER" in os.environ:  # one of several processes, which share the cores
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 

@@ -21,7 +21,7 @@ class Tuples(Counting):
     """Observations and actions are tuples, with a number in units of its own."""
 
     observation_space = spaces.Tuple((spaces.Box(-9, 9, (2,), np.float64), spaces.Discrete(3)))
-    action_space = spaces.Tuple((spaces.Box(10, 30, (1,), np.float64), spaces.MultiDiscrete([2, 3])))
+    action_space = spaces.Tuple((spaces.Box(10, 30, (1,), np.float64), spaces.MultiDiscrete([2, 3], np.int32)))
     length = 4
 
     def reward(self, action):
@@ -33,6 +33,10 @@ class Tuples(Counting):
 
 
 gymnasium.register("recurrl-test/Tuples-v0", entry_point=Tuples)
+
+
+def many(num_envs):
+    return SyncVectorEnv([Tuples] * num_envs, autoreset_mode=AutoresetMode.DISABLED)
 
 
 def played(agent, seed, episodes):
@@ -117,6 +121,15 @@ def test_correlated_noise_goes_with_the_state(agent_of):
     assert abs(np.corrcoef(second[:, 0], third[:, 0])[0, 1]) < 0.06
 
 
+@pytest.mark.parametrize("source", [("env=gym",), ("env=vec_env", "env.resets=disabled")])
+def test_an_agent_of_many_environments_acts_in_one(agent_of, source):
+    agent, _ = agent_of(f"{__name__}:many", *source)
+    env, observation = agent.make_env(), Tuples.observation_space.sample()
+    action, _ = agent.act(observation, agent.initial_state())
+    assert Tuples.action_space.contains(action)
+    assert env.reset()[0].keys() == env.step(action)[0].keys() == agent.observation_space.keys()
+
+
 BAD = {
     "a shape": (np.zeros(4, np.float32), None, "observation must have the shape (3,) (got (4,)). Pass what"),
     "one for a batch": (np.zeros(3, np.float32), 2, "observation must have the shape (2, 3) (got (3,))"),
@@ -166,6 +179,8 @@ def test_what_the_policy_sees_besides_must_be_passed(agent_of):
     agent, _ = agent_of(CUE, *PREVIOUS)
     observation = np.zeros(3, np.float32)
     _, state = agent.act(observation, agent.initial_state())  # there was no reward before the first step
+    (one, _), (scalar, _) = (agent.act(observation, state, reward=reward) for reward in ([0.5], 0.5))
+    assert np.array_equal(one, scalar)
     assert "Pass reward=" in error_of(agent.act, observation, state)
     masked, _ = agent_of(MASKED, "env.action_mask_from_info=true", mask_in="info", action="discrete")
     for mask, message in BAD_MASKS:

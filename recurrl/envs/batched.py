@@ -18,10 +18,11 @@ from torchrl.envs import EnvBase
 from torchrl.envs.utils import step_mdp
 
 from recurrl.envs.checks import EnvChecks, UnnamedEnvError
-from recurrl.envs.spaces import space_of
+from recurrl.envs.spaces import Space, as_dicts, space_of
 from recurrl.errors import ConfigError, UnsavableError, require
 from recurrl.keys import ACTION, ACTION_MASK, INSERTED, OBSERVATION, PRIVILEGED, name_of, nested, path_of
 from recurrl.runtime.serialization import Stateful
+from recurrl.specs import choices
 
 Tensors = dict[NestedKey, Tensor]
 
@@ -44,10 +45,12 @@ class BatchedEnv(EnvBase):
 
     Attributes:
         checks: names the environment that failed, for errors; None if that is unknown.
+        action_space: the space of one environment's action, if it has one of Gymnasium's.
         last_reset_by: a token of who last reset all environments, if several users share them.
     """
 
     checks: EnvChecks | None = None
+    action_space: Space | None = None
     last_reset_by: object = None
 
     def __init__(
@@ -187,13 +190,26 @@ class TorchRLEnv(BatchedEnv):
                     f"{name or 'none'}). Choose env=torchrl to name its keys, with dots in a nested one; or rename "
                     "them, for example with torchrl.envs.RenameTransform.",
                 )
+        rewards = env.full_reward_spec[reward].shape
+        require(
+            rewards.numel() == env.batch_size[0],
+            f"The environment's {name_of(reward)!r} must be one number per environment (got the shape {list(rewards)} "
+            f"for {env.batch_size[0]} of them). Combine the numbers, for example with a transform.",
+        )
         extra = {key: key for key in (ACTION_MASK, PRIVILEGED) if key in env.observation_spec.keys()}  # noqa: SIM118
         self._keys, self._action, self._reward = {**observed, **extra}, action, reward
         device = env.device or torch.device("cpu")
         entries = {name: env.observation_spec[key].clone().to(device) for name, key in self._keys.items()}
         super().__init__(env.batch_size[0], entries, env.full_action_spec[action], device)
         self._env = env
-        self._shapes = {key: list(spec.shape) for key, spec in self.observation_spec.items(True, True)}
+        leaves = dict(self.observation_spec.items(True, True))
+        self._shapes = {key: list(spec.shape) for key, spec in leaves.items()}
+        for key, spec in leaves.items():
+            require(
+                spec.ndim > 1 or choices(spec) is not None,
+                f"The environment's {path_of(key)[-1]!r} must have a dimension after the batch's (got the shape "
+                f"{self._shapes[key]}). torchrl.envs.UnsqueezeTransform(-1, in_keys=[...]) adds one.",
+            )
         self._current = TensorDict(batch_size=env.batch_size)
 
     def step_tensors(self, action: Tensor | TensorDictBase) -> Tensors:
@@ -246,7 +262,7 @@ class SingleEnv(gymnasium.Env[Any, Any]):
     def __init__(self, env: EnvBase) -> None:
         self._env = env if isinstance(env, BatchedEnv) else TorchRLEnv(env)
         self.observation_space = space_of(self._env.observation_spec[0][OBSERVATION])
-        self.action_space = space_of(self._env.full_action_spec[0][ACTION])
+        self.action_space = self._env.action_space or space_of(self._env.full_action_spec[0][ACTION])
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """Starts an episode, and returns its first observation and an info."""
@@ -258,7 +274,8 @@ class SingleEnv(gymnasium.Env[Any, Any]):
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         """Steps with an action of :attr:`action_space`."""
         actions: Any = self._env.full_action_spec[ACTION].zero()
-        actions[:] = TensorDict(action).expand(actions.shape) if isinstance(action, dict) else torch.as_tensor(action)
+        own = as_dicts(action)
+        actions[:] = TensorDict(own).expand(actions.shape) if isinstance(own, dict) else torch.as_tensor(own)
         after = self._env.step_tensors(actions)
         reward, ended, cut = (after[key][0].item() for key in ("reward", "terminated", "truncated"))
         others = after["done"].clone()

@@ -18,7 +18,7 @@ from recurrl.config.env import DISABLED, NEXT_STEP, SAME_STEP
 from recurrl.envs.batched import BatchedEnv, Tensors
 from recurrl.envs.checks import Array, EnvChecks, Observations, UnnamedEnvError, mask_in, unpacked
 from recurrl.envs.saved_state import restore, state_of
-from recurrl.envs.spaces import dicts_to_tuples, parts_of, raw_specs
+from recurrl.envs.spaces import Space, dicts_to_tuples, parts_of, raw_specs
 from recurrl.envs.vec_env import VecEnv
 from recurrl.errors import ConfigError, require
 from recurrl.keys import ACTION_MASK
@@ -43,11 +43,12 @@ class InlineEnv(BatchedEnv):
     """
 
     checks: EnvChecks
+    action_space: Space
 
     def __init__(self, envs: Sequence[gymnasium.Env[Any, Any]], env_id: str, masked: bool = False) -> None:
-        space, self._action_space, count = envs[0].observation_space, envs[0].action_space, len(envs)
-        super().__init__(count, *raw_specs(env_id, space, self._action_space, count, masked))
-        self.envs, self._actions_space = list(envs), batch_space(self._action_space, count)
+        space, self.action_space, count = envs[0].observation_space, envs[0].action_space, len(envs)
+        super().__init__(count, *raw_specs(env_id, space, self.action_space, count, masked))
+        self.envs, self._actions_space = list(envs), batch_space(self.action_space, count)
         # A separate object, because setting an attribute of an EnvBase takes as long as a light environment's step.
         self.checks = EnvChecks(env_id, count)
         self._reader, self._masked = Observations(space), masked
@@ -81,7 +82,7 @@ class InlineEnv(BatchedEnv):
 
     def step_tensors(self, action: Tensor | TensorDictBase) -> Tensors:
         """Steps the environments one by one."""
-        batch = action.numpy() if isinstance(action, Tensor) else dicts_to_tuples(self._action_space, action.numpy())
+        batch = action.numpy() if isinstance(action, Tensor) else dicts_to_tuples(self.action_space, action.numpy())
         actions = iterate(self._actions_space, batch)
         rewards: list[Any] = []
         terminated_N: list[Any] = []

@@ -18,6 +18,13 @@ from recurrl.errors import ConfigError, require
 from recurrl.keys import ACTION_MASK, OBSERVATION, PREVIOUS_REWARD, PRIVILEGED, KeyPath
 from recurrl.specs import bounds_of, leaves_of
 
+_ADDED_BY = {
+    ACTION_MASK: "env.action_mask_from_info=true",
+    PREVIOUS_REWARD: "env.previous_reward=true",
+    PRIVILEGED: "algorithm.critic_observation=privileged",
+}
+"""The settings that add entries to observations."""
+
 
 class Entry(nn.Module):
     """An entry of the policy's observation.
@@ -106,11 +113,10 @@ class Interface(nn.Module):
         specs = {name: observation[name] for name in extra}
         if self.env.previous_reward:
             specs[PREVIOUS_REWARD] = Unbounded((1,))
-        for name in specs.keys() & {path[0] for path in own}:
-            key = "action_mask_from_info" if name == ACTION_MASK else name
+        for name in {*specs, PREVIOUS_REWARD} & {path[0] for path in own}:
             raise ConfigError(
-                f"env.{key} adds the entry {name} to the observation, which already has one. Set it to false, or "
-                "rename the environment's entry."
+                f"env.id={self.env.id} must have no entry {name} in its observation: that is the name of the entry "
+                f"that {_ADDED_BY[name]} adds. Leave that out, or rename the environment's entry."
             )
         return {(name,): Entry(name, spec) for name, spec in specs.items()}
 

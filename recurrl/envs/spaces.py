@@ -1,7 +1,7 @@
 """The Gymnasium spaces that policies support, and the corresponding specs of TorchRL."""
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache, partial
 from typing import Any
 
@@ -22,6 +22,8 @@ OBSERVATIONS = (
 )
 ACTIONS = "Discrete, MultiDiscrete, MultiBinary and continuous actions, and dicts and tuples of these"
 
+# The names of attributes of TorchRL's specs, which cannot be names of their entries.
+_RESERVED = {"batch_size", "data_cls", "device", "dtype", "names", "shape", "space", "step_mdp_static"}
 
 _log_once = cache(partial(logging.getLogger(__name__).info, "%s: text hidden from the policy: %s"))
 
@@ -91,6 +93,8 @@ def _check_supported(what: str, whole: Space, unsupported: Callable[[Any], str |
     names = [".".join(path) for path, _ in leaves(whole)]
     require(len({*names}) == len(names), f"{what} {whole}: entries have the same name when joined by dots. Rename one.")
     for path, space in leaves(whole):
+        if reserved := _RESERVED.intersection(path):
+            raise ConfigError(f"{what} {whole}: TorchRL reserves the name {reserved.pop()!r}. Rename the entry.")
         is_empty = 0 in (getattr(space, "shape", None) or ())
         reason_of = unsupported if isinstance(space, spaces.Box) else _not_discrete
         reason = f"its shape {space.shape} has no entries" if is_empty else reason_of(space)
@@ -153,6 +157,13 @@ def dicts_to_tuples(space: Space, value: Any) -> Any:
     if isinstance(space, spaces.Dict):
         return {key: dicts_to_tuples(part, value[key]) for key, part in space.spaces.items()}
     return value
+
+
+def as_dicts(value: Any) -> Any:
+    """An observation or action with its tuples replaced by dicts with the keys ``0``, ``1``, and so on."""
+    if isinstance(value, tuple):
+        value = {str(i): part for i, part in enumerate(value)}
+    return {key: as_dicts(part) for key, part in value.items()} if isinstance(value, Mapping) else value
 
 
 def _unsupported_observation(space: spaces.Box) -> str | None:

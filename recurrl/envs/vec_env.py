@@ -19,7 +19,7 @@ from recurrl.config.env import DISABLED, NEXT_STEP, SAME_STEP, VecEnvConfig
 from recurrl.envs.arguments import parameters_of
 from recurrl.envs.batched import BatchedEnv, Tensors
 from recurrl.envs.checks import UnnamedEnvError, unpacked
-from recurrl.envs.spaces import Space, dicts_to_tuples, raw_specs, tuples_to_dicts
+from recurrl.envs.spaces import Space, as_dicts, dicts_to_tuples, raw_specs, tuples_to_dicts
 from recurrl.errors import ConfigError, require
 from recurrl.keys import FINAL_UNKNOWN, INSERTED, OBSERVATION, PRIVILEGED, KeyPath, name_of, path_of
 from recurrl.runtime.serialization import Stateful
@@ -51,9 +51,11 @@ class VecEnv(BatchedEnv):
         is_array: true if the environments take NumPy arrays.
     """
 
+    action_space: Space
+
     def __init__(self, env: Any, resets: str, action_space: Space, *specs: Any, is_array: bool = True) -> None:
         super().__init__(*specs)
-        self._env, self._resets, self._action_space, self._is_array = env, resets, action_space, is_array
+        self._env, self._resets, self.action_space, self._is_array = env, resets, action_space, is_array
         parameters = parameters_of(env.reset) or {}
         self._reset_argument = next((name for name in ("env_ids", "mask", "options") if name in parameters), "")
         require(
@@ -100,7 +102,7 @@ class VecEnv(BatchedEnv):
         """Steps all environments in one call."""
         before = self._observed
         values = action.numpy() if self._is_array else action
-        observation, results, info = self._results(self._env.step(dicts_to_tuples(self._action_space, values)))
+        observation, results, info = self._results(self._env.step(dicts_to_tuples(self.action_space, values)))
         self._observed = self._read(observation, info)
         step = {**self._observed, **results}
         if self._resets == SAME_STEP:
@@ -223,6 +225,8 @@ class SimulatorEnv(VecEnv):
             if key not in entries:
                 raise UnnamedEnvError(f"returned an observation without the entry {path_of(key)[-1]!r}.")
             value = entries[key]
+            if (*value.shape, 1) == tuple(shape):  # a scalar may stand for a vector of one entry
+                value = entries[key] = value.unsqueeze(-1)
             if value.shape != shape or value.dtype != dtype or value.device != self.device:
                 raise UnnamedEnvError(
                     f"gave the observation {name_of(key)!r} the shape {tuple(value.shape)} and {value.dtype} on "
@@ -299,11 +303,12 @@ def _is_dict(value: Any) -> bool:
 
 
 def _leaves(path: KeyPath, value: Any) -> Iterator[tuple[NestedKey, Any]]:
-    """The keys and values of the leaves of nested dicts; a path of one name is that name."""
-    if not _is_dict(value):
-        yield path[0] if len(path) == 1 else path, value
+    """The keys and values of the leaves of nested dicts and tuples; a path of one name is that name."""
+    parts = as_dicts(value)
+    if not _is_dict(parts):
+        yield path[0] if len(path) == 1 else path, parts
         return
-    for name, part in value.items():
+    for name, part in parts.items():
         yield from _leaves((*path, name), part)
 
 
@@ -316,6 +321,8 @@ def _observation_space(env: Any, observation: Any) -> Space:
 def _space_like(value: Any) -> Space:
     if _is_dict(value):
         return spaces.Dict({name: _space_like(part) for name, part in value.items()})
+    if isinstance(value, tuple):
+        return spaces.Tuple([_space_like(part) for part in value])
     tensor = torch.as_tensor(value)
     dtype: Any = torch.empty(0, dtype=tensor.dtype).numpy().dtype.type
     if tensor.ndim < 2 or not (tensor.is_floating_point() or tensor.dtype == torch.uint8):

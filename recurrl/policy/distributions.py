@@ -344,7 +344,8 @@ def _check_mask(mask: TensorSpec, action: TensorSpec) -> None:
     if sizes is None:
         raise ConfigError(
             f"The environment gives an action mask, but its action is {action}. Masks need a single discrete or "
-            "multi-discrete action. Remove action_mask from the environment's observation, or flatten its actions."
+            "multi-discrete action. Remove the mask (the observation's entry action_mask, or "
+            "env.action_mask_from_info=true), or flatten the environment's actions."
         )
     size = sum(sizes)
     if tuple(mask.shape) != (size,):

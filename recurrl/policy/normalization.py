@@ -68,6 +68,8 @@ class ObservationNormalizer(nn.Module):
 
     Args:
         shape: the shape of an observation; each of its entries has separate statistics.
+        dtype: the floating-point type in which the mean is subtracted, by default the default one. Numbers that vary
+            little beside their size, such as seconds since 1970, need float64.
 
     Attributes:
         MAX_GROWTH: the network is not rescaled for entries whose standard deviation has grown by more than this factor.
@@ -77,10 +79,10 @@ class ObservationNormalizer(nn.Module):
 
     MAX_GROWTH = 1.5
 
-    def __init__(self, *shape: int) -> None:
+    def __init__(self, *shape: int, dtype: torch.dtype | None = None) -> None:
         super().__init__()
         self.moments = RunningMoments(*shape)
-        self.mean = nn.Buffer(torch.zeros(shape))
+        self.mean = nn.Buffer(torch.zeros(shape, dtype=dtype))
         self.scale = nn.Buffer(torch.ones(shape))
         self.replaced_at = nn.Buffer(torch.zeros((), dtype=torch.float64))
 
@@ -100,7 +102,7 @@ class ObservationNormalizer(nn.Module):
         mean, scale = self.moments.mean.to(self.mean), (self.moments.variance + 1e-8).rsqrt().to(self.scale)
         rescale: Any = getattr(reader, "rescale_input", None)
         if rescale is not None and self.replaced_at > 0:
-            factor, shift = self.scale / scale, (mean - self.mean) * self.scale
+            factor, shift = self.scale / scale, ((mean - self.mean) * self.scale).to(self.scale)
             little = factor <= self.MAX_GROWTH
             rescale(torch.where(little, factor, 1.0), torch.where(little, shift, 0.0))
         self.mean.copy_(mean)
@@ -109,7 +111,8 @@ class ObservationNormalizer(nn.Module):
 
     def forward(self, observation: Tensor) -> Tensor:
         """Normalised observations, in the default floating-point type."""
-        return ((observation.to(self.mean.dtype) - self.mean) * self.scale).clamp(-10, 10)
+        centred = (observation.to(self.mean.dtype) - self.mean).to(self.scale.dtype)
+        return (centred * self.scale).clamp(-10, 10)
 
 
 class RunningScale(nn.Module):

@@ -58,7 +58,8 @@ def _prepare(spec: TensorSpec, normalize: bool) -> tuple[nn.Module, TensorSpec]:
         return nn.Identity(), spec
     if image or not normalize:
         return ToFloat(), spec.to(floating.dtype)
-    return ObservationNormalizer(*spec.shape), floating
+    wide = spec.dtype in (torch.float64, torch.int64, torch.int32)
+    return ObservationNormalizer(*spec.shape, dtype=torch.float64 if wide else None), floating
 
 
 def per_entry(observation: TensorSpec, make_network: Callable[[TensorSpec], nn.Module]) -> nn.Module:

@@ -213,16 +213,16 @@ def _is_complete(start: checkpoint.Checkpoint, config: TrainConfig, run_dir: Pat
     """True for a complete run that a scheduler starts again: nothing is left to do, and its summary says so.
 
     Raises:
-        ConfigError: a user resumes a complete run without more frames.
+        ConfigError: a complete run is resumed without more frames, or an interrupted one with fewer than it has.
     """
     if not start.is_complete or start.frames + config.frames_per_batch <= config.total_frames:
         return False
-    if config.resume != checkpoint.AUTO:
+    has_completed: bool = read_summary(run_dir).get("status") == "completed"
+    if config.resume != checkpoint.AUTO or (not has_completed and config.total_frames < start.frames):
         raise ConfigError(
             f"total_frames must be at least {start.frames + config.frames_per_batch} (got {config.total_frames}), "
             f"because resume={config.resume} is already at {start.frames} frames. Set a larger total_frames."
         )
-    has_completed: bool = read_summary(run_dir).get("status") == "completed"
     if has_completed:
         logger.info("%s is complete: %d frames. A larger total_frames extends it.", run_dir, start.frames)
     return has_completed

@@ -80,16 +80,10 @@ def test_the_noisier_gradients_are_the_more_rows_come_again(least, ratios):
     assert [len(buffer.extend(simulated.rows(), signal)) / 3 for signal in (0.0, 0.05, 0.25, 0.5, 1.0)] == list(ratios)
 
 
-WITHOUT_RATIO = [
-    (torch.bool, 1, 4),
-    (torch.int64, 1, 4),
-    (torch.int64, 5, 5),
-    (torch.float32, 1, 1),
-    (torch.float32, 2, 2),
-]
+UNSET = [(torch.bool, 1, 4), (torch.int64, 1, 4), (torch.int64, 5, 5), (torch.float32, 1, 1), (torch.float32, 2, 2)]
 
 
-@pytest.mark.parametrize(("dtype", "least", "most"), WITHOUT_RATIO)
+@pytest.mark.parametrize(("dtype", "least", "most"), UNSET)
 def test_without_a_ratio_the_kind_of_action_and_the_least_decide(dtype, least, most):
     buffer, simulated = buffer_of(ratio=None, least=least), Simulated(seed=0)
     for count in range(6):

@@ -39,6 +39,7 @@ def test_a_second_signal_ends_the_run_at_once_which_resume_auto_starts_from_scra
     assert interrupted == whole
     signalled(signal.SIGTERM, signal.SIGTERM)
     assert "interrupted by SIGTERM at 64 frames; last checkpoint: " in train(*arguments, "total_frames=96").out
+    assert "total_frames must be at least 96 (got 32)" in train(*arguments, "total_frames=32").error
 
 
 def test_the_printed_command_resumes_where_a_teacher_is_found(train, tiny, tmp_path, signalled):

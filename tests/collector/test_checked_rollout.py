@@ -53,9 +53,7 @@ def collector_of(config, policy, ahead):
 
 @pytest.mark.parametrize("resumed_after", [0, 1, 5])
 @pytest.mark.parametrize("ahead", [None, 0, 1, 3])
-def test_the_check_examines_the_first_rollout_of_the_weights_that_the_process_began_with(
-    ahead, resumed_after, small, monkeypatch
-):
+def test_the_check_examines_the_first_rollout_of_the_processs_first_weights(ahead, resumed_after, small, monkeypatch):
     config = small(*OPTIONS, "collector=single" if ahead is None else "collector=multi_sync")
     policy = make_policy(config)
     checked = []

@@ -40,9 +40,7 @@ def failing(small, *overrides, **how):
 
 
 @pytest.mark.parametrize(("collector", "ahead"), [("multi_sync", 0), ("multi_async", 1)])
-def test_workers_act_with_the_newest_weights_or_those_before_in_the_environments_of_a_single_collector(
-    collector, ahead, small
-):
+def test_workers_act_with_the_newest_weights_or_those_before_in_environments_as_of_one_process(collector, ahead, small):
     config = small(*OPTIONS, f"collector={collector}")
     policy = make_policy(config)
     starts = []

@@ -106,13 +106,10 @@ def test_a_run_resumed_with_another_collector_says_that_rows_ahead_are_dropped(t
 
 
 REPLAY = ("buffer=replay", "buffer.rollouts=3", "buffer.replay_ratio=2", "buffer.min_replay_ratio=2")
-AHEAD = {
-    "ray, ahead, replay": ("collector=ray", "collector.ahead=2", *REPLAY),
-    "multi_async, replay": ("collector=multi_async", *REPLAY),
-}
+AHEAD = [("collector=ray", "collector.ahead=2", *REPLAY), ("collector=multi_async", *REPLAY)]
 
 
-@pytest.mark.parametrize("overrides", AHEAD.values(), ids=AHEAD)
+@pytest.mark.parametrize("overrides", AHEAD, ids=lambda overrides: overrides[0])
 def test_a_resumed_run_checks_its_first_rollout_of_known_weights_and_goes_on(overrides, train, tiny, tmp_path):
     options = [*tiny, *overrides, "total_frames=192", "checkpoint.every_frames=64", "checkpoint.keep_last=null"]
     _, resumed = whole_and_resumed(train, tmp_path, 64, *options)

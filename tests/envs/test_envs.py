@@ -1,5 +1,6 @@
 """Environments: marks, primers, masks, and the ways of running several."""
 
+import inspect
 from functools import partial
 
 import gymnasium
@@ -9,6 +10,7 @@ import torch
 from counting_env import Counting
 from gymnasium import spaces
 from tensordict import TensorDict
+from torchrl.data import Composite
 from torchrl.envs.utils import check_env_specs
 
 from recurrl.agent import NamedInterface
@@ -47,6 +49,7 @@ def in_one(num_envs, cls, observation, action):
 
 
 BOX, DISCRETE = spaces.Box(-1, 1, (3,), np.float32), spaces.Discrete(2)
+RESERVED = {*inspect.signature(Composite).parameters, "batch_size"} - {"args", "kwargs"}
 TWICE = spaces.Dict({"a.b": DISCRETE, "a": spaces.Dict({"b": DISCRETE})})
 
 
@@ -63,6 +66,8 @@ UNSUPPORTED = [
     (spaces.Box(-1, 1, (0,)), DISCRETE, r"Box.*: its shape \(0,\) has no entries"),
     (BOX, spaces.Box(-1, 1, ()), r"it has no dimensions; declare it with shape \(1,\)"),
     *((*pair, "Dict.*: entries have the same name when joined by dots") for pair in ((TWICE, DISCRETE), (BOX, TWICE))),
+    *((spaces.Dict({name: BOX}), DISCRETE, f"TorchRL reserves the name '{name}'") for name in RESERVED),
+    (BOX, spaces.Dict(a=spaces.Dict(names=BOX)), "TorchRL reserves the name 'names'"),
     (None, DISCRETE, r"must have an observation_space \(got none\). Set it in its constructor"),
     (BOX, spaces.Dict({"a": spaces.Tuple([spaces.Text(3)])}), r"unsupported actions Text.* \(entry a.0\): a Text"),
 ]
@@ -145,9 +150,7 @@ ORDERED = {
 
 @pytest.mark.parametrize(("space", "names"), ORDERED.values(), ids=ORDERED)
 @pytest.mark.parametrize(("name", "more"), [("Places", {}), ("in_one", {"cls": Places})])
-def test_entries_keep_their_names_in_any_order_and_parts_of_tuples_are_named_by_their_place(
-    space, names, name, more, of
-):
+def test_entries_keep_their_names_in_any_order_and_parts_of_tuples_have_their_places(space, names, name, more, of):
     env = make_env(of(name, observation=space, action=space, **more), 2, seed=0)
     paths, observed = [tuple(each.split(".")) for each in names], env.reset()
     for place, path in enumerate(paths):

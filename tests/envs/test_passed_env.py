@@ -206,9 +206,8 @@ class Foo(nn.Linear):
 """
     settings = [*small(tiny), *collector.split()]
     train = f"run = recurrl.train([*{settings}, 'encoder=__main__:Foo'], env=Plain, run_dir='run')"
-    shown = (
-        "print(run.load())\ntry:\n    recurrl.train([*%s, 'encoder=__main__:Bar'])\nexcept ValueError as e: print(e)"
-    )
+    other = "recurrl.train([*%s, 'encoder=__main__:Bar'])"
+    shown = f"print(run.load())\ntry:\n    {other}\nexcept ValueError as e: print(e)"
     code = f"{MODULE}{encoder}{train}\n{shown % settings}"
     printed = output_of([sys.executable, "-c", code], cwd=tmp_path, timeout=200)
     assert printed.startswith("Agent(<Plain>, ")

@@ -37,15 +37,12 @@ def test_an_index_in_the_mask_is_an_integer_from_zero(rejection, index):
 
 TASKS = ("env=gym", "env.packages=[tasks]")
 OF_A_DICT = (*TASKS, "env.id=recurrl-test/Cue-v0", "+env.kwargs.observation=dict")
-BESIDE_A_MASK_OF_ACTIONS = (
-    *(*TASKS, "env.id=recurrl-test/Masked-v0"),
-    *("env.kwargs.mask_in=observation", "env.kwargs.action=discrete"),
-)
+MASKED = (*TASKS, "env.id=recurrl-test/Masked-v0", "env.kwargs.mask_in=observation", "env.kwargs.action=discrete")
 SOME = "env.mask must be some, but not all, of the "
 WRONG_MASKS = [
     *(((), mask, f"{SOME}indices of the observation's 4 entries, 0 to 3") for mask in ("4", "0, 1, 2, 3", "velocity")),
     *((OF_A_DICT, mask, f"{SOME}observation's entries more, state") for mask in ("no", "0", "state, more", "state.2")),
-    *((BESIDE_A_MASK_OF_ACTIONS, mask, f"{SOME}observation's entries seen") for mask in ("action_mask", "seen")),
+    *((MASKED, mask, f"{SOME}observation's entries seen") for mask in ("action_mask", "seen")),
 ]
 
 

@@ -10,7 +10,8 @@ from counting_env import Counting
 from gymnasium import spaces
 from rejections import error_of
 from torchrl.data import Binary, Bounded, Categorical, Composite, OneHot, Unbounded
-from torchrl.envs import EnvBase, GymWrapper, ObservationNorm, RenameTransform, SerialEnv, TransformedEnv, VecNormV2
+from torchrl.envs import CatFrames, EnvBase, GymWrapper, ObservationNorm, RenameTransform, SerialEnv, TransformedEnv
+from torchrl.envs.transforms import VecNormV2
 
 from recurrl.agent import Agent
 from recurrl.envs import make_batched_env
@@ -69,13 +70,16 @@ class Reusing(EnvBase):
     Args:
         shrinks_at: shows one bit less from this step on.
         masks: adds a mask of actions.
+        shape: () for a spec of one number.
+        rewards: the number of rewards in its spec.
     """
 
-    def __init__(self, num_envs, shrinks_at=99, masks=False):
+    def __init__(self, num_envs, shrinks_at=99, masks=False, shape=(8,), rewards=1):
         super().__init__(batch_size=[num_envs])
         mask = {"action_mask": Binary(2, (num_envs, 2), dtype=torch.bool)} if masks else {}
-        self.observation_spec = Composite(observation=OneHot(8, (num_envs, 8)), **mask, shape=[num_envs])
-        self.action_spec, self.reward_spec = Bounded(-1.0, 1.0, (num_envs, 1)), Unbounded((num_envs, 1))
+        seen = OneHot(8, (num_envs, 8)) if shape else Unbounded((num_envs,))
+        self.observation_spec = Composite(observation=seen, **mask, shape=[num_envs])
+        self.action_spec, self.reward_spec = Bounded(-1.0, 1.0, (num_envs, 1)), Unbounded((num_envs, rewards))
         done, dones = (Categorical(2, (num_envs, *shape), dtype=torch.bool) for shape in ((1,), (2, 1)))
         self.full_done_spec = Composite(done=done, agents=Composite(done=dones), shape=[num_envs])
         self.bits, self.reward = self.observation_spec.zero(), torch.zeros(num_envs, 1)
@@ -118,6 +122,10 @@ def averaging(num_envs):
     return TransformedEnv(many(num_envs), VecNormV2([("agent", "time")]))
 
 
+def stacking(num_envs):
+    return TransformedEnv(many(num_envs), CatFrames(2, -1, [("agent", "time")]))
+
+
 class DoneOfAgent(Reusing):
     def __init__(self, num_envs):
         super().__init__(num_envs)
@@ -132,10 +140,8 @@ def of(name, *overrides):
 
 
 ALL = "env.observation_keys=[agent.time,agent.push,noise]"
-SEVERAL = [
-    ((ALL, "env.mask=[noise]"), [("agent", "time"), ("agent", "push")]),
-    (("env.observation_keys=[agent]",), [("time",), ("push",)]),
-]
+NAMED, GROUP = (ALL, "env.mask=[noise]"), ("env.observation_keys=[agent]",)
+SEVERAL = [(NAMED, [("agent", "time"), ("agent", "push")]), (GROUP, [("time",), ("push",)])]
 
 
 @pytest.mark.parametrize(("chosen", "entries"), SEVERAL, ids=["by their names", "by that of their group"])
@@ -198,7 +204,8 @@ def test_the_state_of_transforms_is_in_checkpoints(small):
         assert torch.equal(resumed.collect()["observation"][:, 0], first)
 
 
-def test_an_environment_whose_transforms_keep_statistics_is_not_evaluated(small):
+def test_transforms_may_keep_frames_in_an_evaluation_but_no_statistics(small):
+    assert len(evaluate(small(*of("stacking", *KEYS)).env, None, 4, seed=0)) == 4
     assert "must not keep statistics" in error_of(evaluate, small(*of("averaging", *KEYS)).env, None, 4, seed=0)
 
 
@@ -214,6 +221,8 @@ WRONG = {
     "reward": ((*KEYED, "env.reward_key=reward"), f"env.reward_key {HAS} agent.gain (got rew"),
     "no done": (("DoneOfAgent",), "The environment's done_spec must have the entry 'done' (got [('agents', 'done'), "),
     "a mask": (("Reusing", "env.kwargs.masks=true"), "env.action_mask_from_info must be true (got false): env.id="),
+    "a scalar": (("Reusing", "env.kwargs.shape=[]"), "The environment's 'observation' must have a dimension after the"),
+    "rewards": (("Reusing", "env.kwargs.rewards=2"), "The environment's 'reward' must be one number per environment ("),
     "of Gymnasium": (("Ramp",), f"env.id must make an environment of TorchRL (got {__name__}:Ramp, which makes a"),
     "an id": (("", "env.id=CartPole-v1"), "env.id must be module:Name with env=torchrl (got CartPole-v1)"),
 }

@@ -66,10 +66,8 @@ class Clocks(SyncVectorEnv):
     def step(self, actions):
         observation, *results, info = super().step(actions)
         if self.together and "final_obs" in info:
-            last = [
-                clock.observation() if final is None else final
-                for clock, final in zip(self.envs, info["final_obs"], strict=True)
-            ]
+            pairs = zip(self.envs, info["final_obs"], strict=True)
+            last = [clock.observation() if final is None else final for clock, final in pairs]
             info["final_obs"] = concatenate(self.single_observation_space, last, deepcopy(observation))
         return observation, *results, info
 

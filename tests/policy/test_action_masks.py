@@ -26,10 +26,9 @@ def test_a_mask_that_the_info_does_not_hold_is_rejected(configure):
     assert "returned no info['action_mask']" in error_of(make_env(config.env, 1, seed=0).reset, kind=EnvError)
 
 
+UNMASKABLE = [Unbounded((2,)), Binary(2), Composite(a=Categorical(2))]
 DO_NOT_GO_TOGETHER = [
-    (Unbounded((2,)), Binary(2), "Masks need a single discrete or multi-discrete action"),
-    (Binary(2), Binary(2), "Masks need a single discrete or multi-discrete action"),
-    (Composite(a=Categorical(2)), Binary(2), "Masks need a single discrete or multi-discrete action"),
+    *((action, Binary(2), "Masks need a single discrete or multi-discrete action") for action in UNMASKABLE),
     (Categorical(3), Binary(4), "has shape (4,), but its actions have 3 choices"),
     (Categorical(3, shape=(2,)), Binary(3), "has shape (3,), but its actions have 6 choices"),
 ]

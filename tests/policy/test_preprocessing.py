@@ -55,6 +55,15 @@ def test_each_entry_of_numbers_has_its_own_statistics():
     assert not any(isinstance(module, ObservationNormalizer) for module in without.modules())
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.int64, torch.int32])
+def test_numbers_that_vary_little_beside_their_size_remain_apart(dtype):
+    preprocess, _ = make_preprocessing(Unbounded((1,), dtype=dtype), normalize=True)
+    seconds = (1_700_000_000 + torch.arange(60).unsqueeze(-1)).to(dtype)
+    preprocess.update_statistics(seconds)
+    expected = (torch.arange(60) - 29.5).unsqueeze(-1) / (3599 / 12) ** 0.5
+    torch.testing.assert_close(preprocess(seconds), expected)
+
+
 def test_a_mask_alone_is_rejected():
     with pytest.raises(ConfigError, match="holds only an action mask"):
         make_preprocessing(Composite(action_mask=Binary(3)), normalize=False)

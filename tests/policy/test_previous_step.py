@@ -5,12 +5,12 @@ import pytest
 import torch
 from counting_env import Counting
 from gymnasium import spaces
+from rejections import error_of
 from tasks import ACTIONS, CUE, PREVIOUS
 from torch.nn import functional
 
 from recurrl.build import make_policy_for
 from recurrl.envs import make_env
-from recurrl.errors import ConfigError
 from recurrl.policy import ACTION, OBSERVATION, build
 from recurrl.recurrent.cells import cell_names
 
@@ -70,8 +70,9 @@ def test_the_weights_of_the_action_are_small_at_first(configure, monkeypatch, ce
         torch.testing.assert_close(small[..., -4:], 0.01 * whole[..., -4:])
 
 
-def test_an_environment_that_shows_the_previous_reward_itself_is_not_overruled(configure, register):
+@pytest.mark.parametrize("added", ["true", "false"])
+def test_an_environment_that_shows_the_previous_reward_itself_is_rejected(configure, register, added):
     space = spaces.Dict({"previous_reward": spaces.Box(0, 1, (1,), np.float32)})
     shown = register(type("Shown", (Counting,), {"observation_space": space}))
-    with pytest.raises(ConfigError, match=r"env\.previous_reward adds the entry previous_reward .* already has one"):
-        make_env(configure(shown, "env.previous_reward=true").env, 1, seed=0)
+    env = configure(shown, f"env.previous_reward={added}").env
+    assert "have no entry previous_reward in its observation: that is the name of" in error_of(make_env, env, 1, seed=0)

@@ -71,9 +71,7 @@ def outputs_and_gradients(module, data, neighbours=None):
 def numbers_kept(module, data):
     """How many numbers a sequence keeps for its backward pass, which runs."""
     sizes = []
-    with torch.autograd.graph.saved_tensors_hooks(
-        lambda saved: sizes.append(saved.numel()) or saved, lambda saved: saved
-    ):
+    with torch.autograd.graph.saved_tensors_hooks(lambda it: sizes.append(it.numel()) or it, lambda it: it):
         output = sequence(module, data)["y"]
     kept = sum(sizes)
     output.sum().backward()

@@ -119,10 +119,6 @@ def returning(change):
     return lambda cell, weights, x_BX, states: change(*Several.step(cell, weights, x_BX, states))
 
 
-def transposed(level, table, vector):
-    return level, table.mT, vector
-
-
 def in_place(cell, weights, x_BX, states):
     states[1].mul_(0.5)
     return Several.step(cell, weights, x_BX, states)
@@ -137,7 +133,7 @@ WRONG_CELLS = [
     ({"step": returning(lambda output, states: (output, states[0]))}, r"must return its output and a tuple of st"),
     ({"step": returning(lambda output, states: (output[:, 1:], states))}, r"shape \(4,\) .* declare \(5,\)"),
     (
-        {"step": returning(lambda output, states: (output, transposed(*states)))},
+        {"step": returning(lambda output, states: (output, (states[0], states[1].mT, states[2])))},
         r"\[\(\), \(3, 2\), .* \[\(\), \(2, 3\),",
     ),
     ({"step": in_place}, r"step of the cell wrong writes into the states it gets\. Return new tensors"),

@@ -86,6 +86,7 @@ def _fork(rank, writers, port, call):
     numbers = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size, "MASTER_PORT": port}
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "TORCHELASTIC_USE_AGENT_STORE": "True"}
     os.environ |= {name: str(number) for name, number in numbers.items()}
+    signal.alarm(5 * TIMEOUT_S)  # ends a rank that hangs
     torch.set_num_threads(1)  # those that the parent process has started are not in a fork
     try:
         returned = call()

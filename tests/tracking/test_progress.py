@@ -39,13 +39,11 @@ def lines(shown):
 
 def test_the_line_has_time_frames_speed_returns_time_left_and_last_warning(terminal):
     shown, bar = terminal(100_000)
-    bar.update(25_000, {**METRICS, "eval/return_mean": 99.0}, warning="Entropy collapsed")
+    bar.update(25_000, {**METRICS, "eval/return_mean": 99.0}, warning="Collapsed")
     bar.close()
     last = lines(shown)[-1]
     assert re.match(r"0:00:0\d ", last)
-    assert last.endswith(
-        " 25,000/100,000 frames at 2,000/s · return 12.35 · eval 99.00 · 0:00:38 left · Entropy collapsed"
-    )
+    assert last.endswith(" 25,000/100,000 frames at 2,000/s · return 12.35 · eval 99.00 · 0:00:38 left · Collapsed")
 
 
 def test_the_line_is_rewritten_in_place_and_the_last_state_is_left(terminal):
