@@ -95,7 +95,6 @@ def evaluate(
         returns_NE = torch.zeros(count, most + 1, dtype=torch.float64, device=device)
         observation = env.reset_tensors(None)
         env.check_step(observation)
-        begun = _state_of_transforms(env)
         if observer is not None:
             observer(env, None, observation)
         done = torch.ones(count, 1, dtype=torch.bool, device=device)
@@ -127,22 +126,26 @@ def evaluate(
                 "counted. Set env.max_episode_steps.",
                 *(unfinished, episodes, config.id, max_steps),
             )
-        if _state_of_transforms(env) != begun:
-            # What belongs to an episode, such as stacked frames, is the same after another reset with the same seed.
-            torch.manual_seed(seed)
-            env.set_seed(seed + SEED_OFFSET)
-            env.reset_tensors(None)
         require(
-            _state_of_transforms(env) == begun,
+            not _keeps_statistics(env, seed),
             f"env.id={config.id} must not keep statistics in its transforms or buffers: an evaluation begins without "
             "them. Use env.normalize_observation and env.normalize_reward instead, or set evaluation.episodes=0.",
         )
     return returns_NE[:, :-1].T.flatten()[:episodes].tolist()
 
 
-def _state_of_transforms(env: PolicyEnv) -> bytes:
-    """What an environment of TorchRL keeps in its transforms and buffers."""
-    return to_bytes(env.raw.stateful.state_dict() if isinstance(env.raw, TorchRLEnv) else {})
+def _keeps_statistics(env: PolicyEnv, seed: int) -> bool:
+    """True if transforms or buffers of TorchRL hold something that outlasts a reset, which stacked frames do not."""
+    if not isinstance(env.raw, TorchRLEnv):
+        return False
+    states = []
+    for _ in range(2):
+        torch.manual_seed(seed)
+        env.set_seed(seed)
+        observation = env.reset_tensors(None)
+        states.append(to_bytes(env.raw.stateful.state_dict()))
+        env.step_tensors(random_action(env, observation))
+    return states[0] != states[1]
 
 
 def _step(policy: Policy, observation: Tensors, state: State, deterministic: bool) -> StepOutput:
