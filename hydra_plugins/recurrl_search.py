@@ -21,7 +21,7 @@ class OptunaSweeper(Sweeper):
         launcher = Plugins.instance().instantiate_launcher(
             hydra_context=hydra_context, task_function=task_function, config=config
         )
-        self.started_with = config, launcher
+        self.started_with = config, launcher, hydra_context.config_loader
 
     def sweep(self, arguments: list[str]) -> None:
         """Runs the trials; the arguments are those of the command line."""

@@ -85,6 +85,14 @@ def test_callbacks_run_in_order_add_metrics_stop_the_run_and_keep_their_states(t
     assert other.calls[0] == "start at 64"
 
 
+def test_a_callback_may_evaluate_in_its_own_way(tiny, caplog):
+    own = recurrl.Callback()
+    own.on_iteration = lambda trainer, metrics: metrics.update({"eval/return_mean": float(trainer.frames)})
+    run = recurrl.train([*tiny, "evaluation.every_frames=64", "total_frames=128"], run_dir="run", callbacks=[own])
+    assert (run.summary["best_eval_return_mean"], run.summary["status"]) == (128, "completed")
+    assert run.load("best").evaluate(1)
+
+
 def test_a_run_extended_from_a_checkpoint_of_its_end_has_the_states_after_it(tiny):
     # That checkpoint is first written before the evaluation, which callbacks run after.
     recurrl.train([*tiny, "total_frames=64", "checkpoint.every_frames=32"], run_dir="run", callbacks=[Counter()])

@@ -1,7 +1,6 @@
 """The checkpoints of a run: writing, keeping, finding and restoring them."""
 
 import logging
-import os
 import shutil
 from collections.abc import Mapping
 from datetime import datetime
@@ -16,7 +15,7 @@ from recurrl.errors import ConfigError, require
 from recurrl.policy import Policy
 from recurrl.runtime.metrics import floats
 from recurrl.runtime.ranks import world
-from recurrl.runtime.run_directory import CHECKPOINTS, CONFIG_FILE, REPLACED, run_directory_of
+from recurrl.runtime.run_directory import CHECKPOINTS, REPLACED, holder_of, run_directory_of
 from recurrl.runtime.seeds import seed_of_rank
 from recurrl.runtime.serialization import Stateful
 from recurrl.tracking import Resumed
@@ -179,7 +178,7 @@ class Checkpoint:
     @property
     def is_alone(self) -> bool:
         """True for a checkpoint outside a run directory, which holds the only copy of the run's configuration."""
-        return not os.path.lexists(self.path.absolute().parent.parent / CONFIG_FILE)
+        return holder_of(self.path) is None
 
     def is_in(self, run_dir: Path) -> bool:
         """True if the checkpoint is in the run directory."""
@@ -254,7 +253,8 @@ def find(path: Path, which: str = LAST) -> Path:
         which: the ``last`` checkpoint of a run directory, or the ``best`` by the return of its evaluation.
 
     Raises:
-        ConfigError: the path is neither, or the run has written no such checkpoint.
+        ConfigError: the path is neither, or the run has written no such checkpoint, or one that may be the best is
+            damaged.
     """
     require(which in (BEST, LAST), f"which must be {BEST} or {LAST} (got {which}).")
     if files.is_checkpoint(path):
@@ -268,7 +268,7 @@ def find(path: Path, which: str = LAST) -> Path:
         )
     if which == LAST:
         return newest
-    best = _best(files.intact_in(run_dir / CHECKPOINTS))
+    best = _best({path: files.manifest(path) for path in files.checkpoints_in(run_dir / CHECKPOINTS)})
     if best is None:
         raise ConfigError(
             f"{run_dir} holds no evaluated checkpoint: its run has not reached an evaluation, or no episode of "

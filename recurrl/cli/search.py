@@ -4,11 +4,13 @@ import shlex
 import sys
 import warnings
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 import optuna
+from hydra.core.config_loader import ConfigLoader
 from hydra.core.override_parser.types import Override
 from hydra.core.utils import JobStatus
 from hydra.plugins.launcher import Launcher
@@ -23,7 +25,9 @@ from recurrl.runs.overrides import arguments_of, parsed, prepared
 from recurrl.runtime.run_directory import locked
 
 
-def search(options: Mapping[str, Any], arguments: Sequence[str], config: DictConfig, launcher: Launcher) -> None:
+def search(
+    options: Mapping[str, Any], arguments: Sequence[str], config: DictConfig, launcher: Launcher, loader: ConfigLoader
+) -> None:
     """Runs trials until there are ``n_trials``, and prints the best.
 
     Args:
@@ -31,6 +35,7 @@ def search(options: Mapping[str, Any], arguments: Sequence[str], config: DictCon
         arguments: the overrides of the command line; keys with several values are searched, too.
         config: the sweep's configuration.
         launcher: runs the jobs.
+        loader: finds the choices that a pattern such as ``cell=glob(gr*)`` stands for.
 
     Raises:
         ConfigError: an option or a search space is wrong, or the folder holds another search.
@@ -40,7 +45,7 @@ def search(options: Mapping[str, Any], arguments: Sequence[str], config: DictCon
     config_dir = arguments_of(sys.argv[1:]).config_dir
     yamls = [] if config_dir is None else [f"--config-dir={config_dir}"]
     overrides = prepared(["-m", *yamls, *overrides])[1 + len(yamls) :]
-    fixed, space = _space(overrides)
+    fixed, space = _space(overrides, loader)
     require(
         bool(space),
         "hydra/sweeper=optuna has nothing to search. Use hparams_search=ppo, or values such as "
@@ -64,11 +69,11 @@ def search(options: Mapping[str, Any], arguments: Sequence[str], config: DictCon
         _report(study, [*yamls, *fixed])
 
 
-def _space(overrides: Sequence[str]) -> tuple[list[str], dict[str, BaseDistribution]]:
+def _space(overrides: Sequence[str], loader: ConfigLoader) -> tuple[list[str], dict[str, BaseDistribution]]:
     """The overrides that all trials share, and the distribution of each other key; a key's last override counts."""
     last = {override.get_key_element().lstrip("+"): override for override in parsed(overrides)}
     fixed = [str(override.input_line) for override in last.values() if not override.is_sweep_override()]
-    searched = [override for override in last.values() if override.is_sweep_override()]
+    searched = [replace(override, config_loader=loader) for override in last.values() if override.is_sweep_override()]
     try:
         return fixed, {each.get_key_element(): _distribution(each) for each in searched}
     except ValueError as error:

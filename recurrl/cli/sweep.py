@@ -5,7 +5,7 @@ The jobs may run in other processes or on other machines, so their results are r
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from hydra.core.utils import env_override
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf
 
-from recurrl.reporting.results import OVERRIDES, comparison, comparison_table, configured, differing, jobs_of
+from recurrl.reporting.results import OVERRIDES, Result, comparison, comparison_table, configured, differing, jobs_of
 from recurrl.runs.overrides import job_overrides
 from recurrl.runtime.atomic import atomic_write
 from recurrl.runtime.run_directory import CONFIG_FILE, SUMMARY, read_text
@@ -82,6 +82,12 @@ def _report(folder: Path) -> None:
     finally:  # on a full disk, too; and last, because standard output may be closed
         sys.stdout.write(f"\n{comparison_table(listed, 'job')}\n")
         sys.stdout.flush()
+        _print_failures(jobs)
+    sys.stderr.write(f"The table is also in {folder}/sweep.json, with figures in {page}.\n")
+
+
+def _print_failures(jobs: Sequence[Result]) -> None:
+    """Says how many jobs were completed, and why the others were not."""
     reasons = {job.name: read_text(path) for job in jobs if (path := job.directory / FAILURE).exists()}
     failed = [job for job in jobs if job.name in reasons or not job.has_ended_well]
     sys.stderr.write(f"{len(jobs) - len(failed)} of {len(jobs)} jobs completed\n")
@@ -90,4 +96,3 @@ def _report(folder: Path) -> None:
         settings = " ".join(f"{key}={value}" for key, value in job.settings.items() if key in keys or not keys)
         status, reason = "failed" if job.name in reasons else job.status, reasons.get(job.name, job.error)
         sys.stderr.write(f"{status}: {job.name}: {settings or '(defaults)'}: {reason or 'see its log'}\n")
-    sys.stderr.write(f"The table is also in {folder}/sweep.json, with figures in {page}.\n")

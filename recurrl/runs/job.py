@@ -259,7 +259,5 @@ def _closing_line(summary: RunSummary, run_dir: Path) -> str:
     if "return_mean_zeroed_state" in evaluation:
         zeroed, shuffled = (evaluation[f"return_mean_{states}_state"] for states in ("zeroed", "shuffled"))
         memory = f", {zeroed:{form}} with its memory zeroed, {shuffled:{form}} with another episode's memory"
-    return (
-        f"{trained}; evaluation return {mean:{form}} ± {std:{form}} over {episodes:.0f} episode{'s' * (episodes != 1)}"
-        f"{memory}; {run_dir}"
-    )
+    spread = f" ± {std:{form}} over {episodes:.0f} episode{'s' * (episodes != 1)}" if episodes else ""
+    return f"{trained}; evaluation return {mean:{form}}{spread}{memory}; {run_dir}"

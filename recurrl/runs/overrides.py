@@ -115,7 +115,7 @@ def _has_values(override: Override, only_packaged: bool) -> bool:
     key, value = override.key_or_group, cast(Any, override.value())
     if isinstance(value, Glob):
         return not only_packaged or key not in (*PRESETS, *GROUPS) or bool(value.filter(list(yaml_names(key))))
-    return not override.is_discrete_sweep() or next(override.sweep_iterator(), None) is not None
+    return not override.is_discrete_sweep() or any(True for _ in override.sweep_iterator())
 
 
 def _names(value: Any) -> list[str]:

@@ -56,15 +56,22 @@ def run_directory_of(path: Path) -> Path:
         ConfigError: the path is neither a run directory nor a checkpoint in one.
     """
     exists = os.path.lexists(path)
-    for candidate in (path, path.absolute().parent.parent) if exists else ():
-        if os.path.lexists(candidate / CONFIG_FILE):
-            return candidate
+    if os.path.lexists(path / CONFIG_FILE):
+        return path
+    if exists and (holder := holder_of(path)):
+        return holder
     what = "is neither a run directory nor a checkpoint in one" if exists else "does not exist"
     if checkpoints := sorted(each.name for each in path.parent.glob(f"{PREFIX}*")):
         what += f". Its folder has {', '.join(checkpoints)}"
     raise ConfigError(
         f"{path} {what}. Pass a run directory (it holds config.yaml and checkpoints/), or one of its checkpoints."
     )
+
+
+def holder_of(path: Path) -> Path | None:
+    """The directory of the run that a checkpoint is in; None for one that was moved or copied elsewhere."""
+    folder = path.absolute().parent
+    return folder.parent if folder.name == CHECKPOINTS and os.path.lexists(folder.parent / CONFIG_FILE) else None
 
 
 def read_text(path: Path, max_bytes: int | None = None) -> str:
@@ -79,7 +86,7 @@ def read_text(path: Path, max_bytes: int | None = None) -> str:
             raise ConfigError(f"{path} is not a regular file.")
         if max_bytes is not None and status.st_size > max_bytes:
             raise ConfigError(f"{path} has {status.st_size} bytes, but runs never write more than {max_bytes}.")
-        return path.read_bytes().decode("utf-8")
+        return path.read_bytes().decode("utf-8-sig")  # editors may add the mark
     except FileNotFoundError as error:
         raise ConfigError(f"{path} is missing.") from error
     except OSError as error:

@@ -1,6 +1,7 @@
 """The results of a run: ``summary.json``, for scripts."""
 
 import json
+import math
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -108,8 +109,9 @@ class RunSummary:
         self.train_return_mean = metrics["train/return_mean"]
         self.restarts = int(metrics.get("collect/restarts", 0))
         if "eval/return_mean" in metrics:
-            self.evaluation = {name: metrics[f"eval/{name}"] for name in EVALUATED if f"eval/{name}" in metrics}
-            self.evaluation["episodes"] = int(self.evaluation["episodes"])
+            # The mean may be that of a user's callback, which need not give the other metrics.
+            known = {name: metrics[f"eval/{name}"] for name in EVALUATED if f"eval/{name}" in metrics}
+            self.evaluation = {"return_std": math.nan, **known, "episodes": int(metrics.get("eval/episodes", 0))}
             mean, best = metrics["eval/return_mean"], self.best_eval_return_mean
             self.best_eval_return_mean = mean if best is None else max(best, mean)
 
@@ -165,6 +167,9 @@ def read_summary(run_dir: Path) -> dict[str, Any]:
             kind, name = _KINDS.get(key, (int | float, "a number"))
             if (value := summary.get(key)) is not None and (not isinstance(value, kind) or isinstance(value, bool)):
                 raise ValueError(f"{key} must be {name} (got {value!r})")
+        json.dumps(summary, allow_nan=False)  # rejects NaN and infinity, which runs do not write
+        if not all(isinstance(text, str) for text in (summary.get("warnings") or {}).values()):
+            raise ValueError("warnings must hold texts")
         return summary
     except ValueError as error:
         raise ConfigError(f"{path} was not written by a run: {error}. Delete it.") from error

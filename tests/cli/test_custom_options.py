@@ -89,10 +89,8 @@ def test_a_wrong_option_of_a_custom_part_is_rejected_on_resume_without_blaming_t
 
 
 def test_a_name_whose_options_the_run_does_not_have_is_answered_with_the_choice(resumed):
-    assert resumed("cell.name=lru").error == (
-        "cell.name=lru does not accept the options that this run has for coupled:Coupled. "
-        "Choose cell=lru, which starts from the defaults of lru."
-    )
+    error = "cell.name=lru does not accept the options that this run has for coupled:Coupled. Choose cell=lru, which "
+    assert resumed("cell.name=lru").error == f"{error}starts from the defaults of lru."
 
 
 def test_an_option_that_another_cell_does_not_have_is_absent(resumed):

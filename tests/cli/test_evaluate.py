@@ -6,6 +6,7 @@ import json
 import numpy as np
 import pytest
 import torch
+from rejections import error_of
 from run_files import settings, summary
 
 from recurrl import evaluation
@@ -120,6 +121,8 @@ def test_the_best_checkpoint_is_the_default_of_all_that_open_runs(evaluate, recu
     assert default["returns"] == of_first["returns"]
     recurrl_export(run, "--format", "pt2", cwd=tmp_path).succeeded()
     assert json.loads((run / "export" / "policy.json").read_text())["run"]["checkpoint"] == first.name
+    (last / "state-policy.pt").write_bytes(b"")  # it may have been the best
+    assert f"The checkpoint {last} is damaged" in error_of(open_run, run)
     opening = (open_run, load, Run.load)
     assert {inspect.signature(each).parameters["which"].default for each in opening} == {"best"}
 

@@ -19,10 +19,8 @@ def test_a_signal_ends_the_run_after_the_iteration_with_a_checkpoint(train, tiny
     run, checkpoint = tmp_path / "run", "checkpoints/frames_000000000032"
     assert ended(run, "frames", "error", "checkpoint") == ("interrupted", 32, None, checkpoint)
     assert (run / "learning_curve.png").exists()
-    assert outcome.out.splitlines()[-1].endswith(
-        f"interrupted by {number.name} at 32 frames; last checkpoint: {run / checkpoint}; to resume: "
-        f"recurrl-train resume={run}"
-    )
+    where = f"last checkpoint: {run / checkpoint}; to resume: recurrl-train resume={run}"
+    assert outcome.out.splitlines()[-1].endswith(f"interrupted by {number.name} at 32 frames; {where}")
 
 
 def test_a_second_signal_ends_the_run_at_once_which_resume_auto_starts_from_scratch(train, tiny, tmp_path, signalled):

@@ -178,7 +178,7 @@ def test_no_attack_makes_a_run_trusted(own_run, train, imported, tmp_path, monke
         assert is_own(config, run / "config.yaml")
         attacked = attacked_by(run)
         error = error_of(open_run, attacked)
-        assert "names code that would be imported" in error
+        assert "names code that would be imported and executed: my_parts" in error
         assert "None of your runs wrote it, or it was changed or moved since." in error, attack
         outcome = train(f"resume='{attacked}'", "total_frames=96", "hydra.run.dir=out")
         assert "names code that would be imported" in outcome.error, (attack, outcome)
@@ -197,10 +197,7 @@ def test_where_nothing_can_be_noted_a_run_is_not_trusted(train, evaluate, tiny, 
     monkeypatch.setattr(os.path, "expanduser", lambda path: path)
     assert train(*tiny, "cell=my_parts:my_cell", "hydra.run.dir=run").code == 0
     assert not (tmp_path / "~").exists()
-    assert evaluate("run").error.endswith(
-        "names code that would be imported and executed: my_parts:my_cell. None of your runs wrote it, or it "
-        "was changed or moved since. If you trust it, add --trust-packages (trust_packages=True in Python)."
-    )
+    assert evaluate("run").error.endswith("you trust it, add --trust-packages (trust_packages=True in Python).")
 
 
 def test_a_run_without_code_needs_no_note(train, tiny, tmp_path, monkeypatch):
@@ -209,9 +206,10 @@ def test_a_run_without_code_needs_no_note(train, tiny, tmp_path, monkeypatch):
     assert not (tmp_path / "state").exists()
 
 
-@pytest.mark.parametrize(
-    "value", [1e-05, -0.0, 1e300, "1e5", "no", "", "a: b", "é\n ☃", "x" * 200, [1, [2.5, None]], {"a": {"b": True}}]
-)
+VALUES = [1e-05, -0.0, 1e300, "1e5", "no", "", "a: b", "é\n ☃", "x" * 200, [1, [2.5, None]], {"a": {"b": True}}]
+
+
+@pytest.mark.parametrize("value", VALUES)
 def test_a_configuration_is_known_whatever_its_values(tmp_path, monkeypatch, value):
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     config = OmegaConf.create({"env": {"id": "a:B", "kwargs": {"value": value}}})

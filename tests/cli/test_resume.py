@@ -47,12 +47,13 @@ def test_the_best_evaluation_is_that_of_all_parts_of_a_run(train, tiny, tmp_path
 
 
 def test_a_checkpoint_alone_is_enough_to_resume_and_to_evaluate(train, evaluate, finished_run, tmp_path):
-    shutil.copytree(finished_run / "checkpoints" / "frames_000000000032", tmp_path / "mine")
-    train("resume=mine", "hydra.run.dir=run").succeeded()
+    shutil.copytree(finished_run / "checkpoints" / "frames_000000000032", tmp_path / "models" / "mine")
+    (tmp_path / "config.yaml").write_text("lr: 1\n")  # of the user's project
+    train("resume=models/mine", "hydra.run.dir=run").succeeded()
     run = tmp_path / "run"
     assert without_times(metrics(run)) == without_times(metrics(finished_run))[1:]
     assert settings(run) == settings(finished_run)
-    assert evaluate(tmp_path / "mine").code == 0
+    assert evaluate(tmp_path / "models" / "mine").code == 0
 
 
 def test_a_run_that_is_extended_stays_at_the_learning_rate_it_had_come_to(train, finished_run, tmp_path):
@@ -232,23 +233,19 @@ def test_a_command_with_an_experiment_can_be_repeated_by_a_scheduler(train, tiny
     again = ("--config-dir", "mine", "experiment=long", *tiny, "resume=auto", "hydra.run.dir=run")
     assert [train(*again, f"total_frames={frames}").code for frames in (64, 64, 96)] == [0, 0, 0]
     yamls("experiment", "long", schedule_sqrt_after=50)
-    assert train(*again, "total_frames=128").error.startswith("experiment= cannot be combined with resume=, which")
+    error = train(*again, "total_frames=128").error
+    assert error.startswith("experiment= cannot be combined with resume=, which keeps its run's settings. Leave it out")
 
 
 def test_resuming_with_an_experiment_is_rejected(train, finished_run, yamls):
     yamls("experiment", "long", epochs=9)
     outcome = train("--config-dir", "mine", f"resume={finished_run}", "experiment=long", "total_frames=128")
-    assert outcome.error == (
-        "experiment= cannot be combined with resume=, which keeps its run's settings. Leave it out, or start a new run "
-        f"with its weights: init_from={finished_run}/{LAST} instead of resume."
-    )
+    assert outcome.error.endswith(f"new run with its weights: init_from={finished_run}/{LAST} instead of resume.")
 
 
 def test_going_on_with_nothing_left_to_do_is_rejected(rejected, finished_run):
-    assert rejected(f"resume={finished_run}") == (
-        f"total_frames must be at least 96 (got 64), because resume={finished_run} is already at 64 frames. Set a "
-        "larger total_frames."
-    )
+    error = f"total_frames must be at least 96 (got 64), because resume={finished_run} is already at 64 frames. "
+    assert rejected(f"resume={finished_run}") == f"{error}Set a larger total_frames."
 
 
 @pytest.mark.parametrize("key", ["resume", "init_from"])

@@ -49,7 +49,8 @@ def test_a_search_runs_its_trials_and_says_how_to_repeat_the_best(search, train,
 def test_a_search_space_of_the_users_may_hold_a_custom_choice(train, tiny, yamls):
     sweeper = {"n_trials": 1, "params": {"collector": "choice(recurrl.collector.single:make)"}}
     yamls("experiment", "mine", defaults=[{"override /hydra/sweeper": "optuna"}], hydra={"sweeper": sweeper})
-    outcome = train("-m", "--config-dir", "mine", "experiment=mine", *tiny).succeeded()
+    several = ("cell=glob(gr*)", "algorithm.target_kl=null,0.1")
+    outcome = train("-m", "--config-dir", "mine", "experiment=mine", *tiny, *several).succeeded()
     again = shlex.split(re.search(r"To repeat it: recurrl-train (.*)", outcome.out)[1])
     train(*again, "hydra.run.dir=again").succeeded()
 
@@ -91,7 +92,7 @@ def test_trials_run_in_parallel_with_joblib(search, tmp_path):
 def test_hydras_syntax_of_sweeps_describes_the_space():
     gamma, falling = "algorithm.gamma=interval(0.9,1.0)", "minibatch_slices=range(3,1,-1)"
     overrides = ["lr=interval(1,2)", "cell=gru", LR, "epochs=range(1,5)", "slice_len=8,16", falling, gamma, "seed=1"]
-    fixed, space = _space(overrides)
+    fixed, space = _space(overrides, None)
     assert fixed == ["cell=gru", "seed=1"]
     assert space == {
         "lr": FloatDistribution(1e-4, 1e-2, log=True),
@@ -106,7 +107,7 @@ def test_hydras_syntax_of_sweeps_describes_the_space():
 def test_every_preset_composes_and_searches_keys_that_exist(train, preset):
     outcome = train("--cfg", "hydra", f"hparams_search={preset}").succeeded()
     sweeper = OmegaConf.create(outcome.out).hydra.sweeper
-    fixed, space = _space([f"{key}={value}" for key, value in sweeper.params.items()])
+    fixed, space = _space([f"{key}={value}" for key, value in sweeper.params.items()], None)
     assert fixed == []
     choices = {key: of.choices[-1] if isinstance(of, CategoricalDistribution) else of.high for key, of in space.items()}
     assert train("--cfg", "job", *(f"{key}={value}" for key, value in choices.items())).code == 0

@@ -67,6 +67,8 @@ def test_a_job_that_was_rejected_again_is_shown_with_its_new_error(train, tiny, 
     for wrong in ("slice_len=5", "minibatch_slices=3"):
         again = ("-m", *tiny, "resume=auto", wrong, "hydra.sweep.dir=sweep")
         assert f": ConfigError: {wrong.partition('=')[0]} must" in train(*again).failed().err
+    (tmp_path / "sweep/0/metrics.csv").write_text("frames\nmany\n")  # of which there is no report
+    assert "0 of 1 jobs completed\nfailed: 0: " in train(*again).failed().err
 
 
 def test_a_sweep_over_an_unknown_choice_is_rejected_before_its_first_job(train, tiny, tmp_path):

@@ -60,10 +60,8 @@ def test_an_option_of_another_choice_is_rejected_with_its_owners(group):
         known = keys_of(chosen={group: options_class(group, name)})
         for key in set().union(*packaged.values()) - known.keys():
             owners = " or ".join(owner for owner, its_own in packaged.items() if key in its_own)
-            assert error_of(check_key, key, known).startswith(
-                f"{key} is an option of {group}={owners}, but this run has another {group}. Leave it out, or choose "
-                f"{group}={owners}. "
-            )
+            error = f"{key} is an option of {group}={owners}, but this run has another {group}. Leave it out, or "
+            assert error_of(check_key, key, known).startswith(f"{error}choose {group}={owners}. ")
 
 
 def test_the_differences_of_two_configurations_have_dotted_keys_and_both_values():

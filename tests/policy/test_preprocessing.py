@@ -60,8 +60,7 @@ def test_numbers_that_vary_little_beside_their_size_remain_apart(dtype):
     preprocess, _ = make_preprocessing(Unbounded((1,), dtype=dtype), normalize=True)
     seconds = (1_700_000_000 + torch.arange(60).unsqueeze(-1)).to(dtype)
     preprocess.update_statistics(seconds)
-    expected = (torch.arange(60) - 29.5).unsqueeze(-1) / (3599 / 12) ** 0.5
-    torch.testing.assert_close(preprocess(seconds), expected)
+    torch.testing.assert_close(preprocess(seconds), (torch.arange(60) - 29.5).unsqueeze(-1) / (3599 / 12) ** 0.5)
 
 
 def test_a_mask_alone_is_rejected():

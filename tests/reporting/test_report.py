@@ -168,10 +168,14 @@ def test_returns_have_the_digits_that_their_scale_needs(line):
     assert f"{float(mean):{form}} ± {float(std):{form}}" == text
 
 
-@pytest.mark.parametrize("key", RunSummary(0.0).values())
-def test_a_value_of_the_wrong_type_in_a_summary_names_file_and_key(key, tmp_path):
-    write_run(tmp_path / "0", "[]", **{key: [1]})
-    with pytest.raises(ConfigError, match=rf"0/summary.json was not written by a run: {key} must be .* \(got \[1\]\)"):
+WRONG = [(key, [1], rf"{key} must be .* \(got \[1\]\)") for key in RunSummary(0.0).values()]
+WRONG += [("frames", float("inf"), "Out of range float"), ("warnings", {"a": 1}, "warnings must hold texts")]
+
+
+@pytest.mark.parametrize(("key", "value", "reason"), WRONG)
+def test_a_value_of_the_wrong_type_in_a_summary_names_file_and_key(key, value, reason, tmp_path):
+    write_run(tmp_path / "0", "[]", **{key: value})
+    with pytest.raises(ConfigError, match=f"0/summary.json was not written by a run: {reason}"):
         results_of([tmp_path])
 
 

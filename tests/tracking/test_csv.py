@@ -33,6 +33,7 @@ RESUMED = {
     "repeated frames": ("frames,a\n8,8.0\n16,16.0\n24,24.0\n", "a", "frames,a\n8,8.0\n16,-1.0\n24,-1.0\n"),
     "a new metric": ("frames,a\n8,8.0\n", "b", "frames,a,b\n8,8.0,\n16,,-1.0\n24,,-1.0\n"),
     "a row cut off by a crash": ("frames,a\n8,8.0\n16,12.3", "a", "frames,a\n8,8.0\n16,-1.0\n24,-1.0\n"),
+    "a byte order mark": ("\ufeffframes,a\n8,8.0\n", "a", "frames,a\n8,8.0\n16,-1.0\n24,-1.0\n"),
     "no header": ("", "a", "frames,a\n16,-1.0\n24,-1.0\n"),
     "half a header": ("frames,b", "a", "frames,a\n16,-1.0\n24,-1.0\n"),
 }
