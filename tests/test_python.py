@@ -101,10 +101,8 @@ def test_a_mapping_is_a_configuration_too(tiny):
 def test_a_call_is_one_run(tmp_path, options):
     several = "seed=0,1 has several values. Add -m before it to run each; in Python, call train for each."
     assert error_of(recurrl.train, "seed=0,1").startswith(several)
-    assert error_of(recurrl.train, f"{options} seed=0,1") == (
-        f"Options are for recurrl-train only (got {options}). From Python, call train with overrides; instead of a "
-        "sweep, once for each value."
-    )
+    what = f"Options are for recurrl-train only (got {options}). From Python, call train with overrides; instead"
+    assert error_of(recurrl.train, f"{options} seed=0,1") == f"{what} of a sweep, once for each value."
     needed = "resume=auto needs a directory that lasts (run_dir=... in Python)"
     assert error_of(recurrl.train, "resume=auto").startswith(needed)
     assert list(tmp_path.iterdir()) == []
@@ -119,6 +117,8 @@ def test_text_in_a_mapping_stays_text():
     parsed = OverridesParser.create().parse_overrides(overrides_of(config))
     assert {each.key_or_group.removeprefix("env.kwargs."): each.value() for each in parsed} == config["env.kwargs"]
     assert overrides_of({"env": {"name": "mine", "source": "torchrl"}})[0] == "env=gym"
+    whole = overrides_of({"env": {"source": "gymnasium", "kwargs": {"a": 1}}})
+    assert whole == ["~env.kwargs", "+env.kwargs={a:1}", "env.source=gymnasium"]  # without those of a preset
     assert "cannot be a value" in error_of(overrides_of, {"seed": object()})
 
 

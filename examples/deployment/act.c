@@ -1,4 +1,5 @@
-/* Acts with an exported policy through onnxruntime's C interface. It knows no policy: names and shapes are the file's.
+/* Acts with an exported policy through onnxruntime's C interface: one that observes a vector of float32 and chooses one of
+   several actions, with any states, whose names and shapes are the file's.
 
    cc act.c -I <headers of onnxruntime> -L <its library> -lonnxruntime -o act && ./act policy.onnx */
 

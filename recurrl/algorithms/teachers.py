@@ -21,7 +21,7 @@ from recurrl.config.plugins import is_custom, load
 from recurrl.envs import make_batched_env
 from recurrl.envs.batched import Tensors
 from recurrl.envs.interface import ActionPart
-from recurrl.errors import require, user_code
+from recurrl.errors import naming, require, user_code
 from recurrl.keys import ACTION, ACTION_MASK, IS_INIT, OBSERVATION, PREVIOUS_ACTION, name_of, nested, path_of
 from recurrl.policy.preprocessing import PreviousAction
 from recurrl.recurrent.layer import reset_state
@@ -71,9 +71,12 @@ class Teacher:
         if {len(state) for state in self._state.values()} != {count}:
             self._state = {key: torch.zeros(count, *shape, device=self._device) for key, shape in self._shapes.items()}
         steps = []
+        # Clones, because a function may work in place.
         for t, is_init_N in enumerate(is_init_NT.unbind(1)):
             state = {name: reset_state(value, is_init_N) for name, value in self._state.items()}
-            action, self._state = self._act({key: values[:, t] for key, values in raw.items()}, state, is_init_N)
+            action, self._state = self._act(
+                {key: values[:, t].clone() for key, values in raw.items()}, state, is_init_N
+            )
             if PREVIOUS_ACTION in self._state:  # the action that was taken is the student's
                 self._state[PREVIOUS_ACTION] = self._previous_action(rows_NT[ACTION][:, t])
             steps.append(self._parts(action, count))
@@ -146,7 +149,8 @@ def open_teacher(target: str, device: torch.device) -> tuple[Act, Shapes]:
 def _policy_of_run(path: Path, device: torch.device) -> tuple[Act, Shapes]:
     """The best policy of a run, with its most probable actions."""
     # Through the public interface, because opening a run belongs to a layer above algorithms.
-    step: Any = recurrl.load(path, device=str(device)).step
+    with naming(f"algorithm.teacher={path}"):
+        step: Any = recurrl.load(path, device=str(device)).step
     interface = step.interface
     shapes = {entry.name: tuple(entry.spec.shape) for entry in interface.observed}
 

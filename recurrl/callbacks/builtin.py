@@ -313,7 +313,7 @@ class Log(Callback):
         summary, metrics = trainer.summary, floats(trainer.metrics)
         summary.warnings = self.diagnosis.warnings(metrics)
         for tracker in self.trackers:
-            tracker.log(trainer.frames, metrics)
+            tracker.log(trainer.frames, dict(metrics))  # its own, which it may change
         summary.update(metrics)
         self.progress.update(trainer.frames, metrics, warning=next(reversed(summary.warnings), ""))
         self.checkpoints.complete(trainer)

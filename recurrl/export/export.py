@@ -254,8 +254,8 @@ def batch_dim(name: str) -> int:
 class RslRlLayout(nn.Module):
     """A step as rsl_rl exports its policies: ``obs, h_in, c_in`` to ``actions, h_out, c_out``.
 
-    Observations ``[B, ...]`` are raw and actions the environment's own. States are ``[L, B, ...]``; a cell with one
-    state has no ``c_in``. The step does not reset them: pass zeros at the beginning of an episode.
+    Observations ``[B, ...]`` are raw, in float32, and actions the environment's own. States are ``[L, B, ...]``; a cell
+    with one state has no ``c_in``. The step does not reset them: pass zeros at the beginning of an episode.
 
     Args:
         step: the policy's step.
@@ -283,7 +283,7 @@ class RslRlLayout(nn.Module):
     def forward(self, inputs: Tensors) -> Tensors:
         """One step, with this layout's inputs and outputs."""
         states = {name: inputs[f"{short}_in"].transpose(0, 1) for name, short in self.states.items()}
-        observed = inputs["obs"]
+        observed = inputs["obs"].to(self.step.interface.observed[0].spec.dtype)
         is_init_B = torch.zeros_like(observed[:, 0], dtype=torch.bool)
         outputs = self.step({OBSERVATION: observed, IS_INIT: is_init_B, **states})
         new = {f"{short}_out": outputs[NEXT + name].transpose(0, 1) for name, short in self.states.items()}
@@ -292,7 +292,7 @@ class RslRlLayout(nn.Module):
     def inputs_of(self, inputs: Tensors) -> Tensors:
         """Converts the inputs of the policy's step to this layout's."""
         states = {f"{short}_in": inputs[name].transpose(0, 1).contiguous() for name, short in self.states.items()}
-        return {"obs": inputs[OBSERVATION], **states}
+        return {"obs": inputs[OBSERVATION].float(), **states}
 
 
 def _require_policy(condition: bool, what: str, got: str) -> None:

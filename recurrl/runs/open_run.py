@@ -177,6 +177,8 @@ def _change(settings: DictConfig, overrides: Sequence[str]) -> None:
                 f"{override.input_line} does not change the environment of the run. Use env.key=value with one value, "
                 "such as env.kwargs.length=20."
             )
+        masks = "env.action_mask_from_info must stay what the policy was trained with. Leave it out."
+        require(key != "action_mask_from_info", masks)
         require(key not in WITHOUT_EFFECT, f"{override.input_line} has no effect on returns. Leave it out.")
         for path, value in flat({override.key_or_group: override.value()}).items():
             OmegaConf.update(settings, path, value, merge=False, force_add=True)

@@ -297,7 +297,11 @@ def overrides_of(config: Mapping[str, Any]) -> list[str]:
                 isinstance(each, str) and (is_custom(each) or each in yaml_names(key)) for each in names
             ):
                 choices.append(f"{key}={name if isinstance(name, str) else text_of(name)}")
-            values += [f"{key}.{path}={text_of(inner)}" for path, inner in flat(value).items()]
+            parts = dict(value)
+            if key == "env" and {"source", "kwargs"} <= value.keys():
+                # Whole: arguments of the preset that the run did without would return if both were merged.
+                values += ["~env.kwargs", f"+env.kwargs={text_of(parts.pop('kwargs'))}"]
+            values += [f"{key}.{path}={text_of(inner)}" for path, inner in flat(parts).items()]
         else:
             values.append(f"{key}={text_of(value)}")
     return choices + values

@@ -132,8 +132,8 @@ def drawable(config: EnvConfig) -> EnvConfig:
         isinstance(source, GymnasiumSource),
         f"{video} env.source={config.source} makes environments of tensors, which nothing draws. {without}",
     )
-    takes_mode = "kwargs" in source.supported_options
     env = source.plain()
+    takes_mode = "kwargs" in source.supported_options and env.render_mode != PICTURES
     modes = env.metadata.get("render_modes") or ()
     env.close()
     require(

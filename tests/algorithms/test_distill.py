@@ -77,7 +77,7 @@ def test_a_run_as_the_teacher_sees_all_and_follows_the_students_episodes(small, 
 
 
 def test_a_function_sees_the_whole_observation_and_acts_in_plain_units(small, function):
-    teacher = function(lambda seen: 0.1 * seen["observation"][:, 2:])
+    teacher = function(lambda seen: seen["observation"][:, 2:].mul_(0.1))
     algorithm, (batch,) = labelled(small(*PENDULUM, *distilled(teacher)), 1)
     torch.testing.assert_close(batch[TEACHER_ACTION], 0.05 * batch["observation", "privileged"])
     assert not algorithm.teacher.state_dict()

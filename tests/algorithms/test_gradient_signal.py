@@ -71,9 +71,7 @@ def test_epochs_follow_the_square_root_of_the_share(share, max_epochs, min_fract
 
 
 @pytest.mark.parametrize(("min_fraction", "explained", "epochs"), [("0.4", 0.9, 2), ("1", 0.9, 5), ("0.4", 0.1, 5)])
-def test_an_update_takes_fewer_epochs_where_gradients_are_noise_once_the_critic_explains_returns(
-    min_fraction, explained, epochs, small
-):
+def test_fewer_epochs_are_taken_on_noise_once_the_critic_explains_returns(min_fraction, explained, epochs, small):
     config = small("frames_per_batch=64", "slice_len=8", "epochs=5", f"min_epochs_fraction={min_fraction}")
     algorithm, batch = with_rollout(config)
     algorithm.gradient_signal.averages.copy_(torch.tensor([-1e6, 1e6]))

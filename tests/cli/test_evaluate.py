@@ -58,6 +58,7 @@ WRONG = [
     ("run --seed 1,2,1", "--seed must be an integer from 0 to 2_147_483_647, each of several a different one (got ["),
     ("run --device cuda", "device must be auto, cpu or one of the 0 CUDA devices that torch "),
     ("run lr=1", "lr=1 does not change the environment of the run. Use env.key=value"),
+    ("run env.action_mask_from_info=true", "env.action_mask_from_info must stay what the policy was trained with."),
     ("run env.num_envs=3", "env.num_envs=3 has no effect on returns. Leave it out."),
     ("run env.max_episode_steps=soon", "with env.max_episode_steps=soon: env."),
     ("run env.maximum=3", "config.yaml with env.maximum=3: Unknown configuration key 'env.maximum'"),

@@ -48,9 +48,7 @@ def test_a_value_in_a_dictionary_is_one_of_its_key(rejected):
 
 
 @pytest.mark.parametrize(("env", "override", "needed"), BY_THE_SPACES)
-def test_a_value_without_effect_in_the_environment_is_rejected_before_writing(
-    train, check, compose_untyped, tmp_path, env, override, needed
-):
+def test_a_value_that_environments_ignore_is_rejected(train, check, compose_untyped, tmp_path, env, override, needed):
     chosen = f"device=cpu env={env}".split()
     env_id = compose_untyped(*chosen).env.id
     expected = f"{override} has no effect without {needed}, which env.id={env_id} does not have. Leave it out."

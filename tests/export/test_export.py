@@ -160,7 +160,8 @@ def test_every_cell_is_exported(agent_of, tmp_path, cell):
 def test_the_layout_of_rsl_rl_has_its_names_and_shapes_and_acts_as_the_policy(agent_of, tmp_path, cell, names):
     import onnxruntime
 
-    agent, _ = agent_of("Pendulum-v1", f"cell={cell}", "cell.num_layers=2", "env.mask=[2]")
+    wide = ["env.wrappers=[{wrapper: gymnasium.wrappers:DtypeObservation, dtype: float64}]"] * (cell == "lstm")
+    agent, _ = agent_of("Pendulum-v1", f"cell={cell}", "cell.num_layers=2", "env.mask=[2]", *wide)
     described = agent.export(tmp_path, ["onnx"], layout="rsl_rl")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["policy.json", "policy.onnx"]
     session = onnxruntime.InferenceSession(tmp_path / "policy.onnx")

@@ -13,6 +13,7 @@ from gymnasium import spaces
 from PIL import Image
 from rejections import error_of
 
+from recurrl.envs.passed_env import with_maker
 from recurrl.errors import ConfigError
 from recurrl.evaluation import SEED_OFFSET, evaluate
 from recurrl.runs.open_run import open_run
@@ -161,6 +162,12 @@ def test_environments_that_cannot_be_drawn_are_rejected(small, overrides, messag
     error = error_of(drawable, config.env)
     assert f"A video of env.id={config.env.id} was requested, but" in error
     assert message in error
+
+
+def test_what_draws_unasked_is_not_asked(small):
+    config = small("env=gym", "env.id='<it>'").env
+    env = with_maker(config, lambda: gymnasium.make("CartPole-v1", render_mode="rgb_array"))
+    assert drawable(env).kwargs == {}
 
 
 WRONG_PICTURES = {
