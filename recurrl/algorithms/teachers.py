@@ -71,12 +71,10 @@ class Teacher:
         if {len(state) for state in self._state.values()} != {count}:
             self._state = {key: torch.zeros(count, *shape, device=self._device) for key, shape in self._shapes.items()}
         steps = []
-        # Clones, because a function may work in place.
         for t, is_init_N in enumerate(is_init_NT.unbind(1)):
             state = {name: reset_state(value, is_init_N) for name, value in self._state.items()}
-            action, self._state = self._act(
-                {key: values[:, t].clone() for key, values in raw.items()}, state, is_init_N
-            )
+            observed = {key: values[:, t].clone() for key, values in raw.items()}  # a function may work in place
+            action, self._state = self._act(observed, state, is_init_N)
             if PREVIOUS_ACTION in self._state:  # the action that was taken is the student's
                 self._state[PREVIOUS_ACTION] = self._previous_action(rows_NT[ACTION][:, t])
             steps.append(self._parts(action, count))

@@ -202,13 +202,12 @@ class TorchRLEnv(BatchedEnv):
         entries = {name: env.observation_spec[key].clone().to(device) for name, key in self._keys.items()}
         super().__init__(env.batch_size[0], entries, env.full_action_spec[action], device)
         self._env = env
-        leaves = dict(self.observation_spec.items(True, True))
-        self._shapes = {key: list(spec.shape) for key, spec in leaves.items()}
-        for key, spec in leaves.items():
+        self._shapes = {key: list(spec.shape) for key, spec in self.observation_spec.items(True, True)}
+        for key, shape in self._shapes.items():
             require(
-                spec.ndim > 1 or choices(spec) is not None,
+                len(shape) > 1 or choices(self.observation_spec[key]) is not None,
                 f"The environment's {path_of(key)[-1]!r} must have a dimension after the batch's (got the shape "
-                f"{self._shapes[key]}). torchrl.envs.UnsqueezeTransform(-1, in_keys=[...]) adds one.",
+                f"{shape}). torchrl.envs.UnsqueezeTransform(-1, in_keys=[...]) adds one.",
             )
         self._current = TensorDict(batch_size=env.batch_size)
 

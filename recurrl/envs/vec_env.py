@@ -225,7 +225,7 @@ class SimulatorEnv(VecEnv):
             if key not in entries:
                 raise UnnamedEnvError(f"returned an observation without the entry {path_of(key)[-1]!r}.")
             value = entries[key]
-            if (*value.shape, 1) == tuple(shape):  # a scalar may stand for a vector of one entry
+            if (*value.shape, 1) == shape:  # a scalar may stand for a vector of one entry
                 value = entries[key] = value.unsqueeze(-1)
             if value.shape != shape or value.dtype != dtype or value.device != self.device:
                 raise UnnamedEnvError(
