@@ -197,7 +197,8 @@ def test_where_nothing_can_be_noted_a_run_is_not_trusted(train, evaluate, tiny, 
     monkeypatch.setattr(os.path, "expanduser", lambda path: path)
     assert train(*tiny, "cell=my_parts:my_cell", "hydra.run.dir=run").code == 0
     assert not (tmp_path / "~").exists()
-    assert evaluate("run").error.endswith("you trust it, add --trust-packages (trust_packages=True in Python).")
+    code = "executed: my_parts:my_cell. None of your runs wrote it, or it was changed or moved since. If "
+    assert evaluate("run").error.endswith(f"{code}you trust it, add --trust-packages (trust_packages=True in Python).")
 
 
 def test_a_run_without_code_needs_no_note(train, tiny, tmp_path, monkeypatch):
